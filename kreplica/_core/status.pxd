@@ -1,0 +1,53 @@
+# Status: what every hot function of the core returns. Zero is success, positive values are outcomes that the
+# caller acts on, negative values are errors. Hot functions are `noexcept nogil` and return one of these; the
+# Python edge of a module calls `check`, the one place where the core raises.
+
+from libc.stdint cimport int64_t
+
+cdef enum Status:
+    OK = 0
+    # Outcomes
+    END = 1                       # nothing (more) here: the end of a batch, a log, an index
+    NEEDS_ROLL = 2                # the active segment must be rolled before this append
+    NEEDS_GROWTH = 3              # the region must be grown before this append
+    FULL = 4                      # an index or a table has no slot left
+    # Malformed records and batches (Kafka: CORRUPT_MESSAGE, and friends)
+    SHORT_INPUT = -1              # a field lies past the end of what is left
+    BAD_BATCH_LENGTH = -2         # below the header, negative, or past the end of the file
+    BAD_MAGIC = -3                # magic 0 or 1 (refused), or no known magic
+    BAD_CRC = -4
+    BAD_RECORD_COUNT = -5         # negative, huge, or unlike the records that are there
+    BAD_RECORD_LENGTH = -6        # a record, key, value or header length out of bounds
+    BAD_HEADER_COUNT = -7
+    BAD_OFFSET_DELTA = -8         # deltas not 0, 1, 2 ..., or unlike lastOffsetDelta
+    OFFSET_OVERFLOW = -9          # base offset + delta leaves int64, or the segment's int32 range
+    OFFSET_REGRESSION = -10       # a batch starts below the log's end
+    EPOCH_REGRESSION = -11
+    UNKNOWN_CODEC = -12
+    BAD_VARINT = -13              # longer than 5 (10) bytes
+    BAD_COMPRESSED_DATA = -14     # a codec's stream is broken or cut short
+    DECOMPRESSION_TOO_LARGE = -15 # more than the bound that the caller set
+    TRAILING_BYTES = -16
+    BAD_TIMESTAMP = -17
+    BAD_CONTROL_RECORD = -18
+    BATCH_TOO_LARGE = -19
+    BAD_ATTRIBUTES = -20
+    # Storage
+    STORAGE_FULL = -40            # ENOSPC, EDQUOT, EFBIG
+    IO_FAILED = -41               # errno is in the detail
+    PAGE_FAULT = -42              # a mapped page could not be had: SIGBUS, turned into this
+    OUT_OF_MAPS = -43             # the map budget is spent; read by pread instead
+    OUT_OF_DESCRIPTORS = -44
+    NO_MEMORY = -45
+    # Use
+    CLOSED = -60
+    READ_ONLY = -61
+    FORKED = -62                  # the region was opened by the parent process
+    OUT_OF_RANGE = -63            # a position, an offset or a size outside its bounds
+    PINNED = -64                  # somebody holds a slice of what was to change
+    BAD_INDEX = -65               # an index that does not fit its segment
+
+
+# Raise the exception that belongs to `status` (negative), with the place it happened at; returns `status`
+# itself when it is not an error, so that a call reads `check(f(...), "appending", position)`.
+cdef int check(int status, str what, int64_t where=*) except? -128

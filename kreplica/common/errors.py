@@ -1,0 +1,626 @@
+"""Kafka's error codes as one tree of exceptions.
+
+Every error that kreplica raises is a `KreplicaError`: `code` is Kafka's error code (what goes over the wire),
+`retriable` says whether the same call may succeed later. Errors that Kafka folds into one code (everything that
+is wrong with a batch is CORRUPT_MESSAGE, everything that a disk does is KAFKA_STORAGE_ERROR) are subclasses here,
+so that a program can tell them apart. `exception_for` maps a status of the native core; importing this module
+installs it there, and it is the only place that does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from kreplica._core import status as _status
+
+
+class KreplicaError(Exception):
+    """The root of all errors.
+
+    `code`: Kafka's error code. `retriable`: the same call may succeed later. `where`: the byte position or
+    offset that the message speaks of, or None.
+    """
+
+    code: int = -1
+    retriable: bool = False
+
+    def __init__(self, message: str = "", *, where: int | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").split("\n")[0])
+        self.where = where
+
+
+class InvalidMetadata(KreplicaError):
+    """What the caller knew of the cluster is out of date: look the leader up again."""
+
+    retriable = True
+
+
+class UnknownServerError(KreplicaError):
+    """The server met an error that has no code of its own."""
+
+    code = -1
+
+
+class OffsetOutOfRange(KreplicaError):
+    """The offset lies outside what the log holds."""
+
+    code = 1
+
+
+class CorruptMessage(KreplicaError):
+    """A record batch failed its checks: length, magic, CRC, count, deltas, codec."""
+
+    code = 2
+    retriable = True
+
+
+class UnknownTopicOrPartition(InvalidMetadata):
+    """This node knows no such topic or partition."""
+
+    code = 3
+
+
+class LeaderNotAvailable(InvalidMetadata):
+    """The partition has no leader at the moment."""
+
+    code = 5
+
+
+class NotLeaderOrFollower(InvalidMetadata):
+    """This broker is not the leader, or not a replica, of the partition."""
+
+    code = 6
+
+
+class RequestTimedOut(KreplicaError):
+    """The request was not answered within its timeout."""
+
+    code = 7
+    retriable = True
+
+
+class BrokerNotAvailable(KreplicaError):
+    """The broker is not available."""
+
+    code = 8
+
+
+class ReplicaNotAvailable(InvalidMetadata):
+    """The replica is not available here."""
+
+    code = 9
+
+
+class MessageTooLarge(KreplicaError):
+    """A record or batch is larger than max.message.bytes."""
+
+    code = 10
+
+
+class CoordinatorLoadInProgress(KreplicaError):
+    """The coordinator is still loading."""
+
+    code = 14
+    retriable = True
+
+
+class CoordinatorNotAvailable(KreplicaError):
+    """There is no coordinator at the moment."""
+
+    code = 15
+    retriable = True
+
+
+class NotCoordinator(KreplicaError):
+    """This broker is not the coordinator."""
+
+    code = 16
+    retriable = True
+
+
+class InvalidTopic(KreplicaError):
+    """The topic's name is not allowed, or the operation is not allowed on it."""
+
+    code = 17
+
+
+class RecordListTooLarge(KreplicaError):
+    """The batch is larger than a segment."""
+
+    code = 18
+
+
+class NotEnoughReplicas(KreplicaError):
+    """The in-sync replicas are fewer than min.insync.replicas; nothing was written."""
+
+    code = 19
+    retriable = True
+
+
+class NotEnoughReplicasAfterAppend(KreplicaError):
+    """Written, but the in-sync replicas fell below min.insync.replicas before it was replicated."""
+
+    code = 20
+    retriable = True
+
+
+class InvalidRequiredAcks(KreplicaError):
+    """acks is none of 0, 1 and all (-1)."""
+
+    code = 21
+
+
+class IllegalGeneration(KreplicaError):
+    """The group's generation is another one."""
+
+    code = 22
+
+
+class UnknownMemberId(KreplicaError):
+    """The group knows no such member."""
+
+    code = 25
+
+
+class RebalanceInProgress(KreplicaError):
+    """The group is rebalancing."""
+
+    code = 27
+
+
+class InvalidTimestamp(KreplicaError):
+    """A record's timestamp is out of the accepted range."""
+
+    code = 32
+
+
+class UnsupportedSaslMechanism(KreplicaError):
+    """The SASL mechanism is not supported."""
+
+    code = 33
+
+
+class UnsupportedVersion(KreplicaError):
+    """The version of a request, file or record is not supported."""
+
+    code = 35
+
+
+class TopicAlreadyExists(KreplicaError):
+    """A topic of this name exists."""
+
+    code = 36
+
+
+class InvalidPartitions(KreplicaError):
+    """The number of partitions is not allowed."""
+
+    code = 37
+
+
+class InvalidReplicationFactor(KreplicaError):
+    """The replication factor is below 1 or above the number of brokers."""
+
+    code = 38
+
+
+class InvalidReplicaAssignment(KreplicaError):
+    """The replica assignment is not allowed."""
+
+    code = 39
+
+
+class InvalidConfig(KreplicaError):
+    """A configuration value is not allowed, or its name is unknown."""
+
+    code = 40
+
+
+class NotController(KreplicaError):
+    """This node is not the active controller."""
+
+    code = 41
+    retriable = True
+
+
+class InvalidRequest(KreplicaError):
+    """The request contradicts itself."""
+
+    code = 42
+
+
+class UnsupportedForMessageFormat(KreplicaError):
+    """The message format on disk does not support this."""
+
+    code = 43
+
+
+class PolicyViolation(KreplicaError):
+    """A policy refuses the request."""
+
+    code = 44
+
+
+class OutOfOrderSequenceNumber(KreplicaError):
+    """A producer's sequence number skips ahead: a batch before it is missing."""
+
+    code = 45
+
+
+class DuplicateSequenceNumber(KreplicaError):
+    """The producer's batch was appended before, too long ago to name its offset."""
+
+    code = 46
+
+
+class InvalidProducerEpoch(KreplicaError):
+    """The producer's epoch is older than one seen before."""
+
+    code = 47
+
+
+class InvalidTxnState(KreplicaError):
+    """The transaction is in no state for this."""
+
+    code = 48
+
+
+class InvalidProducerIdMapping(KreplicaError):
+    """The producer id does not belong to this transactional id."""
+
+    code = 49
+
+
+class ConcurrentTransactions(KreplicaError):
+    """Another transaction of this producer is being completed."""
+
+    code = 51
+    retriable = True
+
+
+class KafkaStorageError(InvalidMetadata):
+    """The disk, or the log directory, failed; the log is offline."""
+
+    code = 56
+
+
+class LogDirNotFound(KreplicaError):
+    """There is no such log directory."""
+
+    code = 57
+
+
+class UnknownProducerId(KreplicaError):
+    """The log knows nothing (any more) of this producer id."""
+
+    code = 59
+
+
+class ReassignmentInProgress(KreplicaError):
+    """The partition is being reassigned."""
+
+    code = 60
+
+
+class FetchSessionIdNotFound(KreplicaError):
+    """There is no such fetch session."""
+
+    code = 70
+    retriable = True
+
+
+class InvalidFetchSessionEpoch(KreplicaError):
+    """The fetch session's epoch does not follow."""
+
+    code = 71
+    retriable = True
+
+
+class FencedLeaderEpoch(InvalidMetadata):
+    """The leader epoch in the request is older than the current one."""
+
+    code = 74
+
+
+class UnknownLeaderEpoch(KreplicaError):
+    """The leader epoch in the request is newer than the one known here."""
+
+    code = 75
+    retriable = True
+
+
+class StaleBrokerEpoch(KreplicaError):
+    """The broker epoch is not the registered one."""
+
+    code = 77
+
+
+class OffsetNotAvailable(KreplicaError):
+    """The offset is not known yet: the new leader has not caught up."""
+
+    code = 78
+    retriable = True
+
+
+class PreferredLeaderNotAvailable(InvalidMetadata):
+    """The preferred leader is not in sync."""
+
+    code = 80
+
+
+class EligibleLeadersNotAvailable(InvalidMetadata):
+    """No eligible replica is alive."""
+
+    code = 83
+
+
+class ElectionNotNeeded(InvalidMetadata):
+    """The partition has the leader that was asked for."""
+
+    code = 84
+
+
+class NoReassignmentInProgress(KreplicaError):
+    """There is no reassignment to cancel."""
+
+    code = 85
+
+
+class InvalidRecord(KreplicaError):
+    """A record breaks a rule of its topic: no key in a compacted topic, a control record from a client, offsets out of order."""
+
+    code = 87
+
+
+class ThrottlingQuotaExceeded(KreplicaError):
+    """A quota is exceeded."""
+
+    code = 89
+    retriable = True
+
+
+class ProducerFenced(KreplicaError):
+    """A newer producer with the same transactional id has taken over."""
+
+    code = 90
+
+
+class InconsistentVoterSet(KreplicaError):
+    """The voter sets of two nodes differ."""
+
+    code = 94
+
+
+class InvalidUpdateVersion(KreplicaError):
+    """The partition epoch or version is not the current one."""
+
+    code = 95
+
+
+class UnexpectedServerError(KreplicaError):
+    """The server met an unexpected error."""
+
+    code = 97
+
+
+class SnapshotNotFound(KreplicaError):
+    """There is no such snapshot."""
+
+    code = 98
+
+
+class PositionOutOfRange(KreplicaError):
+    """The position lies outside the snapshot."""
+
+    code = 99
+
+
+class UnknownTopicId(InvalidMetadata):
+    """This node knows no such topic id."""
+
+    code = 100
+
+
+class DuplicateBrokerRegistration(KreplicaError):
+    """Another live broker has this id."""
+
+    code = 101
+
+
+class BrokerIdNotRegistered(KreplicaError):
+    """The broker is not registered."""
+
+    code = 102
+
+
+class InconsistentTopicId(InvalidMetadata):
+    """The log's topic id and the request's differ."""
+
+    code = 103
+
+
+class InconsistentClusterId(KreplicaError):
+    """The cluster ids differ."""
+
+    code = 104
+
+
+class IneligibleReplica(KreplicaError):
+    """A replica that may not join was proposed for the ISR."""
+
+    code = 107
+
+
+class NewLeaderElected(KreplicaError):
+    """The change was answered by the election of another leader."""
+
+    code = 108
+
+
+# ---- finer than Kafka's codes -------------------------------------------------------------------------------
+
+
+class InvalidBatchLength(CorruptMessage):
+    """A batch length is below the header, negative, or past the end of what is there."""
+
+
+class UnsupportedMagic(CorruptMessage):
+    """The batch is not of format v2: magic 0 and 1 are refused, others unknown."""
+
+
+class InvalidCrc(CorruptMessage):
+    """The checksum does not fit the bytes."""
+
+
+class InvalidRecordCount(CorruptMessage):
+    """The record count is negative, huge, or unlike the records that are there."""
+
+
+class InvalidRecordLength(CorruptMessage):
+    """A record, key, value or header has a length out of bounds."""
+
+
+class InvalidOffsetDelta(CorruptMessage):
+    """Offset deltas out of order, unlike lastOffsetDelta, or leaving the range of an offset."""
+
+
+class UnsupportedCodec(CorruptMessage):
+    """The batch names a compression codec that does not exist."""
+
+
+class InvalidCompressedData(CorruptMessage):
+    """The compressed records are broken or cut short."""
+
+
+class DecompressionTooLarge(CorruptMessage):
+    """The records decompress to more than the bound allows."""
+
+
+class TruncatedInput(CorruptMessage):
+    """A field lies past the end of what is left."""
+
+
+class OffsetsOutOfOrder(CorruptMessage):
+    """A batch starts below the end of the log, or its leader epoch goes back."""
+
+
+class StorageFull(KafkaStorageError):
+    """The disk, the quota or the file size limit is reached; reads go on."""
+
+
+class StorageIOError(KafkaStorageError):
+    """A file operation failed."""
+
+
+class MappedPageLost(KafkaStorageError):
+    """A page of a mapped file could not be had: the file was truncated, or the disk failed to read it."""
+
+
+class OutOfDescriptors(KafkaStorageError):
+    """The process may open no more files."""
+
+
+class LogDirLocked(KafkaStorageError):
+    """Another process, or another object in this one, writes to the directory."""
+
+    retriable = False
+
+
+class DamagedLog(KafkaStorageError):
+    """The range asked for is damaged: its bytes rotted on disk. `log.damage` names the range."""
+
+
+class InvalidFile(KreplicaError):
+    """A file is not what its name says, is cut short, or is of another version; nothing was changed."""
+
+
+class LogClosed(KreplicaError):
+    """The log, region or slice is closed."""
+
+
+class ReadOnlyLog(KreplicaError):
+    """The log was opened for reading, or damage made it read-only."""
+
+
+class UseAfterFork(KreplicaError):
+    """The object was opened by the parent process: open it again in this one."""
+
+
+class BufferPinned(KreplicaError):
+    """Somebody still holds a slice of the bytes that were to change."""
+
+    retriable = True
+
+
+class OutOfMaps(KreplicaError):
+    """The process may map no more memory regions."""
+
+    retriable = True
+
+
+_BY_STATUS: dict[str, type[KreplicaError]] = {
+    "SHORT_INPUT": TruncatedInput,
+    "BAD_BATCH_LENGTH": InvalidBatchLength,
+    "BAD_MAGIC": UnsupportedMagic,
+    "BAD_CRC": InvalidCrc,
+    "BAD_RECORD_COUNT": InvalidRecordCount,
+    "BAD_RECORD_LENGTH": InvalidRecordLength,
+    "BAD_HEADER_COUNT": InvalidRecordLength,
+    "BAD_OFFSET_DELTA": InvalidOffsetDelta,
+    "OFFSET_OVERFLOW": InvalidOffsetDelta,
+    "OFFSET_REGRESSION": OffsetsOutOfOrder,
+    "EPOCH_REGRESSION": OffsetsOutOfOrder,
+    "UNKNOWN_CODEC": UnsupportedCodec,
+    "BAD_VARINT": InvalidRecordLength,
+    "BAD_COMPRESSED_DATA": InvalidCompressedData,
+    "DECOMPRESSION_TOO_LARGE": DecompressionTooLarge,
+    "TRAILING_BYTES": InvalidRecordLength,
+    "BAD_TIMESTAMP": InvalidTimestamp,
+    "BAD_CONTROL_RECORD": CorruptMessage,
+    "BATCH_TOO_LARGE": MessageTooLarge,
+    "BAD_ATTRIBUTES": CorruptMessage,
+    "STORAGE_FULL": StorageFull,
+    "IO_FAILED": StorageIOError,
+    "PAGE_FAULT": MappedPageLost,
+    "OUT_OF_MAPS": OutOfMaps,
+    "OUT_OF_DESCRIPTORS": OutOfDescriptors,
+    "NO_MEMORY": KafkaStorageError,
+    "CLOSED": LogClosed,
+    "READ_ONLY": ReadOnlyLog,
+    "FORKED": UseAfterFork,
+    "OUT_OF_RANGE": OffsetOutOfRange,
+    "PINNED": BufferPinned,
+    "BAD_INDEX": InvalidFile,
+}
+
+
+def exception_for(status: int, what: str, where: int = -1) -> KreplicaError:
+    """The exception for a negative status of the core, met while doing `what` at position or offset `where`."""
+    name = _status.NAMES.get(status, str(status))
+    kind = _BY_STATUS.get(name, UnexpectedServerError)
+    text = (kind.__doc__ or "").split("\n")[0]
+    place = f" at {where}" if where >= 0 else ""
+    return kind(f"{what}{place}: {text} ({name})", where=where if where >= 0 else None)
+
+
+def exception_for_os(error: OSError, what: str) -> KreplicaError:
+    """The exception for a failed file operation, with the operating system's words."""
+    number = error.errno or errno.EIO
+    made = exception_for(_status.status_of_errno(number), what)
+    return type(made)(f"{what}: {os.strerror(number)} ({error.filename or 'no file'})")
+
+
+def _by_code() -> dict[int, type[KreplicaError]]:
+    table: dict[int, type[KreplicaError]] = {}
+    for kind in list(globals().values()):
+        if isinstance(kind, type) and issubclass(kind, KreplicaError) and "code" in vars(kind) and kind is not KreplicaError:
+            if kind.code in table:
+                raise AssertionError(f"code {kind.code} twice: {kind.__name__}, {table[kind.code].__name__}")
+            table[kind.code] = kind
+    return table
+
+
+BY_CODE: dict[int, type[KreplicaError]] = _by_code()
+
+_status.install(exception_for)

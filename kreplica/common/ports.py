@@ -1,0 +1,97 @@
+"""Ports: what the code below runtime/ and sim/ is given instead of taking it from the machine by itself.
+
+Nothing in record/, log/, replica/, raft/, controller/ or broker/ reads the time, draws a random number, opens a
+file or starts a thread: it gets a Clock, a Random, a Storage, a Scheduler as constructor arguments. runtime/ has
+the real ones, sim/ the ones that a test drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kreplica._core.region import Region
+
+
+class Clock(Protocol):
+    """Two clocks, as every machine has: one that tells the date, one that only goes forward."""
+
+    def time_ms(self) -> int:
+        """Milliseconds since 1970. May go back."""
+        ...
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since some moment. Never goes back."""
+        ...
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Scheduler(Protocol):
+    """Runs functions later; they must not block."""
+
+    def schedule(
+        self, name: str, task: Callable[[], None], delay_ms: int, period_ms: int | None = None
+    ) -> Cancellable:
+        """Run `task` after `delay_ms`, then every `period_ms` if that is given."""
+        ...
+
+
+class DirectoryLock(Protocol):
+    def release(self) -> None: ...
+
+
+class Storage(Protocol):
+    """Files and directories. Every method raises KafkaStorageError (or a subclass) when the system refuses.
+
+    Durability is explicit: bytes of a region last after `Region.flush`, the existence or the name of a file
+    only after `sync_directory` of its parent.
+    """
+
+    def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
+        """The file at `path` as a Region; `capacity` is the largest length it may grow to, in bytes."""
+        ...
+
+    def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
+        """The whole file; InvalidFile if larger than `limit` bytes."""
+        ...
+
+    def write_file_atomically(self, path: str, data: bytes) -> None:
+        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory."""
+        ...
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace the file; nothing is flushed."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def list_directory(self, path: str) -> list[str]:
+        """The names in the directory, sorted."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Create the directory and its missing parents; nothing happens if it is there."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing happens if it is gone already."""
+        ...
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def lock_directory(self, path: str) -> DirectoryLock:
+        """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken."""
+        ...
+
+    def boot_id(self) -> str:
+        """What changes when the machine is started anew: files written in the same boot cannot have lost pages."""
+        ...
