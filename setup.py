@@ -2,6 +2,9 @@
 
 KREPLICA_DEBUG=1     turns Cython's bounds and initialisation checks on.
 KREPLICA_SANITIZE=1  compiles with AddressSanitizer and UBSan (see `make sanitize`).
+
+Everything that is made goes under build/, one folder for each of these flavours, so that none is taken for
+another; --inplace copies the modules from there to their sources.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ DEBUG = bool(os.environ.get("KREPLICA_DEBUG"))
 SANITIZE = bool(os.environ.get("KREPLICA_SANITIZE"))
 
 # A module that has a plain C companion names it here; the companion is compiled into that module alone.
-COMPANIONS: dict[str, list[str]] = {
-}
+COMPANIONS: dict[str, list[str]] = {}
 
 CHECKS = DEBUG or SANITIZE
+FLAVOUR = "sanitize" if SANITIZE else "debug" if DEBUG else "release"
+BUILD = Path("build") / FLAVOUR
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": CHECKS,
@@ -33,16 +37,14 @@ DIRECTIVES = {
     "embedsignature": True,
     "embedsignature.format": "python",
 }
-
-
-def compile_arguments() -> list[str]:
-    arguments = ["-O3", "-std=c11", "-fno-strict-aliasing", "-Wno-unused-function"]
-    if SANITIZE:
-        arguments = ["-O1", "-g", "-std=c11", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
-                     "-fno-sanitize-recover=undefined", "-fno-sanitize=alignment"]
-    elif DEBUG:
-        arguments = ["-O1", "-g", "-std=c11"]
-    return arguments
+COMPILE_ARGUMENTS = {
+    "release": ["-O3", "-std=c11", "-fno-strict-aliasing", "-Wno-unused-function"],
+    "debug": ["-O1", "-g", "-std=c11"],
+    "sanitize": [
+        *("-O1", "-g", "-std=c11", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"),
+        *("-fno-sanitize-recover=undefined", "-fno-sanitize=alignment"),
+    ],
+}
 
 
 def extension(source: Path) -> Extension:
@@ -52,7 +54,7 @@ def extension(source: Path) -> Extension:
         sources=[str(source), *(str(NATIVE / c) for c in COMPANIONS.get(name, []))],
         include_dirs=[str(NATIVE)],
         depends=[str(p) for p in sorted(NATIVE.glob("*.h"))],
-        extra_compile_args=compile_arguments(),
+        extra_compile_args=COMPILE_ARGUMENTS[FLAVOUR],
         extra_link_args=["-fsanitize=address,undefined"] if SANITIZE else [],
         libraries=[] if sys.platform == "darwin" else ["pthread"],
     )
@@ -62,8 +64,9 @@ os.chdir(ROOT)
 setup(
     ext_modules=cythonize(
         [extension(source) for source in sorted(CORE.glob("*.pyx"))],
+        build_dir=str(BUILD / "cython"),
         compiler_directives=DIRECTIVES,
-        nthreads=0,
         quiet=True,
     ),
+    options={"build": {"build_base": str(BUILD)}, "build_ext": {"parallel": os.cpu_count() or 1}},
 )

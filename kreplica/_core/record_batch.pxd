@@ -51,16 +51,20 @@ cdef struct RecordView:
     int32_t header_count
 
 # Read the header at p with `left` bytes there. END when left == 0; SHORT_INPUT when fewer bytes than a header
-# are left; BAD_BATCH_LENGTH, BAD_MAGIC. Checks that the whole batch lies within `left` (else BAD_BATCH_LENGTH).
+# are left; BAD_BATCH_LENGTH, BAD_MAGIC. Checks that the whole batch lies within `left` (or BAD_BATCH_LENGTH).
 cdef int parse_header(const uint8_t *p, int64_t left, BatchHeader *h) noexcept nogil
 # The bare minimum for walking: base offset, size and last offset delta; same checks.
-cdef int peek(const uint8_t *p, int64_t left, int64_t *base_offset, int64_t *size, int32_t *last_delta) noexcept nogil
+cdef int peek(
+    const uint8_t *p, int64_t left, int64_t *base_offset, int64_t *size, int32_t *last_delta
+) noexcept nogil
 # CRC and the plausibility of header fields (counts, deltas, overflow, codec); not the records.
 cdef int validate_header(const uint8_t *p, const BatchHeader *h) noexcept nogil
 cdef int check_crc(const uint8_t *p, const BatchHeader *h) noexcept nogil
 # Walk the uncompressed records section: deltas 0, 1, 2 ... when `dense` (a producer's batch), else ascending
 # (a compacted one); counts, lengths, trailing bytes.
-cdef int validate_records(const uint8_t *records, int64_t size, const BatchHeader *h, bint dense) noexcept nogil
+cdef int validate_records(
+    const uint8_t *records, int64_t size, const BatchHeader *h, bint dense
+) noexcept nogil
 # One record at p[0:left]; *used gets its bytes.
 cdef int parse_record(const uint8_t *p, int64_t left, RecordView *out, int64_t *used) noexcept nogil
 # Stamp what lies outside the CRC.

@@ -1,12 +1,12 @@
 # Region: memory with a base that never moves, a capacity, a valid length and pins (design decision 2).
 #
-# A Region stands for one file (or, in the simulator, for memory that plays one). Its address range is reserved
-# once (`capacity`) and backed in steps (`allocated`): every byte below `allocated` may be written without a
-# SIGBUS on a full disk. `length` is the number of valid bytes: the one writer publishes it with a release
-# store after the bytes are there, readers take it with an acquire load and never look past it.
+# A Region stands for one file (or, in the simulator, for memory that plays one). Its address range is
+# reserved once (`capacity`) and backed in steps (`allocated`): every byte below `allocated` may be written
+# without a SIGBUS on a full disk. `length` is the number of valid bytes: the one writer publishes it with a
+# release store after the bytes are there, readers take it with an acquire load and never look past it.
 #
-# Ownership: the Region owns the mapping; a Slice keeps it alive by its pin, so close() ends writes and the last
-# pin unmaps. Thread rule: one writer at a time (the log's lock); any number of readers.
+# Ownership: the Region owns the mapping; a Slice keeps it alive by its pin, so close() ends writes and the
+# last pin unmaps. Thread rule: one writer at a time (the log's lock); any number of readers.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 

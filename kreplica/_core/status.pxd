@@ -26,7 +26,7 @@ cdef enum Status:
     UNKNOWN_CODEC = -12
     BAD_VARINT = -13              # longer than 5 (10) bytes
     BAD_COMPRESSED_DATA = -14     # a codec's stream is broken or cut short
-    DECOMPRESSION_TOO_LARGE = -15 # more than the bound that the caller set
+    DECOMPRESSION_TOO_LARGE = -15  # more than the bound that the caller set
     TRAILING_BYTES = -16
     BAD_TIMESTAMP = -17
     BAD_CONTROL_RECORD = -18

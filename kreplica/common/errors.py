@@ -1,10 +1,10 @@
 """Kafka's error codes as one tree of exceptions.
 
 Every error that kreplica raises is a `KreplicaError`: `code` is Kafka's error code (what goes over the wire),
-`retriable` says whether the same call may succeed later. Errors that Kafka folds into one code (everything that
-is wrong with a batch is CORRUPT_MESSAGE, everything that a disk does is KAFKA_STORAGE_ERROR) are subclasses here,
-so that a program can tell them apart. `exception_for` maps a status of the native core; importing this module
-installs it there, and it is the only place that does.
+`retriable` says whether the same call may succeed later. Errors that Kafka folds into one code (everything
+that is wrong with a batch is CORRUPT_MESSAGE, everything that a disk does is KAFKA_STORAGE_ERROR) are
+subclasses here, so that a program can tell them apart. `exception_for` maps a status of the native core;
+importing this module installs it there, and it is the only place that does.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ class NoReassignmentInProgress(KreplicaError):
 
 
 class InvalidRecord(KreplicaError):
-    """A record breaks a rule of its topic: no key in a compacted topic, a control record from a client, offsets out of order."""
+    """A record breaks a rule of its topic: no key in a compacted one, a control record from a client."""
 
     code = 87
 
@@ -396,12 +396,6 @@ class InvalidUpdateVersion(KreplicaError):
     """The partition epoch or version is not the current one."""
 
     code = 95
-
-
-class UnexpectedServerError(KreplicaError):
-    """The server met an unexpected error."""
-
-    code = 97
 
 
 class SnapshotNotFound(KreplicaError):
@@ -458,7 +452,7 @@ class NewLeaderElected(KreplicaError):
     code = 108
 
 
-# ---- finer than Kafka's codes -------------------------------------------------------------------------------
+# ---- finer than Kafka's codes ------------------------------------------------------------------------
 
 
 class InvalidBatchLength(CorruptMessage):
@@ -596,9 +590,9 @@ _BY_STATUS: dict[str, type[KreplicaError]] = {
 
 
 def exception_for(status: int, what: str, where: int = -1) -> KreplicaError:
-    """The exception for a negative status of the core, met while doing `what` at position or offset `where`."""
+    """The exception for a negative status of the core, met doing `what` at position or offset `where`."""
     name = _status.NAMES.get(status, str(status))
-    kind = _BY_STATUS.get(name, UnexpectedServerError)
+    kind = _BY_STATUS.get(name, UnknownServerError)
     text = (kind.__doc__ or "").split("\n")[0]
     place = f" at {where}" if where >= 0 else ""
     return kind(f"{what}{place}: {text} ({name})", where=where if where >= 0 else None)
@@ -614,7 +608,12 @@ def exception_for_os(error: OSError, what: str) -> KreplicaError:
 def _by_code() -> dict[int, type[KreplicaError]]:
     table: dict[int, type[KreplicaError]] = {}
     for kind in list(globals().values()):
-        if isinstance(kind, type) and issubclass(kind, KreplicaError) and "code" in vars(kind) and kind is not KreplicaError:
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, KreplicaError)
+            and "code" in vars(kind)
+            and kind is not KreplicaError
+        ):
             if kind.code in table:
                 raise AssertionError(f"code {kind.code} twice: {kind.__name__}, {table[kind.code].__name__}")
             table[kind.code] = kind

@@ -1,8 +1,8 @@
 """Ports: what the code below runtime/ and sim/ is given instead of taking it from the machine by itself.
 
-Nothing in record/, log/, replica/, raft/, controller/ or broker/ reads the time, draws a random number, opens a
-file or starts a thread: it gets a Clock, a Random, a Storage, a Scheduler as constructor arguments. runtime/ has
-the real ones, sim/ the ones that a test drives.
+Nothing in record/, log/, replica/, raft/, controller/ or broker/ reads the time, draws a random number, opens
+a file or starts a thread: it gets a Clock, a Random, a Storage, a Scheduler as constructor arguments.
+runtime/ has the real ones, sim/ the ones that a test drives.
 """
 
 from __future__ import annotations
@@ -93,5 +93,5 @@ class Storage(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """What changes when the machine is started anew: files written in the same boot cannot have lost pages."""
+        """What changes when the machine is started anew: files written since then cannot have lost pages."""
         ...

@@ -1,0 +1,145 @@
+# kreplica's house. Needs a C compiler, make and Python 3.11 or later; everything else goes into .venv.
+#
+#   make build        the native core, in place, only what changed
+#   make test         all tests of this machine (about two minutes)
+#   make lint         ruff, mypy, the stubs, cython-lint, and the tests of the tree itself
+#   make demo         real flights into four logs, a kill -9 in the middle, and the sums still right
+#   make bench        timings, each beside a peer or a limit in the same run
+#   make sanitize     the core's tests under AddressSanitizer and UBSan
+#   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
+#   make crash        the kill -9 loop at length (KILLS=3000)
+#   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
+#   make fuzz         segments and batches fed with noise (FUZZ_INPUTS=1000000)
+#   make wheel-check  a wheel built, installed into a fresh environment, and used there
+#   make clean        what was built; `make distclean` takes .venv too
+
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+SHELL := /bin/bash
+
+# The first of these that runs and is new enough.
+PYTHON ?= $(shell for candidate in python3.11 python3 python3.13 python3.12; do \
+	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$candidate && break; done)
+
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+KILLS ?= 3000
+FLIP_BYTES ?= 1048576
+FUZZ_INPUTS ?= 1000000
+WORKERS ?= 2
+
+SOURCES := $(wildcard kreplica/_core/*.pyx kreplica/_core/*.pxd kreplica/_core/native/*.[ch])
+# Benchmarks have a target of their own, and their plugin warns when tests run side by side.
+PYTEST := $(BIN)/python -m pytest -p no:benchmark
+
+.PHONY: build test lint format demo bench sanitize conformance crash flips fuzz wheel-check constraints \
+	clean distclean
+
+# ---- environment and build ---------------------------------------------------------------------------
+
+.make/venv: constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "kreplica needs Python 3.11 or later: make PYTHON=..." >&2; exit 1; }
+	@mkdir -p $(@D)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip setuptools wheel cython
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test,lint]'
+	@touch $@
+
+# Flags and the compiler's version are in no dependency list: with new ones everything is made again.
+.make/flags: setup.py constraints.txt
+	@mkdir -p $(@D)
+	rm -rf build/release
+	@touch $@
+
+.make/build: .make/venv .make/flags $(SOURCES)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+build: .make/build
+
+# ---- checks ------------------------------------------------------------------------------------------
+
+test: .make/build
+	$(PYTEST) tests --numprocesses $(WORKERS) --dist worksteal --quiet
+
+lint: .make/build
+	ruff check .
+	ruff format --check .
+	cython-lint kreplica
+	mypy
+	stubtest --concise --mypy-config-file pyproject.toml --ignore-unused-allowlist \
+		--allowlist tests/tidy/stubtest-allowlist.txt kreplica._core
+	$(PYTEST) tests/tidy --quiet
+
+format: .make/build
+	ruff check --fix .
+	ruff format .
+
+crash: .make/build
+	KREPLICA_KILLS=$(KILLS) $(PYTEST) tests/crash
+
+flips: .make/build
+	KREPLICA_FLIP_BYTES=$(FLIP_BYTES) $(PYTEST) tests/crash -k flip
+
+fuzz: .make/build
+	KREPLICA_FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) tests/core -k fuzz
+
+conformance: .make/build
+	$(PYTEST) tests/conformance -m conformance
+
+# The interpreter itself is not instrumented: the runtime library has to be there before it (LD_PRELOAD),
+# memory has to come from malloc and not from Python's own pools to be watched, and what the interpreter keeps
+# until the end of the process looks like a leak, so leaks are not looked for.
+SANITIZED := build/sanitize/lib
+SANITIZER_RUNTIMES = $(foreach name,libasan.so libubsan.so,$(shell $(CC) -print-file-name=$(name)))
+sanitize: .make/venv
+	KREPLICA_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-lib $(SANITIZED)
+	LD_PRELOAD="$(SANITIZER_RUNTIMES)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=1 \
+	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) KREPLICA_SANITIZED=1 \
+	$(PYTEST) tests/core --override-ini pythonpath=$(SANITIZED)
+
+# ---- to look at --------------------------------------------------------------------------------------
+
+bench: .make/bench
+	$(BIN)/python -m pytest bench --benchmark-only
+
+.make/bench: .make/build
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test,bench]'
+	@touch $@
+
+demo: .make/demo
+	$(BIN)/python bench/demo.py
+
+.make/demo: .make/build
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[demo]'
+	@touch $@
+
+# ---- packaging ---------------------------------------------------------------------------------------
+
+wheel-check: .make/build
+	rm -rf build/wheel-check && mkdir -p build/wheel-check
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel-check .
+	$(BIN)/python -m venv build/wheel-check/venv
+	build/wheel-check/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel-check/*.whl
+	cd build/wheel-check && venv/bin/python -I $(CURDIR)/tests/tidy/installed.py && venv/bin/kreplica --help >/dev/null
+
+constraints:
+	rm -rf build/constraints
+	$(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet --upgrade pip setuptools wheel
+	build/constraints/bin/python -m pip install --quiet '.[arrow,test,lint,bench,demo]' cython
+	(head -1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude kreplica) >constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf build dist *.egg-info .make/build .make/bench .make/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f kreplica/_core/*.so kreplica/_core/*.c
+	find kreplica tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv .make
