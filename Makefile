@@ -10,7 +10,7 @@
 #   make crash        the kill -9 loop at length (KILLS=3000)
 #   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
 #   make fuzz         segments and batches fed with noise (FUZZ_INPUTS=1000000)
-#   make wheel-check  a wheel built, installed into a fresh environment, and used there
+#   make wheel-check  a wheel built from the source archive, installed into a fresh environment, used there
 #   make clean        what was built; `make distclean` takes .venv too
 
 .DEFAULT_GOAL := build
@@ -123,7 +123,9 @@ demo: .make/demo
 
 wheel-check: .make/build
 	rm -rf build/wheel-check && mkdir -p build/wheel-check
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel-check .
+	$(BIN)/python setup.py --quiet sdist --dist-dir build/wheel-check
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel-check \
+		build/wheel-check/*.tar.gz
 	$(BIN)/python -m venv build/wheel-check/venv
 	build/wheel-check/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel-check/*.whl
 	cd build/wheel-check && venv/bin/python -I $(CURDIR)/tests/tidy/installed.py && venv/bin/kreplica --help >/dev/null

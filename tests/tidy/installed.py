@@ -1,0 +1,30 @@
+"""Run by `make wheel-check` in an environment that has the wheel and nothing of the source tree."""
+
+import importlib
+import importlib.metadata
+from pathlib import Path
+
+import kreplica
+
+PACKAGE = Path(kreplica.__file__).parent
+assert "site-packages" in PACKAGE.parts, PACKAGE
+
+names = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if path.is_file()}
+assert "py.typed" in names
+assert not [name for name in names if name.endswith((".pyx", ".c"))]
+
+stubs = [name for name in names if name.startswith("_core/") and name.endswith(".pyi")]
+assert stubs
+for stub in stubs:
+    module = stub.removesuffix(".pyi")
+    assert f"{module}.pxd" in names, module
+    importlib.import_module("kreplica." + module.replace("/", "."))
+
+for name in sorted(names):
+    if name.endswith(".py") and "__main__" not in name:
+        importlib.import_module(
+            ("kreplica/" + name).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        )
+
+assert importlib.metadata.version("kreplica")
+print(f"{len(names)} files, {len(stubs)} native modules: installed and importable")
