@@ -23,7 +23,9 @@ DEBUG = bool(os.environ.get("KREPLICA_DEBUG"))
 SANITIZE = bool(os.environ.get("KREPLICA_SANITIZE"))
 
 # A module that has a plain C companion names it here; the companion is compiled into that module alone.
-COMPANIONS: dict[str, list[str]] = {}
+COMPANIONS: dict[str, list[str]] = {
+    "region": ["guard.c", "backing.c"],
+}
 
 CHECKS = DEBUG or SANITIZE
 FLAVOUR = "sanitize" if SANITIZE else "debug" if DEBUG else "release"

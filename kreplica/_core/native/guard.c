@@ -1,0 +1,229 @@
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#include "guard.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MAP_ANONYMOUS
+#define MAP_ANONYMOUS MAP_ANON
+#endif
+
+/* glibc finds an initial-exec variable without a call, also inside a signal handler; other systems' loaders refuse
+ * the model in a module that is loaded late. */
+#ifdef __GLIBC__
+#define KR_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
+#else
+#define KR_THREAD _Thread_local
+#endif
+
+struct frame {
+    sigjmp_buf environment;
+    struct frame *outer;
+};
+
+static KR_THREAD struct frame *active;
+static KR_THREAD int passing;
+
+int kr_guard_call(int (*fn)(void *), void *argument) {
+    struct frame frame;
+    frame.outer = active;
+    /* The signal mask is not saved: the handler runs with SA_NODEFER, so it never changes. */
+    if (__builtin_expect(sigsetjmp(frame.environment, 0), 0)) {
+        active = frame.outer;
+        return KR_PAGE_FAULT;
+    }
+    active = &frame;
+    int result = fn(argument);
+    active = frame.outer;
+    return result;
+}
+
+/* ---- what is watched: a table that only grows, readable from the handler ------------------------------------- */
+
+struct watch {
+    uint8_t *base;
+    int64_t size; /* 0: the slot is free; written last, cleared first */
+    int32_t *fault;
+    int64_t next_free;
+};
+
+enum { FIRST_BLOCK = 1024, BLOCKS = 24 };
+
+static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct watch *blocks[BLOCKS]; /* block b holds FIRST_BLOCK << b slots */
+static int64_t watch_count;          /* slots ever used; guarded by watch_lock */
+static int64_t first_free = -1;      /* guarded by watch_lock */
+static int64_t page_size;
+
+static struct watch *slot_of(int64_t number) {
+    int block = 0;
+    for (int64_t held = FIRST_BLOCK; number >= held; held <<= 1) {
+        number -= held;
+        block++;
+    }
+    return &blocks[block][number];
+}
+
+static int64_t new_slot(void) {
+    int64_t number = watch_count, start = 0;
+    int block = 0;
+    while (number >= start + ((int64_t)FIRST_BLOCK << block)) start += (int64_t)FIRST_BLOCK << block++;
+    if (block >= BLOCKS) return -1;
+    if (!blocks[block]) {
+        struct watch *fresh = calloc((size_t)FIRST_BLOCK << block, sizeof(struct watch));
+        if (!fresh) return -1;
+        __atomic_store_n(&blocks[block], fresh, __ATOMIC_RELEASE);
+    }
+    watch_count++;
+    return number;
+}
+
+int64_t kr_watch(uint8_t *base, int64_t size, int32_t *fault) {
+    pthread_mutex_lock(&watch_lock);
+    int64_t number = first_free;
+    if (number >= 0)
+        first_free = slot_of(number)->next_free;
+    else
+        number = new_slot();
+    if (number >= 0) {
+        struct watch *slot = slot_of(number);
+        __atomic_store_n(&slot->base, base, __ATOMIC_RELAXED);
+        __atomic_store_n(&slot->fault, fault, __ATOMIC_RELAXED);
+        __atomic_store_n(&slot->size, size, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&watch_lock);
+    return number;
+}
+
+void kr_watch_disown(int64_t watch) { __atomic_store_n(&slot_of(watch)->fault, NULL, __ATOMIC_RELEASE); }
+
+void kr_unwatch(int64_t watch) {
+    pthread_mutex_lock(&watch_lock);
+    struct watch *slot = slot_of(watch);
+    __atomic_store_n(&slot->size, 0, __ATOMIC_RELEASE);
+    slot->next_free = first_free;
+    first_free = watch;
+    pthread_mutex_unlock(&watch_lock);
+}
+
+/* Put zeros in the place of the lost page at `address`, if it is watched. Whoever touches the address keeps its own
+ * slot in place meanwhile, so a slot that changes under this walk belongs to somebody else and cannot match. */
+static int replace_page(uint8_t *address) {
+    for (int block = 0; block < BLOCKS; block++) {
+        struct watch *slots = __atomic_load_n(&blocks[block], __ATOMIC_ACQUIRE);
+        if (!slots) break;
+        for (int64_t i = 0; i < ((int64_t)FIRST_BLOCK << block); i++) {
+            int64_t size = __atomic_load_n(&slots[i].size, __ATOMIC_ACQUIRE);
+            uint8_t *base = __atomic_load_n(&slots[i].base, __ATOMIC_RELAXED);
+            if (!size || address < base || address - base >= size) continue;
+            uint8_t *page = base + (address - base) / page_size * page_size;
+            if (mmap(page, (size_t)page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+                     0) == MAP_FAILED)
+                return 0;
+            int32_t *fault = __atomic_load_n(&slots[i].fault, __ATOMIC_ACQUIRE);
+            int32_t none = 0;
+            if (fault)
+                __atomic_compare_exchange_n(fault, &none, KR_PAGE_FAULT, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* ---- the handler --------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sigaction *former; /* published whole; one is left behind for each time we step in front again */
+
+static void die(int number, const siginfo_t *info) {
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    sigemptyset(&standard.sa_mask);
+    sigaction(number, &standard, NULL);
+    /* A fault of the machine comes again when the handler returns; a signal that was sent does not. */
+    if (info->si_code <= 0 || passing) raise(number);
+}
+
+static void pass_on(int number, siginfo_t *info, void *context) {
+    const struct sigaction *next = __atomic_load_n(&former, __ATOMIC_ACQUIRE);
+    /* `passing`: the former handler raised the signal anew and it came back to us. */
+    if (passing || !next || next->sa_handler == SIG_DFL || (next->sa_handler == SIG_IGN && info->si_code > 0)) {
+        die(number, info);
+        return;
+    }
+    if (next->sa_handler == SIG_IGN) return;
+    passing = 1;
+    if (next->sa_flags & SA_SIGINFO)
+        next->sa_sigaction(number, info, context);
+    else
+        next->sa_handler(number);
+    passing = 0;
+}
+
+static int is_page_fault(const siginfo_t *info) {
+#ifdef BUS_MCEERR_AO
+    if (info->si_code == BUS_MCEERR_AO) return 0; /* advice about memory that nobody has touched yet */
+#endif
+    return info->si_code > 0;
+}
+
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    int saved = errno;
+    int fault = is_page_fault(info);
+#ifdef SI_TKILL
+    /* A handler put in front of ours (faulthandler) restores ours and raises the signal anew. */
+    fault = fault || (active && info->si_code == SI_TKILL && info->si_pid == getpid());
+#endif
+    if (fault && active) siglongjmp(active->environment, 1);
+    if (fault && replace_page(info->si_addr)) {
+        errno = saved;
+        return;
+    }
+    pass_on(number, info, context);
+    errno = saved;
+}
+
+/* ---- forks --------------------------------------------------------------------------------------------------- */
+
+static int32_t generation;
+
+int kr_generation(void) { return __atomic_load_n(&generation, __ATOMIC_RELAXED); }
+const int32_t *kr_generation_address(void) { return &generation; }
+
+static void after_fork(void) {
+    /* Another thread of the parent may have held these; it does not exist here. */
+    pthread_mutex_init(&watch_lock, NULL);
+    pthread_mutex_init(&install_lock, NULL);
+    __atomic_add_fetch(&generation, 1, __ATOMIC_RELAXED);
+}
+
+static void prepare(void) {
+    page_size = sysconf(_SC_PAGESIZE);
+    pthread_atfork(NULL, NULL, after_fork);
+}
+
+int kr_guard_install(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&install_lock);
+    struct sigaction now, ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    int error = sigaction(SIGBUS, NULL, &now) ? errno : 0;
+    if (!error && !((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error)) {
+        struct sigaction *kept = malloc(sizeof *kept);
+        if (kept) {
+            *kept = now;
+            __atomic_store_n(&former, kept, __ATOMIC_RELEASE);
+            sigemptyset(&ours.sa_mask);
+            error = sigaction(SIGBUS, &ours, NULL) ? errno : 0;
+        } else {
+            error = ENOMEM;
+        }
+    }
+    pthread_mutex_unlock(&install_lock);
+    return error;
+}

@@ -1,0 +1,17 @@
+"""The machine's clocks, as the Clock port wants them."""
+
+from __future__ import annotations
+
+import time
+
+
+class SystemClock:
+    """Implements `kreplica.common.ports.Clock`. Has no state: any thread may use it."""
+
+    def time_ms(self) -> int:
+        """Milliseconds since 1970. May go back."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since some moment. Never goes back."""
+        return time.monotonic_ns()
