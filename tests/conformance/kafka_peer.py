@@ -1,0 +1,270 @@
+"""Apache Kafka as a peer: its jars, its tools, and a node of it to start, stop and kill.
+
+Maven resolves `pom.xml` into `.make/kafka`, once; Java sources of tests and benchmarks are compiled into it
+too. Nothing of this is needed to build or use kreplica: `missing()` says why the peer is not to be had, and
+whoever needs it skips with that line. A `Node` belongs to the thread that made it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+
+HERE = Path(__file__).parent
+CACHE = HERE.parents[1] / ".make" / "kafka"
+CLUSTER_ID = "a3JlcGxpY2EtY29uZm9ybQ"  # 16 bytes in URL-safe base64, as Kafka's own ids
+OLDEST_JAVA = 17
+
+# What a small, quick, single node needs: one partition an internal topic, no waiting for a group to fill.
+SETTINGS = {
+    "offsets.topic.num.partitions": 1,
+    "offsets.topic.replication.factor": 1,
+    "transaction.state.log.num.partitions": 1,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "transaction.max.timeout.ms": 2**31 - 1,
+    "group.initial.rebalance.delay.ms": 0,
+    "log.cleaner.backoff.ms": 100,
+    "log.initial.task.delay.ms": 200,
+    "auto.create.topics.enable": "false",
+}
+
+LOGGING = """\
+status = error
+appender.out.type = Console
+appender.out.name = OUT
+appender.out.target = SYSTEM_ERR
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %p %m (%c{1})%n
+rootLogger.level = {level}
+rootLogger.appenderRef.out.ref = OUT
+"""
+
+
+class PeerError(Exception):
+    """A tool or node of Kafka failed; the message ends with what it printed last."""
+
+
+# ---- what is on this machine -----------------------------------------------------------------------------
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why Kafka cannot run here, as one line to skip with; None where it can."""
+    for tool in ("java", "javac", "mvn"):
+        if shutil.which(tool) is None:
+            return f"Kafka as a peer needs Java {OLDEST_JAVA} and Maven: {tool} is not on the path"
+    words = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=False).stdout.split()
+    version = int(words[1].split(".")[0]) if len(words) > 1 else 0
+    if version < OLDEST_JAVA:
+        return f"Kafka as a peer needs Java {OLDEST_JAVA}: javac here is of version {version}"
+    try:
+        jars()
+    except PeerError as error:
+        return f"Kafka as a peer: Maven could not resolve it: {str(error).splitlines()[-1]}"
+    return None
+
+
+@functools.cache
+def jars() -> Path:
+    """The directory of Kafka's jars, resolved by Maven on the first call."""
+    return _made("jars", [HERE / "pom.xml"], _resolve)
+
+
+@functools.cache
+def classes(*sources: Path) -> Path:
+    """The directory of the classes compiled from `sources` (Java files) against Kafka's jars."""
+    return _made("classes", sources, lambda target: _compile(sources, target))
+
+
+def class_path(*sources: Path) -> str:
+    """Kafka's jars, and the classes compiled from `sources`, for java's -cp."""
+    entries = [f"{jars()}/*"] + ([str(classes(*sources))] if sources else [])
+    return os.pathsep.join(entries)
+
+
+def _made(kind: str, sources: Iterable[Path], make: Callable[[Path], None]) -> Path:
+    """`CACHE/<kind>-<hash of the sources>`, made aside and renamed: it is there whole or not at all."""
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    target = CACHE / f"{kind}-{digest}"
+    if not target.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=CACHE))
+        try:
+            make(aside)
+            if not target.exists():
+                aside.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def _resolve(target: Path) -> None:
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={target}"]
+    _run(["mvn", "--quiet", "--batch-mode", "--file", str(HERE / "pom.xml"), *goal], timeout_s=600)
+
+
+def _compile(sources: Iterable[Path], target: Path) -> None:
+    files = [str(source) for source in sources]
+    _run(["javac", "-Xlint:all,-processing", "-cp", f"{jars()}/*", "-d", str(target), *files], timeout_s=120)
+
+
+# ---- running Java ----------------------------------------------------------------------------------------
+
+
+def _run(command: list[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if result.returncode != 0:
+        said = (result.stdout + result.stderr)[-4000:]
+        raise PeerError(f"{command[0]} ended with {result.returncode}\n{said.strip()}")
+    return result
+
+
+def java_command(main: str, *arguments: str, sources: tuple[Path, ...] = (), heap: str = "512m") -> list[str]:
+    """The command line that runs class `main`; what it logs from warnings up goes to its standard error."""
+    logging = _logging_file("warn")
+    options = [f"-Xmx{heap}", f"-Dlog4j2.configurationFile={logging}", "-cp", class_path(*sources)]
+    return ["java", *options, main, *arguments]
+
+
+def run_java(
+    main: str, *arguments: str, sources: tuple[Path, ...] = (), heap: str = "512m", timeout_s: float = 120
+) -> str:
+    """Run class `main` to its end; its standard output. Raises PeerError if it ends with anything but 0."""
+    return _run(java_command(main, *arguments, sources=sources, heap=heap), timeout_s=timeout_s).stdout
+
+
+def dump_segments(*files: Path, options: Iterable[str] = ()) -> str:
+    """What DumpLogSegments prints of the files (segments, indexes, snapshots), its complaints included.
+
+    An index that fails its sanity check ends it with a PeerError; other findings it only prints ("Found ...",
+    "isvalid: false"), so that a caller looks for them in the text.
+    """
+    names = ",".join(str(file) for file in files)
+    result = _run(
+        java_command("org.apache.kafka.tools.DumpLogSegments", "--files", names, *options), timeout_s=120
+    )
+    return result.stdout + result.stderr
+
+
+def _logging_file(level: str) -> Path:
+    path = CACHE / f"log4j2-{level}.properties"
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(LOGGING.replace("{level}", level))
+        aside.rename(path)
+    return path
+
+
+# ---- a node ----------------------------------------------------------------------------------------------
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that were free a moment ago, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class Node:
+    """One combined broker and controller, alone in its cluster, on free ports of 127.0.0.1.
+
+    `directory` takes its configuration and its output; `log_directory` (by default a folder of it) is Kafka's
+    log.dirs. The same Node may be started again after `stop` (clean) or `kill` (SIGKILL). As a context
+    manager it is started on entry, and not left running on exit.
+    """
+
+    def __init__(self, directory: Path, *, log_directory: Path | None = None, **settings: object) -> None:
+        self.directory = directory
+        self.log_directory = log_directory or directory / "logs"
+        self.output = directory / "node.out"
+        self._properties = directory / "node.properties"
+        self._process: subprocess.Popen[bytes] | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._port, controller_port = _free_ports(2)
+        properties = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.log_directory,
+            **SETTINGS,
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port, for clients."""
+        return f"127.0.0.1:{self._port}"
+
+    def format(self) -> None:
+        """Make the log directory a fresh one of this cluster; one that is formatted stays as it is."""
+        arguments = ["-t", CLUSTER_ID, "-c", str(self._properties), "--ignore-formatted"]
+        run_java("kafka.tools.StorageTool", "format", *arguments)
+
+    def start(self, *, timeout_s: float = 60) -> None:
+        """Start on what the log directory holds; returns when the node serves."""
+        command = java_command("kafka.Kafka", str(self._properties))
+        command[2] = f"-Dlog4j2.configurationFile={_logging_file('info')}"
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+        deadline = time.monotonic() + timeout_s
+        while b"Kafka Server started" not in self.output.read_bytes():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise PeerError(f"Kafka did not start\n{self.output.read_text()[-4000:].strip()}")
+            time.sleep(0.05)
+
+    def stop(self, *, timeout_s: float = 60) -> None:
+        """Shut down cleanly, as SIGTERM does."""
+        self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, closed or marked."""
+        self._end(signal.SIGKILL, 10)
+
+    def _end(self, by: signal.Signals, timeout_s: float) -> None:
+        if self._process is not None:
+            self._process.send_signal(by)
+            self._process.wait(timeout_s)
+            self._process = None
+
+    def __enter__(self) -> Node:
+        self.format()
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60) -> None:
+    """Return when `condition()` holds; raises PeerError naming `what` if that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise PeerError(f"waited {timeout_s} s in vain until {what}")
+        time.sleep(0.05)
