@@ -279,6 +279,12 @@ class ConcurrentTransactions(KreplicaError):
     retriable = True
 
 
+class TransactionCoordinatorFenced(KreplicaError):
+    """A transaction marker comes from a coordinator that another one has replaced."""
+
+    code = 52
+
+
 class KafkaStorageError(InvalidMetadata):
     """The disk, or the log directory, failed; the log is offline."""
 

@@ -25,6 +25,22 @@ class Clock(Protocol):
         ...
 
 
+class Random(Protocol):
+    """Random numbers; `random.SystemRandom` and, with a seed, `random.Random` have these methods."""
+
+    def randbytes(self, n: int) -> bytes:
+        """`n` random bytes."""
+        ...
+
+    def randrange(self, stop: int) -> int:
+        """A random integer from 0 to stop - 1."""
+        ...
+
+    def random(self) -> float:
+        """A random number in [0, 1)."""
+        ...
+
+
 class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
@@ -64,6 +80,17 @@ class Storage(Protocol):
 
     def write_file(self, path: str, data: bytes) -> None:
         """Create or replace the file; nothing is flushed."""
+        ...
+
+    def write_at(self, path: str, position: int, data: bytes) -> None:
+        """Write at byte `position` of the file, which is created if missing; nothing is flushed.
+
+        After an error the bytes from `position` on are undefined: the same call may be made again.
+        """
+        ...
+
+    def sync_file(self, path: str) -> None:
+        """Flush the file's contents (fsync); its name needs `sync_directory`. Never retry a failed one."""
         ...
 
     def exists(self, path: str) -> bool: ...

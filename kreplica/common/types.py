@@ -1,0 +1,107 @@
+"""Values that every layer names: topic partitions, Kafka's ids, and the numbers that mean "none".
+
+Everything here is immutable; any thread may share it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from kreplica.common.errors import InvalidRequest, InvalidTopic
+
+if TYPE_CHECKING:
+    from kreplica.common.ports import Random
+
+INT16_MAX = (1 << 15) - 1
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+
+# What Kafka writes where a field has no value.
+NO_TIMESTAMP = -1
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+NO_OFFSET = -1
+
+MAX_TOPIC_NAME_LENGTH = 249
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic; as text `topic-partition`, which is also its directory's name."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def check_topic_name(name: str) -> str:
+    """The name, if Kafka allows it: 1 to 249 ASCII letters, digits, `.`, `_`, `-`; else InvalidTopic."""
+    if not 0 < len(name) <= MAX_TOPIC_NAME_LENGTH:
+        raise InvalidTopic(f"a topic's name has 1 to {MAX_TOPIC_NAME_LENGTH} characters, not {len(name)}")
+    if name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
+        raise InvalidTopic(f"{name!r} is no topic name: letters, digits, '.', '_', '-', and not '.' or '..'")
+    return name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Uuid:
+    """Kafka's id of a topic, directory or cluster: 16 bytes, as text 22 characters of URL-safe base64."""
+
+    raw: bytes
+
+    SIZE: ClassVar[int] = 16
+    TEXT_LENGTH: ClassVar[int] = 22
+    ZERO: ClassVar[Uuid]
+    METADATA_TOPIC: ClassVar[Uuid]
+
+    def __post_init__(self) -> None:
+        if len(self.raw) != self.SIZE:
+            raise InvalidRequest(f"a Uuid has {self.SIZE} bytes, not {len(self.raw)}")
+
+    @classmethod
+    def parse(cls, text: str) -> Uuid:
+        """The Uuid that `str()` wrote; InvalidRequest for any other text."""
+        if len(text) == cls.TEXT_LENGTH and text.isascii():
+            try:
+                uuid = cls(base64.b64decode(text + "==", altchars=b"-_", validate=True))
+            except binascii.Error:
+                uuid = cls.ZERO
+            if str(uuid) == text:
+                return uuid
+        raise InvalidRequest(f"{text[:40]!r} is no Uuid: {cls.TEXT_LENGTH} characters of URL-safe base64")
+
+    @classmethod
+    def generate(cls, random: Random) -> Uuid:
+        """A new random id (RFC 9562, version 4); its text never starts with '-', as a tool's option would."""
+        while True:
+            raw = bytearray(random.randbytes(cls.SIZE))
+            raw[6] = raw[6] & 0x0F | 0x40
+            raw[8] = raw[8] & 0x3F | 0x80
+            uuid = cls(bytes(raw))
+            if not str(uuid).startswith("-"):
+                return uuid
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(self.raw).decode("ascii").rstrip("=")
+
+
+Uuid.ZERO = Uuid(bytes(16))
+Uuid.METADATA_TOPIC = Uuid(bytes(15) + b"\x01")
+
+
+class AppendOrigin(enum.Enum):
+    """Who appends: it decides which checks a batch has to pass."""
+
+    CLIENT = "client"
+    COORDINATOR = "coordinator"
+    REPLICATION = "replication"
+    RAFT_LEADER = "raft leader"
