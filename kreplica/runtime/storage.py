@@ -87,6 +87,28 @@ class FileStorage:
         with _typed("writing"):
             _write_all(path, data, flush=False)
 
+    def write_at(self, path: str, position: int, data: bytes) -> None:
+        """Write at byte `position` of the file, which is created if missing; nothing is flushed."""
+        with _typed("writing"):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                left = memoryview(data)
+                while left:
+                    written = os.pwrite(descriptor, left, position)
+                    position += written
+                    left = left[written:]
+            finally:
+                os.close(descriptor)
+
+    def sync_file(self, path: str) -> None:
+        """Flush the file's contents; its name needs `sync_directory`."""
+        with _typed("flushing"):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
 
