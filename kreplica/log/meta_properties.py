@@ -1,0 +1,163 @@
+"""`meta.properties`: whose log directory this is. Each directory of a node has one, written by `format`.
+
+    #
+    # kreplica
+    node.id=3
+    directory.id=k-y5uEouS4C-yxncP1dpSQ
+    version=1
+    cluster.id=dpbFJ6ZBRoSUiuWQ5q1v1w
+
+The syntax is that of Java's properties: comments, `=` or `:` or blanks after the name, backslashes before
+special characters and line ends (not \\uXXXX, which Kafka does not write). Kafka's second line is the date.
+Version 1 is that of KRaft; directories of the ZooKeeper era (version 0, broker.id) are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kreplica.common.errors import InvalidFile, InvalidRequest
+from kreplica.common.types import INT32_MAX, Uuid
+
+if TYPE_CHECKING:
+    from kreplica.common.ports import Storage
+
+FILE_NAME = "meta.properties"
+VERSION = 1
+
+# Kafka keeps the first hundred ids for meanings of its own: unassigned, lost, migrating.
+RESERVED_DIRECTORY_IDS = 100
+
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"} | {c: "\\" + c for c in "\\=:#!"}
+
+# A name ends before the first '=', ':' or blank that has no backslash before it.
+_PROPERTY = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class MetaProperties:
+    """What the file says. `directory_id` is None in directories that Kafka made before 3.7."""
+
+    cluster_id: str
+    node_id: int
+    directory_id: Uuid | None = None
+
+
+class MetaPropertiesFile:
+    """The file of one log directory. Holds no state: the directory's owner reads and writes it."""
+
+    __slots__ = ("_storage", "directory")
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self.directory = directory
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{FILE_NAME}"
+
+    def read(self) -> MetaProperties | None:
+        """What the file says, or None where none is: the directory is not formatted. Raises InvalidFile."""
+        if not self._storage.exists(self.path):
+            return None
+        return self.parse(self._storage.read_file(self.path), self.path)
+
+    def write(self, properties: MetaProperties) -> None:
+        """Write the file; when this returns, it outlives a power cut."""
+        self._storage.write_file_atomically(self.path, self.format(properties))
+
+    @staticmethod
+    def format(properties: MetaProperties) -> bytes:
+        directory_id = (
+            {} if properties.directory_id is None else {"directory.id": str(properties.directory_id)}
+        )
+        values = {
+            "node.id": str(properties.node_id),
+            **directory_id,
+            "version": str(VERSION),
+            "cluster.id": properties.cluster_id,
+        }
+        lines = ["#", "# kreplica", *(f"{name}={_escaped(value)}" for name, value in values.items())]
+        return "\n".join([*lines, ""]).encode("utf-8")
+
+    @staticmethod
+    def parse(data: bytes, path: str) -> MetaProperties:
+        """What the file says. Other names in it are passed over, as Kafka does. Raises InvalidFile."""
+        values = parse_properties(data, path)
+        for name in ("version", "cluster.id", "node.id"):
+            if not values.get(name):
+                raise InvalidFile(f"{path}: {name} is missing")
+        if values["version"] != str(VERSION):
+            raise InvalidFile(f"{path}: version {values['version'][:20]!r}, not {VERSION}")
+        node_id = values["node.id"]
+        if not re.fullmatch("[0-9]{1,10}", node_id) or int(node_id) > INT32_MAX:
+            raise InvalidFile(f"{path}: node.id {node_id[:20]!r} is no node's id")
+        directory_id = _directory_id(values["directory.id"], path) if "directory.id" in values else None
+        return MetaProperties(values["cluster.id"], int(node_id), directory_id)
+
+
+def parse_properties(data: bytes, path: str) -> dict[str, str]:
+    """The names and values of a file in Java's properties syntax, in its order.
+
+    Raises InvalidFile for bytes that are no text, a last line without its end, a name that comes twice, and a
+    broken escape.
+    """
+    try:
+        text = data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise InvalidFile(f"{path}: is no text from byte {error.start} on") from None
+    if not text.endswith("\n"):
+        raise InvalidFile(f"{path}: is cut short: its last line has no end")
+    values: dict[str, str] = {}
+    for line in _logical_lines(text):
+        found = _PROPERTY.fullmatch(line)
+        assert found is not None, "the expression takes any line"
+        name, value = _unescaped(found[1], path), _unescaped(found[2], path)
+        if name in values:
+            raise InvalidFile(f"{path}: {name[:80]} comes twice")
+        values[name] = value
+    return values
+
+
+def _logical_lines(text: str) -> list[str]:
+    """The lines that are no comment, those that end with a backslash joined with the next one."""
+    lines: list[str] = []
+    continued = False
+    for natural in text.split("\n"):
+        line = natural.lstrip(" \t\f")
+        if continued:
+            lines[-1] += line
+        elif not line or line[0] in "#!":
+            continue
+        else:
+            lines.append(line)
+        backslashes = len(line) - len(line.rstrip("\\"))
+        continued = backslashes % 2 == 1
+        if continued:
+            lines[-1] = lines[-1][:-1]
+    return lines
+
+
+def _escaped(value: str) -> str:
+    text = "".join(_ESCAPES.get(character, character) for character in value)
+    return "\\" + text if text.startswith(" ") else text
+
+
+def _unescaped(text: str, path: str) -> str:
+    if "u" in _ESCAPE.findall(text):
+        raise InvalidFile(f"{path}: \\u is not read here")
+    return _ESCAPE.sub(lambda escape: _ESCAPED.get(escape[1], escape[1]), text)
+
+
+def _directory_id(text: str, path: str) -> Uuid:
+    try:
+        directory_id = Uuid.parse(text)
+    except InvalidRequest as error:
+        raise InvalidFile(f"{path}: directory.id: {error}") from None
+    if int.from_bytes(directory_id.raw, "big") < RESERVED_DIRECTORY_IDS:
+        raise InvalidFile(f"{path}: directory.id {text} is a reserved one")
+    return directory_id
