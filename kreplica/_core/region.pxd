@@ -22,7 +22,7 @@ cdef struct region_t:
     int64_t pins           # slices and acquired mappings out there; atomic
     int32_t fault          # Status of the first failure that took the region out of use, else 0; atomic
     int32_t generation     # process generation at open: another one means we are after a fork
-    const int32_t *process # where the process's generation now is
+    const int32_t *process  # where the process's generation now is
     int64_t watermark      # advanced() tells the prefaulter once the length has come to this
     int32_t error          # errno of the last system call that failed
 
@@ -75,7 +75,7 @@ cdef class Region:
     # OK when the region may be used by this process for reading (writing): not closed, forked or failed, and
     # mapped. Maps a cold region again if the map budget allows (else OUT_OF_MAPS).
     cdef int ready(self, bint for_write) noexcept nogil
-    # Make [0, need) writable: OK, STORAGE_FULL, OUT_OF_RANGE (need > capacity), IO_FAILED. Checks ready(True).
+    # Make [0, need) writable: OK, STORAGE_FULL, OUT_OF_RANGE (need > capacity), IO_FAILED. Checks ready(1).
     cdef int reserve(self, int64_t need) noexcept nogil
     # Tell the prefaulter how far the writer is, after an append; cheap, called on every append.
     cdef void advanced(self) noexcept nogil
@@ -89,7 +89,7 @@ cdef class Region:
     cdef int acquire(self, kr_mapping **mapping) noexcept nogil
     cdef void release(self, kr_mapping *mapping) noexcept nogil
 
-    # What a subclass that is no file puts in its own place; each returns 0 or an errno. Called under the lock.
+    # What a subclass that is no file puts in its own place; each gives 0 or an errno. Under the lock.
     cdef int make_mapping(self, kr_mapping **mapping) noexcept nogil
     cdef int grow(self, int64_t start, int64_t stop) noexcept nogil
     cdef int resize(self, int64_t size) noexcept nogil

@@ -14,8 +14,8 @@ from libc.string cimport memcpy
 import os
 
 from kreplica._core.status cimport (
-    CLOSED, FORKED, IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, OUT_OF_MAPS, OUT_OF_RANGE, PAGE_FAULT, READ_ONLY,
-    STORAGE_FULL, check,
+    CLOSED, FORKED, IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, OUT_OF_MAPS, OUT_OF_RANGE, PAGE_FAULT,
+    READ_ONLY, STORAGE_FULL, check,
 )
 
 cdef extern from "atomics.h" nogil:
@@ -122,7 +122,7 @@ def maps_held():
 cdef class Region:
     """One file as memory. `capacity`: the largest length it may ever have, in bytes.
 
-    An existing file opens with its size as its length (the caller publishes the valid length once it knows it),
+    An existing file opens with its size as its length (the caller publishes the valid one once it knows it),
     a missing one raises FileNotFoundError's typed kin StorageIOError unless `create`. `foreign`: the file of
     another program, which may truncate it at any time: it is read with pread, never mapped.
     """
@@ -171,7 +171,7 @@ cdef class Region:
         kr_descriptor_release(self.descriptor)
         pthread_mutex_destroy(&self.lock)
 
-    # ---- the native side -------------------------------------------------------------------------------------
+    # ---- the native side ---------------------------------------------------------------------------------
 
     cdef int fail(self, int number) noexcept nogil:
         """Keep the errno for the message; its status."""
@@ -357,7 +357,7 @@ cdef class Region:
             reason = f" ({os.strerror(self.r.error)})"
         return check(status, f"{what} {self.path}{reason}", where)
 
-    # ---- the Python side -------------------------------------------------------------------------------------
+    # ---- the Python side ---------------------------------------------------------------------------------
 
     @property
     def length(self):
@@ -430,7 +430,7 @@ cdef class Region:
         self.raise_for(ensure_writable(self, need), "growing", need)
 
     def publish(self, int64_t length):
-        """Make [0, length) the valid bytes. A reader beside another process's writer says so what it may see."""
+        """Make [0, length) the valid bytes. A reader beside another process's writer says so what it sees."""
         cdef kr_descriptor *descriptor
         cdef int64_t size = self.r.allocated
         self.raise_for(self.usable(False), "publishing in")

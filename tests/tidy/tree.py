@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class Import:
     module: str
     name: str
     line: int
+    renamed: bool = False
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ def imports_of(path: Path, text: str) -> list[Import]:
     """All imports and cimports of the source `text` of `path`, wherever in the file they stand."""
     package = ".".join(path.parent.parts)
     found = _cython_imports(text) if path.suffix in {".pyx", ".pxd"} else _python_imports(text)
-    return [Import(_absolute(entry.module, package), entry.name, entry.line) for entry in found]
+    return [replace(entry, module=_absolute(entry.module, package)) for entry in found]
 
 
 def _absolute(module: str, package: str) -> str:
@@ -81,7 +82,7 @@ def _python_imports(text: str) -> Iterator[Import]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, "", node.lineno)
+                yield Import(alias.name, "", node.lineno, renamed=alias.asname is not None)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             for alias in node.names:
