@@ -92,16 +92,16 @@ conformance: .make/build
 
 # The interpreter itself is not instrumented: the runtime library has to be there before it (LD_PRELOAD),
 # memory has to come from malloc and not from Python's own pools to be watched, and what the interpreter keeps
-# until the end of the process looks like a leak, so leaks are not looked for.
+# until the end of the process looks like a leak, so leaks are not looked for. The tests run beside the
+# instrumented copy of the package, so that it is the one they import.
 SANITIZED := build/sanitize/lib
 SANITIZER_RUNTIMES = $(foreach name,libasan.so libubsan.so,$(shell $(CC) -print-file-name=$(name)))
 sanitize: .make/venv
 	KREPLICA_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-lib $(SANITIZED)
-	LD_PRELOAD="$(SANITIZER_RUNTIMES)" \
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=1 \
-	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-	PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) KREPLICA_SANITIZED=1 \
-	$(PYTEST) tests/core --override-ini pythonpath=$(SANITIZED)
+	ln -sfn ../../../tests $(SANITIZED)/tests
+	cd $(SANITIZED) && LD_PRELOAD="$(SANITIZER_RUNTIMES)" PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+		$(CURDIR)/$(PYTEST) --config-file $(CURDIR)/pyproject.toml --rootdir . tests/core
 
 # ---- to look at --------------------------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
 """What the file `quorum-state` of a metadata log says: the election as this node last knew it.
 
-One line of JSON (broken here to fit), in Kafka's schema QuorumStateData. Version 0 (KRaft with a fixed set of voters) lists the
-voters; version 1 (KIP-853) names the directory of the candidate that got the vote instead:
+One line of JSON (broken here to fit), in Kafka's schema QuorumStateData. Version 0 (KRaft with a fixed set of
+voters) lists the voters; version 1 (KIP-853) names the directory of the candidate that got the vote instead:
 
     {"clusterId":"","leaderId":1,"leaderEpoch":3,"votedId":-1,"appliedOffset":0,
      "currentVoters":[{"voterId":1}],"data_version":0}
     {"leaderId":1,"leaderEpoch":3,"votedId":-1,"votedDirectoryId":"AAAAAAAAAAAAAAAAAAAAAA",
      "data_version":1}
 
-Only the text is dealt with here. A file that cannot be read must stop the node: to start without it could mean
-to vote twice in one epoch.
+Only the text is dealt with here. A file that cannot be read must stop the node: to start without it could
+mean to vote twice in one epoch.
 """
 
 from __future__ import annotations
