@@ -25,6 +25,7 @@ SANITIZE = bool(os.environ.get("KREPLICA_SANITIZE"))
 # A module that has a plain C companion names it here; the companion is compiled into that module alone.
 COMPANIONS: dict[str, list[str]] = {
     "region": ["guard.c", "backing.c"],
+    "crc32c": ["crc32c.c"],
 }
 
 CHECKS = DEBUG or SANITIZE

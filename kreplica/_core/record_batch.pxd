@@ -12,9 +12,8 @@
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
-from kreplica._core.region cimport Slice
-
 cdef enum:
+    MAGIC = 2
     HEADER_SIZE = 61
     LOG_OVERHEAD = 12             # baseOffset and batchLength
     CODEC_MASK = 0x07
@@ -22,6 +21,8 @@ cdef enum:
     TRANSACTIONAL = 0x10
     CONTROL = 0x20
     DELETE_HORIZON = 0x40
+    KNOWN_ATTRIBUTES = 0x7F
+    MIN_RECORD_SIZE = 7           # length, attributes, two deltas, two null lengths, no header
 
 cdef struct BatchHeader:
     int64_t base_offset
@@ -50,33 +51,48 @@ cdef struct RecordView:
     int64_t headers_size
     int32_t header_count
 
+cdef struct RecordScan:
+    # What a walk over the records finds that the header does not promise.
+    int64_t max_timestamp         # of the records themselves; -1 without a record
+    int64_t max_timestamp_delta   # offset delta of the first record that has it
+    int64_t last_offset_delta     # of the last record; -1 without a record
+
 # Read the header at p with `left` bytes there. END when left == 0; SHORT_INPUT when fewer bytes than a header
-# are left; BAD_BATCH_LENGTH, BAD_MAGIC. Checks that the whole batch lies within `left` (or BAD_BATCH_LENGTH).
+# are left; BAD_BATCH_LENGTH (also for the zeros behind the last batch), BAD_MAGIC. Checks that the whole
+# batch lies within `left` (else BAD_BATCH_LENGTH).
 cdef int parse_header(const uint8_t *p, int64_t left, BatchHeader *h) noexcept nogil
 # The bare minimum for walking: base offset, size and last offset delta; same checks.
-cdef int peek(
-    const uint8_t *p, int64_t left, int64_t *base_offset, int64_t *size, int32_t *last_delta
-) noexcept nogil
+cdef int peek(const uint8_t *p, int64_t left, int64_t *base_offset, int64_t *size,
+              int32_t *last_delta) noexcept nogil
 # CRC and the plausibility of header fields (counts, deltas, overflow, codec); not the records.
 cdef int validate_header(const uint8_t *p, const BatchHeader *h) noexcept nogil
 cdef int check_crc(const uint8_t *p, const BatchHeader *h) noexcept nogil
+# validate_header without the CRC.
+cdef int check_fields(const BatchHeader *h) noexcept nogil
+# What a leader asks of a producer's batch on top of check_fields: records, dense deltas, CreateTime, known
+# attributes, a sequence number where there is a producer id, and no control batch unless `allow_control`.
+cdef int check_produced_fields(const BatchHeader *h, bint allow_control) noexcept nogil
 # Walk the uncompressed records section: deltas 0, 1, 2 ... when `dense` (a producer's batch), else ascending
 # (a compacted one); counts, lengths, trailing bytes.
-cdef int validate_records(
-    const uint8_t *records, int64_t size, const BatchHeader *h, bint dense
-) noexcept nogil
-# One record at p[0:left]; *used gets its bytes.
+cdef int validate_records(const uint8_t *records, int64_t size, const BatchHeader *h,
+                          bint dense) noexcept nogil
+# The same, telling what it found.
+cdef int scan_records(const uint8_t *records, int64_t size, const BatchHeader *h, bint dense,
+                      RecordScan *scan) noexcept nogil
+# One record at p[0:left], its headers checked too; *used gets its bytes.
 cdef int parse_record(const uint8_t *p, int64_t left, RecordView *out, int64_t *used) noexcept nogil
+# One header of a parsed record at p[0:left]; a NULL value is null. *used gets its bytes.
+cdef int parse_record_header(const uint8_t *p, int64_t left, const uint8_t **key, int64_t *key_size,
+                             const uint8_t **value, int64_t *value_size, int64_t *used) noexcept nogil
+# The timestamp of a record of this batch: LogAppendTime's is the batch's. BAD_TIMESTAMP out of int64.
+cdef int record_timestamp(const BatchHeader *h, int64_t delta, int64_t *timestamp) noexcept nogil
 # Stamp what lies outside the CRC.
 cdef void stamp(uint8_t *p, int64_t base_offset, int32_t leader_epoch) noexcept nogil
 # Stamp LogAppendTime: attribute, max timestamp, and a new CRC.
 cdef void stamp_log_append_time(uint8_t *p, int64_t size, int64_t timestamp) noexcept nogil
-
-
-cdef class BatchBuilder:
-    # Builds batches from Python values without an allocation per record; scratch is reused from call to call.
-    # measure() walks the records once and returns the batch's whole size; emit() writes it at `target`
-    # (header last is the caller's affair: see log_segment). The objects must not change in between (the GIL
-    # is held).
-    cdef int64_t measure(self, object records, int64_t now_ms) except -1
-    cdef int emit(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) except? -128
+# Stamp the max timestamp that the records have, where a producer's header has another, and a new CRC.
+cdef void stamp_max_timestamp(uint8_t *p, int64_t size, int64_t timestamp) noexcept nogil
+# Write a whole header but for its size and CRC, which seal() adds when the records are there.
+cdef void write_header(uint8_t *p, const BatchHeader *h) noexcept nogil
+# Add the CRC, then publish the size: a writer that is killed before leaves a length of 0, the end of a log.
+cdef void seal(uint8_t *p, int64_t size) noexcept nogil

@@ -32,6 +32,9 @@ cdef enum Status:
     BAD_CONTROL_RECORD = -18
     BATCH_TOO_LARGE = -19
     BAD_ATTRIBUTES = -20
+    BAD_PRODUCER_FIELDS = -21     # a producer id without an epoch or a sequence number
+    CONTROL_FROM_CLIENT = -22     # only the coordinator and the controller write control batches
+    EMPTY_BATCH = -23             # no record to build a batch of
     # Storage
     STORAGE_FULL = -40            # ENOSPC, EDQUOT, EFBIG
     IO_FAILED = -41               # errno is in the detail

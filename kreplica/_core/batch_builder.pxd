@@ -1,0 +1,60 @@
+# BatchBuilder: Python values to the bytes of one record batch.
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
+
+from kreplica._core.record cimport Record, Scratch
+from kreplica._core.record_batch cimport BatchHeader
+
+cdef struct PendingRecord:
+    # One record between measure() and emit().
+    const uint8_t *key            # NULL: null
+    int64_t key_size
+    const uint8_t *value          # NULL: null
+    int64_t value_size
+    const uint8_t *headers        # in wire form; NULL: at headers_at in the header scratch
+    int64_t headers_at
+    int64_t headers_size
+    int64_t timestamp
+    int32_t header_count
+    int32_t body_size             # what the record's own length field says
+
+
+cdef class BatchBuilder:
+    # Builds batches from Python values without an allocation per record; scratch is reused from call to call.
+    # measure() walks the records once and returns the batch's whole size; emit() writes it at `target`, the
+    # size field last. The objects must not change in between (the GIL is held). One measure, one emit; a
+    # builder that will not emit calls release().
+    cdef int codec_number
+    cdef public object level
+    cdef public bint log_append_time
+    cdef public bint transactional
+    cdef public bint control
+    cdef public int64_t producer_id
+    cdef public int16_t producer_epoch
+    cdef public int32_t base_sequence
+    cdef public int64_t delete_horizon_ms
+    cdef public int64_t max_size
+    # Of the batch that was measured: all of its header but base offset, leader epoch and CRC, and the offset
+    # delta of the first record with the largest timestamp.
+    cdef BatchHeader h
+    cdef int32_t max_timestamp_delta
+
+    cdef Scratch pending          # PendingRecord after PendingRecord
+    cdef Scratch headers
+    cdef Scratch held             # Py_buffer after Py_buffer
+    cdef Scratch section          # the records of a batch that is compressed
+    cdef object compressed
+    cdef object sequence          # keeps alive what was borrowed
+
+    cdef int64_t measure(self, object records, int64_t now_ms) except -1
+    cdef int emit(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) except? -128
+    cdef void release(self) noexcept
+
+    cdef int _gather(self, int64_t now_ms) except -1
+    cdef int _gather_tuple(self, tuple item, PendingRecord *r, int64_t index) except -1
+    cdef int _gather_record(self, Record item, PendingRecord *r) except -1
+    cdef int _borrow(self, object item, const uint8_t **data, int64_t *size, int64_t index,
+                     str what) except -1
+    cdef int64_t _plan(self, int64_t now_ms) except -1
+    cdef int64_t _compress(self, int64_t size) except -1
+    cdef void _write_records(self, uint8_t *p) noexcept

@@ -1,0 +1,302 @@
+"""BatchBuilder: Python values to the bytes of one record batch.
+
+A record is a value (`bytes`, `bytearray`, `memoryview` or None), a tuple (key, value), (key, value, headers)
+or (key, value, headers, timestamp in ms), or a `Record`. Building takes two steps, so that the caller can
+find room in between: measure() borrows the records' bytes and knows the batch's size, emit() writes it.
+Between them nothing may run that changes the records, which is why no object is taken that could run Python
+code when asked for its bytes. Thread rule: one thread at a time, under the GIL.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_Release, PyObject_GetBuffer, PyBUF_SIMPLE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.object cimport PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from kreplica._core cimport codec
+from kreplica._core.record cimport Record, borrow, place, put_headers, reserve
+from kreplica._core.record_batch cimport (
+    CONTROL,
+    DELETE_HORIZON,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    seal,
+    write_header,
+)
+from kreplica._core.record_batch import CODECS
+from kreplica._core.status cimport BATCH_TOO_LARGE, EMPTY_BATCH, check
+from kreplica._core.varint cimport size_of_varint, size_of_varlong, write_varint, write_varlong
+
+cdef extern from "Python.h":
+    object PySequence_Fast(object o, const char *message)
+    Py_ssize_t PySequence_Fast_GET_SIZE(object o)
+    PyObject *PySequence_Fast_GET_ITEM(object o, Py_ssize_t i)
+    int PyBUF_READ
+
+cdef enum:
+    NO_HORIZON = -1
+
+
+@cython.final
+cdef class BatchBuilder:
+    """Builds record batches; set the attributes before measuring, they stay until they are changed.
+
+    `codec` by name; `level` of the codec or None; `log_append_time` makes the batch one of LogAppendTime;
+    `producer_id`, `producer_epoch`, `base_sequence`, `transactional` as an idempotent producer has them (-1:
+    none); `control` for control records; `delete_horizon_ms` or -1; `max_size` bounds the whole batch, in
+    bytes.
+    """
+
+    def __cinit__(self):
+        self.codec_number = 0
+        self.level = None
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.base_sequence = -1
+        self.delete_horizon_ms = NO_HORIZON
+        self.max_size = INT32_MAX
+
+    def __dealloc__(self):
+        self.release()
+        free(self.pending.data)
+        free(self.headers.data)
+        free(self.held.data)
+        free(self.section.data)
+
+    @property
+    def codec(self):
+        """The codec's name: "none", "gzip", "snappy", "lz4" or "zstd"."""
+        return CODECS[self.codec_number]
+
+    @codec.setter
+    def codec(self, str name not None):
+        if name not in CODECS:
+            raise ValueError(f"no codec {name!r}, only {', '.join(CODECS)}")
+        self.codec_number = CODECS.index(name)
+
+    def build(self, records, *, int64_t base_offset=0, int32_t leader_epoch=-1, int64_t now_ms=-1):
+        """One batch of `records` as bytes; `now_ms` is the timestamp of records that have none.
+
+        Raises TypeError for what is no record, InvalidRecord for no records, MessageTooLarge past `max_size`.
+        """
+        cdef int64_t size = self.measure(records, now_ms)
+        cdef bytes batch
+        try:
+            batch = PyBytes_FromStringAndSize(NULL, size)
+            self.emit(<uint8_t *>PyBytes_AS_STRING(batch), base_offset, leader_epoch)
+        finally:
+            self.release()
+        return batch
+
+    cdef int64_t measure(self, object records, int64_t now_ms) except -1:
+        cdef int64_t size
+        self.release()
+        try:
+            self.sequence = PySequence_Fast(records, b"records must be a sequence of records")
+            self._gather(now_ms)
+            size = self._plan(now_ms)
+            if self.codec_number:
+                size = self._compress(size)
+            self.h.size = HEADER_SIZE + size
+            if self.h.size > min(self.max_size, INT32_MAX):
+                check(BATCH_TOO_LARGE, f"building a batch of {self.h.size} bytes, {self.max_size} allowed")
+        except BaseException:
+            self.release()
+            raise
+        return self.h.size
+
+    cdef int emit(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) except? -128:
+        cdef Py_buffer compressed
+        if self.sequence is None:
+            raise RuntimeError("emit() without measure()")
+        self.h.base_offset = base_offset
+        self.h.leader_epoch = leader_epoch
+        write_header(target, &self.h)
+        if self.compressed is None:
+            self._write_records(target + HEADER_SIZE)
+        else:
+            PyObject_GetBuffer(self.compressed, &compressed, PyBUF_SIMPLE)
+            memcpy(target + HEADER_SIZE, compressed.buf, <size_t>compressed.len)
+            PyBuffer_Release(&compressed)
+        seal(target, self.h.size)
+        self.release()
+        return 0
+
+    cdef void release(self) noexcept:
+        cdef int64_t i
+        for i in range(self.held.size // <int64_t>sizeof(Py_buffer)):
+            PyBuffer_Release(&(<Py_buffer *>self.held.data)[i])
+        self.held.size = 0
+        self.sequence = None
+        self.compressed = None
+
+    # ---- measuring ---------------------------------------------------------------------------------------
+
+    cdef int _gather(self, int64_t now_ms) except -1:
+        # Borrow the bytes of every record.
+        cdef Py_ssize_t count = PySequence_Fast_GET_SIZE(self.sequence)
+        cdef PendingRecord *r
+        cdef Py_ssize_t i
+        cdef object item
+        if count == 0:
+            check(EMPTY_BATCH, "building a batch of no records")
+        if count > INT32_MAX:
+            check(BATCH_TOO_LARGE, f"building a batch of {count} records")
+        self.pending.size = 0
+        self.headers.size = 0
+        reserve(&self.pending, count * <int64_t>sizeof(PendingRecord))
+        for i in range(count):
+            item = <object>PySequence_Fast_GET_ITEM(self.sequence, i)
+            r = &(<PendingRecord *>self.pending.data)[i]
+            r.key = NULL
+            r.key_size = 0
+            r.headers_size = 0
+            r.header_count = 0
+            r.timestamp = now_ms
+            if PyBytes_CheckExact(item):
+                r.value = <const uint8_t *>PyBytes_AS_STRING(item)
+                r.value_size = PyBytes_GET_SIZE(item)
+            elif isinstance(item, tuple):
+                self._gather_tuple(<tuple>item, r, i)
+            elif isinstance(item, Record):
+                self._gather_record(<Record>item, r)
+            else:
+                self._borrow(item, &r.value, &r.value_size, i, "record")
+        self.h.record_count = <int32_t>count
+        self.h.last_offset_delta = <int32_t>(count - 1)
+        return 0
+
+    cdef int _gather_tuple(self, tuple item, PendingRecord *r, int64_t index) except -1:
+        cdef Py_ssize_t size = PyTuple_GET_SIZE(item)
+        cdef object timestamp
+        if not 2 <= size <= 4:
+            raise TypeError(f"{place(index)}a tuple of {size}, not (key, value[, headers[, timestamp]])")
+        self._borrow(<object>PyTuple_GET_ITEM(item, 0), &r.key, &r.key_size, index, "key")
+        self._borrow(<object>PyTuple_GET_ITEM(item, 1), &r.value, &r.value_size, index, "value")
+        if size > 2 and <object>PyTuple_GET_ITEM(item, 2) is not None:
+            r.headers = NULL
+            r.headers_at = self.headers.size
+            r.header_count = put_headers(&self.headers, <object>PyTuple_GET_ITEM(item, 2), index)
+            r.headers_size = self.headers.size - r.headers_at
+        if size > 3 and <object>PyTuple_GET_ITEM(item, 3) is not None:
+            timestamp = <object>PyTuple_GET_ITEM(item, 3)
+            if not isinstance(timestamp, int):
+                kind = type(timestamp).__name__
+                raise TypeError(f"{place(index)}a timestamp must be int or None, not {kind}")
+            r.timestamp = timestamp
+            if r.timestamp < -1:
+                raise ValueError(f"{place(index)}a timestamp of {timestamp} ms")
+        return 0
+
+    cdef int _gather_record(self, Record item, PendingRecord *r) except -1:
+        r.key = item.view.key
+        r.key_size = item.view.key_size
+        r.value = item.view.value
+        r.value_size = item.view.value_size
+        r.headers = item.view.headers
+        r.headers_size = item.view.headers_size
+        r.header_count = item.view.header_count
+        if item.time_ms != INT64_MIN:
+            r.timestamp = item.time_ms
+        return 0
+
+    cdef int _borrow(self, object item, const uint8_t **data, int64_t *size, int64_t index,
+                     str what) except -1:
+        cdef int kind
+        reserve(&self.held, sizeof(Py_buffer))
+        kind = borrow(item, data, size, <Py_buffer *>(self.held.data + self.held.size))
+        if kind == 1:
+            self.held.size += sizeof(Py_buffer)
+        elif kind == 2:
+            raise TypeError(f"{place(index)}{what} must be bytes, bytearray, memoryview or None, "
+                            f"not {type(item).__name__}")
+        return 0
+
+    cdef int64_t _plan(self, int64_t now_ms) except -1:
+        # Fill the header and each record's size; returns the size of the records section, uncompressed.
+        cdef PendingRecord *r = <PendingRecord *>self.pending.data
+        cdef int64_t base = r.timestamp, largest = r.timestamp, total = 0, body
+        cdef int32_t i
+        self.max_timestamp_delta = 0
+        if self.delete_horizon_ms < NO_HORIZON or now_ms < -1:
+            raise ValueError(f"a delete horizon of {self.delete_horizon_ms} ms, a time of {now_ms} ms")
+        if self.delete_horizon_ms != NO_HORIZON:
+            base = self.delete_horizon_ms
+        for i in range(self.h.record_count):
+            if r.timestamp > largest:
+                largest = r.timestamp
+                self.max_timestamp_delta = i
+            if r.timestamp == INT64_MAX or r.key_size > INT32_MAX or r.value_size > INT32_MAX:
+                check(BATCH_TOO_LARGE, "building a batch", i)
+            body = (
+                1 + size_of_varlong(r.timestamp - base) + size_of_varint(i)
+                + size_of_varint(<int32_t>r.key_size if r.key != NULL else -1) + r.key_size
+                + size_of_varint(<int32_t>r.value_size if r.value != NULL else -1) + r.value_size
+                + size_of_varint(r.header_count) + r.headers_size
+            )
+            if body > INT32_MAX:
+                check(BATCH_TOO_LARGE, f"building a batch, a record of {body} bytes", i)
+            r.body_size = <int32_t>body
+            total += size_of_varint(r.body_size) + body
+            r += 1
+        if self.log_append_time:
+            largest = now_ms
+            self.max_timestamp_delta = 0
+        self.h.base_timestamp = base
+        self.h.max_timestamp = largest
+        self.h.attributes = <int16_t>(
+            self.codec_number
+            | (LOG_APPEND_TIME if self.log_append_time else 0)
+            | (TRANSACTIONAL if self.transactional else 0)
+            | (CONTROL if self.control else 0)
+            | (DELETE_HORIZON if self.delete_horizon_ms != NO_HORIZON else 0)
+        )
+        self.h.producer_id = self.producer_id
+        self.h.producer_epoch = self.producer_epoch
+        self.h.base_sequence = self.base_sequence
+        return total
+
+    cdef int64_t _compress(self, int64_t size) except -1:
+        # Write the records into scratch and compress them; returns the compressed size.
+        if size > INT32_MAX:
+            check(BATCH_TOO_LARGE, f"building a batch of {size} bytes before compression")
+        self.section.size = 0
+        reserve(&self.section, size)
+        self._write_records(self.section.data)
+        section = PyMemoryView_FromMemory(<char *>self.section.data, size, PyBUF_READ)
+        self.compressed = codec.compress(self.codec_number, section, self.level)
+        return len(self.compressed)
+
+    # ---- writing -----------------------------------------------------------------------------------------
+
+    cdef void _write_records(self, uint8_t *p) noexcept:
+        cdef const PendingRecord *r = <const PendingRecord *>self.pending.data
+        cdef const uint8_t *headers
+        cdef int64_t base = self.h.base_timestamp
+        cdef int32_t i
+        for i in range(self.h.record_count):
+            p += write_varint(p, r.body_size)
+            p[0] = 0
+            p += 1
+            p += write_varlong(p, r.timestamp - base)
+            p += write_varint(p, i)
+            p = _write_sized(p, r.key, r.key_size)
+            p = _write_sized(p, r.value, r.value_size)
+            p += write_varint(p, r.header_count)
+            if r.headers_size:
+                headers = r.headers if r.headers != NULL else self.headers.data + r.headers_at
+                memcpy(p, headers, <size_t>r.headers_size)
+                p += r.headers_size
+            r += 1
+
+
+cdef inline uint8_t *_write_sized(uint8_t *p, const uint8_t *data, int64_t size) noexcept nogil:
+    p += write_varint(p, <int32_t>size if data != NULL else -1)
+    if size:
+        memcpy(p, data, <size_t>size)
+    return p + size

@@ -1,0 +1,8 @@
+from collections.abc import Callable
+
+from typing_extensions import Buffer
+
+def install(
+    compress: Callable[[int, Buffer, int | None], Buffer],
+    decompress: Callable[[int, Buffer, int], Buffer],
+) -> None: ...

@@ -1,0 +1,74 @@
+# Record: one record as Python sees it, made by a program or read from a batch, and what its making shares
+# with the batch builder: scratch memory, borrowed bytes and the wire form of headers.
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_Check
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_Check
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport realloc
+
+from kreplica._core.record_batch cimport RecordView
+
+cdef struct Scratch:
+    # Memory that grows and is used again; its owner frees `data`.
+    uint8_t *data
+    int64_t size
+    int64_t capacity
+
+
+cdef inline int reserve(Scratch *s, int64_t more) except -1:
+    # Make room for `more` bytes after the first `size`.
+    cdef int64_t capacity = s.capacity
+    cdef void *data
+    if s.size + more <= capacity:
+        return 0
+    capacity = max(256, 2 * capacity, s.size + more)
+    data = realloc(s.data, <size_t>capacity)
+    if data == NULL:
+        raise MemoryError(f"no memory for {capacity} bytes of scratch")
+    s.data = <uint8_t *>data
+    s.capacity = capacity
+    return 0
+
+
+cdef inline int borrow(object item, const uint8_t **data, int64_t *size, Py_buffer *held) except -1:
+    # The bytes of a bytes, bytearray, memoryview or None (data NULL). 1 where `held` was filled and is to be
+    # released after use, 2 where the item is none of these. No other exporter is taken: asking one could run
+    # Python code, which could change what was borrowed before.
+    if PyBytes_Check(item):
+        data[0] = <const uint8_t *>PyBytes_AS_STRING(item)
+        size[0] = PyBytes_GET_SIZE(item)
+        return 0
+    if item is None:
+        data[0] = NULL
+        size[0] = 0
+        return 0
+    if not (PyByteArray_Check(item) or PyMemoryView_Check(item)):
+        return 2
+    PyObject_GetBuffer(item, held, PyBUF_SIMPLE)
+    # An empty buffer may have no address, which would read as null.
+    data[0] = <const uint8_t *>held.buf if held.buf != NULL else <const uint8_t *>b""
+    size[0] = held.len
+    return 1
+
+
+cdef enum:
+    NO_OFFSET = -1
+
+
+cdef class Record:
+    cdef RecordView view          # points into what `owner`, key_bytes and value_bytes keep alive
+    cdef object owner
+    cdef object key_bytes         # made on first use, or what was given
+    cdef object value_bytes
+    cdef int64_t record_offset    # NO_OFFSET: not read from a log
+    cdef int64_t time_ms          # INT64_MIN: made without one
+    cdef bint log_append
+
+
+# Append headers, a list or tuple of (str, bytes-like or None), in wire form (without their count); returns
+# the count. Errors name record `index` (-1: none).
+cdef int put_headers(Scratch *s, object headers, int64_t index) except -1
+# Which record an error speaks of.
+cdef str place(int64_t index)

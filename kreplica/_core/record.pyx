@@ -1,0 +1,193 @@
+"""Record: a key, a value, headers and a timestamp; with an offset once it is read from a log.
+
+A record that was read points into its batch, which it keeps alive, and makes bytes objects when asked.
+Records do not change. Thread rule: any thread, under the GIL.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_Release
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
+from libc.stdint cimport INT32_MAX, INT64_MIN, int32_t, int64_t, uint8_t
+from libc.stdlib cimport free
+from libc.string cimport memcmp, memcpy
+
+from kreplica._core.record_batch cimport parse_record_header
+from kreplica._core.status cimport check
+from kreplica._core.varint cimport write_varint
+
+
+cdef str place(int64_t index):
+    return f"record {index}: " if index >= 0 else ""
+
+
+cdef int _put_sized(Scratch *s, const uint8_t *data, int64_t size) except -1:
+    # A length and the bytes; NULL is null, length -1.
+    if size > INT32_MAX:
+        raise ValueError(f"a header of {size} bytes")
+    reserve(s, size + 5)
+    s.size += write_varint(s.data + s.size, <int32_t>size if data != NULL else -1)
+    if size:
+        memcpy(s.data + s.size, data, <size_t>size)
+    s.size += size
+    return 0
+
+
+cdef int put_headers(Scratch *s, object headers, int64_t index) except -1:
+    cdef const char *key
+    cdef const uint8_t *value
+    cdef Py_ssize_t key_size
+    cdef int64_t value_size
+    cdef Py_buffer held
+    cdef int kind
+    if not isinstance(headers, (list, tuple)):
+        name = type(headers).__name__
+        raise TypeError(f"{place(index)}headers must be a list of (str, bytes or None), not {name}")
+    for header in headers:
+        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
+            shown = f"{header!r:.80}"
+            raise TypeError(f"{place(index)}a header must be a tuple (str, bytes or None), not {shown}")
+        key = PyUnicode_AsUTF8AndSize((<tuple>header)[0], &key_size)
+        _put_sized(s, <const uint8_t *>key, key_size)
+        kind = borrow((<tuple>header)[1], &value, &value_size, &held)
+        if kind == 2:
+            name = type(header[1]).__name__
+            raise TypeError(f"{place(index)}a header's value must be bytes or None, not {name}")
+        try:
+            _put_sized(s, value, value_size)
+        finally:
+            if kind == 1:
+                PyBuffer_Release(&held)
+    return <int>len(headers)
+
+
+cdef object _as_bytes(object item, str what):
+    if item is None or isinstance(item, bytes):
+        return item
+    if isinstance(item, (bytearray, memoryview)):
+        return bytes(item)
+    name = type(item).__name__
+    raise TypeError(f"a record's {what} must be bytes, bytearray, memoryview or None, not {name}")
+
+
+cdef inline bint _same(const uint8_t *a, int64_t a_size, const uint8_t *b, int64_t b_size) noexcept:
+    if a == NULL or b == NULL:
+        return a == b
+    return a_size == b_size and memcmp(a, b, <size_t>a_size) == 0
+
+
+cdef inline int _point(object data, const uint8_t **start, int64_t *size) except -1:
+    cdef Py_buffer unused         # bytes and None are not held
+    return borrow(data, start, size, &unused)
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class Record:
+    """One record.
+
+    `Record(value=b"v", key=b"k", headers=[("h", b"1")], timestamp=None)` makes one to be written; `timestamp`
+    is in milliseconds since 1970, None means the time of the append. Reading a log gives records with
+    `offset` and `timestamp_type` ("create", or "log_append" where the broker's time replaced the producer's).
+    Two records are equal when all of this is equal.
+    """
+
+    # Nothing that a record refers to can refer back to it, so the collector need not know of it (no_gc).
+
+    def __init__(self, value=None, key=None, headers=(), timestamp=None):
+        cdef Scratch scratch
+        self.record_offset = NO_OFFSET
+        self.log_append = False
+        self.time_ms = INT64_MIN if timestamp is None else timestamp
+        if timestamp is not None and self.time_ms < -1:
+            raise ValueError(f"a timestamp of {timestamp} ms")
+        self.value_bytes = _as_bytes(value, "value")
+        self.key_bytes = _as_bytes(key, "key")
+        _point(self.key_bytes, &self.view.key, &self.view.key_size)
+        _point(self.value_bytes, &self.view.value, &self.view.value_size)
+        scratch.data = NULL
+        scratch.size = scratch.capacity = 0
+        self.view.header_count = 0
+        self.view.headers_size = 0
+        if headers:
+            try:
+                self.view.header_count = put_headers(&scratch, headers, -1)
+                self.owner = PyBytes_FromStringAndSize(<char *>scratch.data, scratch.size)
+            finally:
+                free(scratch.data)
+            _point(self.owner, &self.view.headers, &self.view.headers_size)
+
+    @property
+    def value(self):
+        """The value: bytes, or None (a tombstone)."""
+        if self.value_bytes is None and self.view.value != NULL:
+            self.value_bytes = PyBytes_FromStringAndSize(<const char *>self.view.value, self.view.value_size)
+        return self.value_bytes
+
+    @property
+    def key(self):
+        """The key: bytes or None."""
+        if self.key_bytes is None and self.view.key != NULL:
+            self.key_bytes = PyBytes_FromStringAndSize(<const char *>self.view.key, self.view.key_size)
+        return self.key_bytes
+
+    @property
+    def headers(self):
+        """A new list of (str, bytes or None). What is no UTF-8 in a name becomes lone surrogates."""
+        cdef const uint8_t *p = self.view.headers
+        cdef const uint8_t *key = NULL
+        cdef const uint8_t *value = NULL
+        cdef int64_t left = self.view.headers_size, key_size = 0, value_size = 0, used = 0
+        cdef int32_t i
+        cdef list headers = []
+        for i in range(self.view.header_count):
+            status = parse_record_header(p, left, &key, &key_size, &value, &value_size, &used)
+            check(status, "reading a header", i)
+            headers.append((
+                PyUnicode_DecodeUTF8(<const char *>key, key_size, "surrogateescape"),
+                PyBytes_FromStringAndSize(<const char *>value, value_size) if value != NULL else None,
+            ))
+            p += used
+            left -= used
+        return headers
+
+    @property
+    def offset(self):
+        """The offset in its partition; None where the record was not read from a log."""
+        return None if self.record_offset == NO_OFFSET else self.record_offset
+
+    @property
+    def timestamp(self):
+        """Milliseconds since 1970; -1 where the producer gave none, None where it is yet to be given."""
+        return None if self.time_ms == INT64_MIN else self.time_ms
+
+    @property
+    def timestamp_type(self):
+        """"create" or "log_append"."""
+        return "log_append" if self.log_append else "create"
+
+    def __eq__(self, other):
+        if not isinstance(other, Record):
+            return NotImplemented
+        cdef Record them = other
+        return (
+            self.record_offset == them.record_offset
+            and self.time_ms == them.time_ms
+            and self.log_append == them.log_append
+            and _same(self.view.key, self.view.key_size, them.view.key, them.view.key_size)
+            and _same(self.view.value, self.view.value_size, them.view.value, them.view.value_size)
+            and self.headers == them.headers
+        )
+
+    def __hash__(self):
+        return hash((self.record_offset, self.time_ms, self.key, self.value))
+
+    def __reduce__(self):
+        raise TypeError("a Record cannot be pickled: take its key, value, headers and timestamp")
+
+    def __repr__(self):
+        at = "" if self.record_offset == NO_OFFSET else f"offset={self.record_offset}, "
+        headers = f", headers={self.headers!r}" if self.view.header_count else ""
+        when = "" if self.time_ms == INT64_MIN else f", timestamp={self.time_ms}"
+        return f"Record({at}key={self.key!r}, value={self.value!r}{headers}{when})"

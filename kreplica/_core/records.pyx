@@ -1,0 +1,363 @@
+"""RecordBatch: one batch of a log as Python sees it, and walking from batch to batch and record to record.
+
+A batch is a view: of a pinned slice of a segment, of a fetch response, of any bytes. It copies nothing and
+keeps what it views alive. Its CRC, its header and all its records are checked before the first record is
+handed out, so reading gives right records or a typed error. Thread rule: any thread, under the GIL.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from kreplica._core cimport codec
+from kreplica._core.big_endian cimport load16
+from kreplica._core.record cimport Record
+from kreplica._core.record_batch cimport (
+    CODEC_MASK,
+    CONTROL,
+    DELETE_HORIZON,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    BatchHeader,
+    RecordScan,
+    RecordView,
+    check_crc,
+    check_fields,
+    check_produced_fields,
+    parse_header,
+    parse_record,
+    record_timestamp,
+    scan_records,
+)
+from kreplica._core.record_batch import CODECS
+from kreplica._core.status cimport BAD_CONTROL_RECORD, END, OK, SHORT_INPUT, TRAILING_BYTES, check
+
+
+cdef object _decompressed(const uint8_t *p, const BatchHeader *h, int64_t max_size, Py_buffer *section):
+    # The records section of a compressed batch; returns what keeps it alive.
+    cdef object source = PyMemoryView_FromMemory(<char *>p + HEADER_SIZE, h.size - HEADER_SIZE, PyBUF_READ)
+    cdef object data = codec.decompress(h.attributes & CODEC_MASK, source, max_size)
+    PyObject_GetBuffer(data, section, PyBUF_SIMPLE)
+    PyBuffer_Release(section)     # `data` itself keeps it: codec's results do not change
+    return data
+
+
+@cython.final
+cdef class RecordBatch:
+    """A record batch of format v2 in `data[position:]`, any bytes-like object; it must not change meanwhile.
+
+    Making one checks the frame: InvalidBatchLength, UnsupportedMagic, TruncatedInput. Iterating gives
+    `Record`s and checks everything else: InvalidCrc and the other kinds of CorruptMessage,
+    DecompressionTooLarge past `max_decompressed` bytes. `memoryview(batch)` is its bytes, without a copy.
+    """
+
+    def __cinit__(self):
+        self.max_decompressed = MAX_DECOMPRESSED
+
+    def __init__(self, data, int64_t position=0):
+        if self.data != NULL:
+            raise TypeError("a RecordBatch is made once")
+        PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+        self.viewed = True
+        if not 0 <= position < self.view.len:
+            check(SHORT_INPUT, "reading a batch", position)
+        self.owner = data
+        check(parse_header(<const uint8_t *>self.view.buf + position, self.view.len - position, &self.h),
+              "reading a batch", position)
+        self.data = <const uint8_t *>self.view.buf + position
+
+    def __dealloc__(self):
+        if self.viewed:
+            PyBuffer_Release(&self.view)
+
+    cdef int check_header(self) except -1:
+        if self.data == NULL:
+            raise ValueError("a RecordBatch without bytes")
+        if not self.checked:
+            check(check_crc(self.data, &self.h), "checking a batch", self.h.base_offset)
+            check(check_fields(&self.h), "checking a batch", self.h.base_offset)
+            self.checked = True
+        return 0
+
+    cdef object section(self, int64_t max_decompressed, const uint8_t **records, int64_t *size):
+        cdef Py_buffer view
+        self.check_header()
+        if self.h.attributes & CODEC_MASK == 0:
+            records[0] = self.data + HEADER_SIZE
+            size[0] = self.h.size - HEADER_SIZE
+            return self
+        keeper = _decompressed(self.data, &self.h, max_decompressed, &view)
+        records[0] = <const uint8_t *>view.buf
+        size[0] = view.len
+        return keeper
+
+    def check(self, *, bint dense=False):
+        """Raise unless CRC, header and every record are right; `dense` asks for a batch without gaps."""
+        cdef const uint8_t *records = NULL
+        cdef int64_t size = 0
+        cdef RecordScan found
+        keeper = self.section(self.max_decompressed, &records, &size)
+        check(scan_records(records, size, &self.h, dense, &found), "checking records", self.h.base_offset)
+        del keeper
+
+    def records(self, *, max_decompressed=None):
+        """Iterate over the records; `max_decompressed` bytes instead of the attribute's."""
+        cdef RecordIterator iterator = RecordIterator.__new__(RecordIterator)
+        cdef RecordScan found
+        iterator.batch = self
+        iterator.keeper = self.section(
+            self.max_decompressed if max_decompressed is None else max_decompressed,
+            &iterator.position, &iterator.left,
+        )
+        check(scan_records(iterator.position, iterator.left, &self.h, False, &found), "reading records",
+              self.h.base_offset)
+        iterator.remaining = self.h.record_count
+        return iterator
+
+    def __iter__(self):
+        return self.records()
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if self.data == NULL:
+            raise ValueError("a RecordBatch without bytes")
+        PyBuffer_FillInfo(buffer, self, <void *>self.data, self.h.size, 1, flags)
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        pass
+
+    def __repr__(self):
+        return (f"RecordBatch(base_offset={self.base_offset}, last_offset={self.last_offset}, "
+                f"records={self.record_count}, size={self.size}, codec={self.codec!r})")
+
+    @property
+    def crc_valid(self):
+        """Whether the CRC fits the bytes."""
+        return self.data != NULL and check_crc(self.data, &self.h) == OK
+
+    @property
+    def base_offset(self):
+        """The offset of the first record that was written to the batch."""
+        return self.h.base_offset
+
+    @property
+    def last_offset(self):
+        """The offset of the last record that was written to the batch, even if compaction removed it."""
+        return self.h.base_offset + self.h.last_offset_delta
+
+    @property
+    def next_offset(self):
+        """The offset after the batch."""
+        return self.h.base_offset + self.h.last_offset_delta + 1
+
+    @property
+    def leader_epoch(self):
+        return self.h.leader_epoch
+
+    @property
+    def size(self):
+        """Bytes, header included."""
+        return self.h.size
+
+    @property
+    def crc(self):
+        """The CRC-32C that the header has."""
+        return self.h.crc
+
+    @property
+    def codec(self):
+        """"none", "gzip", "snappy", "lz4", "zstd", or the number of a codec that does not exist."""
+        number = self.h.attributes & CODEC_MASK
+        return CODECS[number] if number < len(CODECS) else str(number)
+
+    @property
+    def timestamp_type(self):
+        """"create" or "log_append"."""
+        return "log_append" if self.h.attributes & LOG_APPEND_TIME else "create"
+
+    @property
+    def base_timestamp(self):
+        """What the records' timestamps count from, in ms; of a batch with a delete horizon, that horizon."""
+        return self.h.base_timestamp
+
+    @property
+    def max_timestamp(self):
+        """The largest timestamp in ms; of LogAppendTime, every record's."""
+        return self.h.max_timestamp
+
+    @property
+    def producer_id(self):
+        return self.h.producer_id
+
+    @property
+    def producer_epoch(self):
+        return self.h.producer_epoch
+
+    @property
+    def base_sequence(self):
+        return self.h.base_sequence
+
+    @property
+    def record_count(self):
+        return self.h.record_count
+
+    @property
+    def is_transactional(self):
+        return self.h.attributes & TRANSACTIONAL != 0
+
+    @property
+    def is_control(self):
+        return self.h.attributes & CONTROL != 0
+
+    @property
+    def delete_horizon_ms(self):
+        """When the cleaner may drop the batch's tombstones and markers (KIP-534); None: not set."""
+        return self.h.base_timestamp if self.h.attributes & DELETE_HORIZON else None
+
+    @property
+    def control_type(self):
+        """The type in a control batch's first key (see kreplica.record.control); None for other batches."""
+        cdef const uint8_t *records = NULL
+        cdef int64_t size = 0, used = 0
+        cdef RecordView first
+        if not self.h.attributes & CONTROL:
+            return None
+        keeper = self.section(self.max_decompressed, &records, &size)
+        check(parse_record(records, size, &first, &used), "reading a control record", self.h.base_offset)
+        if first.key == NULL or first.key_size < 4:
+            check(BAD_CONTROL_RECORD, "reading a control record", self.h.base_offset)
+        control_type = load16(first.key + 2)
+        del keeper
+        return control_type
+
+
+@cython.final
+cdef class RecordIterator:
+    """The records of one batch, which were checked."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Record record
+        cdef int64_t used = 0
+        cdef const BatchHeader *h = &self.batch.h
+        if self.remaining == 0:
+            raise StopIteration
+        record = Record.__new__(Record)
+        check(parse_record(self.position, self.left, &record.view, &used), "reading a record", h.base_offset)
+        check(record_timestamp(h, record.view.timestamp_delta, &record.time_ms), "reading a record",
+              h.base_offset)
+        record.owner = self.keeper
+        record.record_offset = h.base_offset + record.view.offset_delta
+        record.log_append = h.attributes & LOG_APPEND_TIME != 0
+        self.position += used
+        self.left -= used
+        self.remaining -= 1
+        return record
+
+    def __length_hint__(self):
+        return self.remaining
+
+
+@cython.final
+cdef class _BatchIterator:
+    cdef RecordBatch shared
+    cdef object data
+    cdef Py_buffer view
+    cdef bint viewed
+    cdef int64_t position
+    cdef bint partial
+
+    def __dealloc__(self):
+        if self.viewed:
+            PyBuffer_Release(&self.view)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef RecordBatch batch
+        cdef BatchHeader h
+        cdef const uint8_t *p = <const uint8_t *>self.view.buf + self.position
+        cdef int64_t left = self.view.len - self.position
+        if left == 0 or self.partial and (left < HEADER_SIZE or left < 12 + <int64_t>_length(p)):
+            raise StopIteration
+        check(parse_header(p, left, &h), "reading a batch", self.position)
+        batch = RecordBatch.__new__(RecordBatch)
+        batch.owner = self
+        batch.data = p
+        batch.h = h
+        self.position += h.size
+        return batch
+
+
+cdef inline int32_t _length(const uint8_t *p) noexcept:
+    return (<int32_t>load16(p + 8) << 16) | (<int32_t>load16(p + 10) & 0xFFFF)
+
+
+def batches(data, *, bint partial=False):
+    """Iterate over the batches in `data` (bytes-like), one after the other, each a view of it.
+
+    `partial` accepts that the last one is cut short, as in the answer to a fetch, and leaves it out.
+    """
+    cdef _BatchIterator iterator = _BatchIterator.__new__(_BatchIterator)
+    PyObject_GetBuffer(data, &iterator.view, PyBUF_SIMPLE)
+    iterator.viewed = True
+    iterator.data = data
+    iterator.partial = partial
+    return iterator
+
+
+cdef RecordBatch wrap(object owner, const uint8_t *p, int64_t left, bint checked):
+    cdef RecordBatch batch = RecordBatch.__new__(RecordBatch)
+    check(parse_header(p, left, &batch.h), "reading a batch")
+    batch.data = p
+    batch.owner = owner
+    batch.checked = checked
+    return batch
+
+
+# ---- what a leader checks --------------------------------------------------------------------------------
+
+
+cdef int check_produced(const uint8_t *p, int64_t left, bint allow_control, bint check_sum,
+                        int64_t max_decompressed, BatchHeader *h, RecordScan *found) except? -128:
+    cdef Py_buffer section
+    cdef int status = parse_header(p, left, h)
+    if status == END:
+        return SHORT_INPUT
+    if status == OK and h.size != left:
+        return TRAILING_BYTES
+    if status == OK and check_sum:
+        status = check_crc(p, h)
+    if status == OK:
+        status = check_produced_fields(h, allow_control)
+    if status != OK:
+        return status
+    if h.attributes & CODEC_MASK == 0:
+        return scan_records(p + HEADER_SIZE, h.size - HEADER_SIZE, h, True, found)
+    keeper = _decompressed(p, h, max_decompressed, &section)
+    status = scan_records(<const uint8_t *>section.buf, section.len, h, True, found)
+    del keeper
+    return status
+
+
+def validate_for_append(data, *, bint allow_control=False, int64_t max_decompressed=MAX_DECOMPRESSED):
+    """Check that `data` is exactly one batch that a leader may append; returns (max timestamp, its offset
+    delta).
+
+    The whole of it is checked: format v2 and nothing behind it, CRC, known codec and attributes, record
+    count, offset deltas 0, 1, 2 ..., every record's lengths and headers, decompressing up to
+    `max_decompressed` bytes. Control batches come only from the coordinator and the controller
+    (`allow_control`). The timestamp is that of the records: a leader corrects a header that says otherwise.
+    Raises a CorruptMessage, an InvalidRecord or InvalidTimestamp.
+    """
+    cdef const uint8_t[::1] view = data
+    cdef const uint8_t *p = &view[0] if view.shape[0] else NULL
+    cdef BatchHeader h
+    cdef RecordScan found
+    status = check_produced(p, view.shape[0], allow_control, True, max_decompressed, &h, &found)
+    check(status, "validating a batch", 0)
+    return found.max_timestamp, found.max_timestamp_delta
