@@ -1,7 +1,7 @@
-"""What a stock consumer read of a partition: the truth that a reading of kreplica's is compared with.
+"""What a stock consumer read of a partition, and how a reading of kreplica's differs from it.
 
-Needs no Java: it reads the files of JSON lines that make_fixtures wrote beside Kafka's log directories, those
-under tests/data/kafka-4.3 among them.
+Needs no Java: this reads the files of JSON lines that make_fixtures wrote beside Kafka's log directories,
+those under tests/data/kafka-4.3 among them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import kreplica
 
 FIXTURES = Path(__file__).parents[1] / "data" / "kafka-4.3"
 
@@ -77,6 +81,24 @@ def expectations(directory: Path) -> list[Expectation]:
 def expectation(directory: Path, partition: str) -> Expectation:
     """That of one partition, as "codec-gzip-0"."""
     return _load(directory / "expected" / f"{partition}.jsonl.gz", directory / "logs")
+
+
+def differences(log: kreplica.Log, expected: Expectation) -> list[str]:
+    """How the log's reading differs from the consumer's, in both isolation levels; [] where it does not."""
+    found = []
+    for isolation, records in (("log_end", expected.records), ("txn_committed", expected.committed)):
+        readings = itertools.zip_longest(log.read(start=expected.begin, isolation=isolation), records)
+        for ours, theirs in readings:
+            if ours is None or theirs is None or _facts(ours) != _facts(theirs):
+                found.append(f"{expected.log.name}, {isolation}: {ours} is not {theirs}")
+                break
+    return found
+
+
+def _facts(record: Any) -> tuple[object, ...]:
+    """What both kinds of record say of themselves."""
+    when = (record.timestamp, record.timestamp_type)
+    return (record.offset, *when, record.key, record.value, list(record.headers))
 
 
 def _load(file: Path, logs: Path) -> Expectation:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -155,6 +156,31 @@ def dump_segments(*files: Path, options: Iterable[str] = ()) -> str:
         java_command("org.apache.kafka.tools.DumpLogSegments", "--files", names, *options), timeout_s=120
     )
     return result.stdout + result.stderr
+
+
+def complaints(*directories: Path) -> list[str]:
+    """What DumpLogSegments finds wrong in the logs and indexes of partition directories; [] if all is well.
+
+    Three looks: every record of every segment; the check of each index that a broker does when it starts;
+    each entry of each index against its segment. Offsets with gaps are as they should be, a cleaner makes
+    them.
+    """
+    files = [file for directory in directories for file in sorted(directory.iterdir())]
+    indexes = [file for file in files if file.suffix in (".index", ".timeindex")]
+    logs = [file for file in files if file.suffix == ".log"]
+    others = [file for file in files if file.suffix in (".txnindex", ".snapshot")]
+    looks = (("--deep-iteration", logs), ("--index-sanity-check", indexes), ("--verify-index-only", indexes))
+    try:
+        said = [dump_segments(*asked, options=[option]) for option, asked in looks if asked]
+        said += [dump_segments(*others)] if others else []
+    except PeerError as error:
+        return str(error).splitlines()
+    return [line for look in said for line in look.splitlines() if _COMPLAINT.search(line)]
+
+
+_COMPLAINT = re.compile(
+    r"^Mismatch|^The following|^Found|^  Index|^Ignoring|isvalid: false|Exception", re.IGNORECASE
+)
 
 
 def _logging_file(level: str) -> Path:

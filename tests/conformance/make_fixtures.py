@@ -37,18 +37,34 @@ def write(target: Path, size: Size) -> None:
         _write_unclean(Path(scratch) / "unclean", target / "unclean", size)
 
 
+def work(node: Node, size: Size, *scenarios: str) -> None:
+    """Let producers do the scenarios of java/Workload.java; "topic:NAME" only creates a topic."""
+    run_java("Workload", node.bootstrap, size, *scenarios, sources=SOURCES, timeout_s=300)
+
+
+def read(node: Node, target: Path) -> None:
+    """Write what a stock consumer reads of each of the node's partitions to `target/<partition>.jsonl.gz`."""
+    target.mkdir(parents=True)
+    names = [path.parent.name for path in node.log_directory.glob("*/partition.metadata")]
+    partitions = sorted(name for name in names if not name.startswith("__"))
+    lines = run_java("Reading", node.bootstrap, *partitions, sources=SOURCES, timeout_s=300)
+    for part in lines.split('{"partition":"')[1:]:
+        file = target / f"{part[: part.index(chr(34))]}.jsonl.gz"
+        file.write_bytes(gzip.compress(f'{{"partition":"{part}'.encode(), mtime=0))
+
+
 def _write_clean(scratch: Path, target: Path, size: Size) -> None:
     with _node(scratch, size) as node:
         # Each start is a leader epoch of its own, or two: one without a leader comes between.
         for _ in range(3):
-            _work(node, size, "epochs")
+            work(node, size, "epochs")
             node.stop()
             node.start()
-        _work(node, size, "epochs", *CLEAN)
+        work(node, size, "epochs", *CLEAN)
         for _ in range(2):
-            _work(node, size, "compacted")
+            work(node, size, "compacted")
             wait_until(lambda: _is_compacted(node, "compacted"), "the cleaner is through with the topic")
-        _read(node, target / "expected")
+        read(node, target / "expected")
         node.stop()
         _keep(node, target / "logs")
 
@@ -56,11 +72,11 @@ def _write_clean(scratch: Path, target: Path, size: Size) -> None:
 def _write_unclean(scratch: Path, target: Path, size: Size) -> None:
     with _node(scratch, size) as node:
         # What is written before the stop lies below the recovery point, what comes after it lies above.
-        _work(node, size, "unclean")
+        work(node, size, "unclean")
         node.stop()
         node.start()
-        _work(node, size, *UNCLEAN)
-        _read(node, target / "expected")
+        work(node, size, *UNCLEAN)
+        read(node, target / "expected")
         node.kill()
         _keep(node, target / "logs")
         if (
@@ -72,21 +88,6 @@ def _write_unclean(scratch: Path, target: Path, size: Size) -> None:
 
 def _node(directory: Path, size: Size) -> Node:
     return Node(directory, log_index_size_max_bytes=INDEX_BYTES[size])
-
-
-def _work(node: Node, size: Size, *scenarios: str) -> None:
-    run_java("Workload", node.bootstrap, size, *scenarios, sources=SOURCES)
-
-
-def _read(node: Node, target: Path) -> None:
-    """Write what a stock consumer reads of each partition to `target/<partition>.jsonl.gz`."""
-    target.mkdir(parents=True)
-    names = [path.parent.name for path in node.log_directory.glob("*/partition.metadata")]
-    partitions = sorted(name for name in names if not name.startswith("__"))
-    read = run_java("Reading", node.bootstrap, *partitions, sources=SOURCES)
-    for part in read.split('{"partition":"')[1:]:
-        file = target / f"{part[: part.index(chr(34))]}.jsonl.gz"
-        file.write_bytes(gzip.compress(f'{{"partition":"{part}'.encode(), mtime=0))
 
 
 def _is_compacted(node: Node, topic: str) -> bool:

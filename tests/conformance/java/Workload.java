@@ -25,8 +25,8 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 /**
  * Makes a broker write what kreplica has to read: one method a scenario, run by its name.
  *
- * <p>Arguments: bootstrap, "small" or "large" (a committed fixture, or a log worth a test of its own), scenarios.
- * A batch ends where a scenario flushes, so that the same records come in the same batches each time. Scenarios
+ * <p>Arguments: bootstrap, "small" or "large" (a committed fixture, or a log worth a test of its own), scenarios;
+ * "topic:NAME" creates an empty topic. A batch ends where a scenario flushes, so that the same records come in the same batches each time. Scenarios
  * whose producers are transactional or idempotent use the wall clock, since a broker forgets producers by it; the
  * others name their timestamps. The process ends without closing what a scenario left open.
  */
@@ -67,7 +67,12 @@ public final class Workload {
             case "group-offsets" -> groupOffsets();
             case "unclean" -> segments("unclean", large ? 30 : 3);
             case "unclean-transactions" -> transactions("unclean-transactions");
-            default -> throw new IllegalArgumentException(scenario);
+            default -> {
+                if (!scenario.startsWith("topic:")) {
+                    throw new IllegalArgumentException(scenario);
+                }
+                topic(scenario.substring("topic:".length()), Map.of());
+            }
         }
     }
 

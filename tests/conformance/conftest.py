@@ -1,0 +1,23 @@
+"""What conformance tests share: Kafka itself, or a line that says why it is not to be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import kafka_peer, make_fixtures
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kafka() -> None:
+    if reason := kafka_peer.missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories that Kafka wrote for this run, `clean` and `unclean`, larger than the committed ones."""
+    target = tmp_path_factory.mktemp("kafka")
+    make_fixtures.write(target, "large")
+    return target
