@@ -5,10 +5,11 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_Check
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_Check
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport realloc
 
 from kreplica._core.record_batch cimport RecordView
+from kreplica._core.status cimport PAGE_FAULT, check
 
 cdef struct Scratch:
     # Memory that grows and is used again; its owner frees `data`.
@@ -53,6 +54,17 @@ cdef inline int borrow(object item, const uint8_t **data, int64_t *size, Py_buff
     return 1
 
 
+cdef extern from "atomics.h" nogil:
+    int32_t kr_load_acquire32(const int32_t *p)
+
+
+cdef inline int check_fault(const int32_t *fault) except -1:
+    # After bytes of a mapping were read: a page that was lost meanwhile reads as zeros, and says so here.
+    if fault != NULL and kr_load_acquire32(fault) == PAGE_FAULT:
+        check(PAGE_FAULT, "reading a mapped record")
+    return 0
+
+
 cdef enum:
     NO_OFFSET = -1
 
@@ -60,6 +72,7 @@ cdef enum:
 cdef class Record:
     cdef RecordView view          # points into what `owner`, key_bytes and value_bytes keep alive
     cdef object owner
+    cdef const int32_t *fault     # of the mapping that `view` points into; NULL: plain memory
     cdef object key_bytes         # made on first use, or what was given
     cdef object value_bytes
     cdef int64_t record_offset    # NO_OFFSET: not read from a log

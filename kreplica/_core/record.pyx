@@ -122,14 +122,18 @@ cdef class Record:
     def value(self):
         """The value: bytes, or None (a tombstone)."""
         if self.value_bytes is None and self.view.value != NULL:
-            self.value_bytes = PyBytes_FromStringAndSize(<const char *>self.view.value, self.view.value_size)
+            value = PyBytes_FromStringAndSize(<const char *>self.view.value, self.view.value_size)
+            check_fault(self.fault)
+            self.value_bytes = value
         return self.value_bytes
 
     @property
     def key(self):
         """The key: bytes or None."""
         if self.key_bytes is None and self.view.key != NULL:
-            self.key_bytes = PyBytes_FromStringAndSize(<const char *>self.view.key, self.view.key_size)
+            key = PyBytes_FromStringAndSize(<const char *>self.view.key, self.view.key_size)
+            check_fault(self.fault)
+            self.key_bytes = key
         return self.key_bytes
 
     @property
@@ -150,6 +154,7 @@ cdef class Record:
             ))
             p += used
             left -= used
+        check_fault(self.fault)
         return headers
 
     @property

@@ -5,7 +5,9 @@ compared with what is left before it is used. Thread rule: none, the functions h
 own the bytes.
 """
 
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
 
 from kreplica._core.big_endian cimport load16, load32, load64, publish32, store16, store32, store64
 from kreplica._core.crc32c cimport crc32c
@@ -20,6 +22,7 @@ from kreplica._core.status cimport (
     BAD_RECORD_COUNT,
     BAD_RECORD_LENGTH,
     BAD_TIMESTAMP,
+    BATCH_TOO_LARGE,
     CONTROL_FROM_CLIENT,
     END,
     OFFSET_OVERFLOW,
@@ -363,3 +366,29 @@ def stamp_append_time(uint8_t[::1] batch not None, int64_t timestamp_ms):
 def stamp_crc(uint8_t[::1] batch not None):
     """Compute the CRC of the batch as its bytes are now; for tools that change a batch."""
     _stamp_crc(&batch[0], _parse_writable(batch))
+
+
+def replace_records(const uint8_t[::1] batch not None, const uint8_t[::1] section not None, int codec):
+    """The batch as bytes with another records section, of this codec, and all else as it was.
+
+    The section must hold the same records; MessageTooLarge past 2 GiB.
+    """
+    cdef BatchHeader h
+    cdef int64_t size = HEADER_SIZE + section.shape[0]
+    cdef bytes made
+    cdef uint8_t *p
+    if batch.shape[0] == 0:
+        check(SHORT_INPUT, "replacing the records of a batch", 0)
+    check(parse_header(&batch[0], batch.shape[0], &h), "replacing the records of a batch", 0)
+    if not 0 <= codec <= LAST_CODEC:
+        check(UNKNOWN_CODEC, "replacing the records of a batch", codec)
+    if size > INT32_MAX:
+        check(BATCH_TOO_LARGE, f"replacing the records of a batch by {section.shape[0]} bytes")
+    h.attributes = (h.attributes & ~CODEC_MASK) | codec
+    made = PyBytes_FromStringAndSize(NULL, size)
+    p = <uint8_t *>PyBytes_AS_STRING(made)
+    write_header(p, &h)
+    if section.shape[0]:
+        memcpy(p + HEADER_SIZE, &section[0], <size_t>section.shape[0])
+    seal(p, size)
+    return made

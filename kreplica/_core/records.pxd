@@ -14,6 +14,7 @@ cdef class RecordBatch:
     cdef object owner             # keeps data[0:h.size] alive and unchanged
     cdef Py_buffer view           # of owner, where the constructor took one
     cdef bint viewed
+    cdef const int32_t *fault     # of the mapping that holds the batch; NULL: plain memory
     cdef bint checked             # CRC and header fields were found right
     cdef public int64_t max_decompressed
 

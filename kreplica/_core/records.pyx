@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from kreplica._core cimport codec
 from kreplica._core.big_endian cimport load16
-from kreplica._core.record cimport Record
+from kreplica._core.record cimport Record, check_fault
 from kreplica._core.record_batch cimport (
     CODEC_MASK,
     CONTROL,
@@ -32,7 +32,13 @@ from kreplica._core.record_batch cimport (
     scan_records,
 )
 from kreplica._core.record_batch import CODECS
+from kreplica._core.region cimport Slice
 from kreplica._core.status cimport BAD_CONTROL_RECORD, END, OK, SHORT_INPUT, TRAILING_BYTES, check
+
+
+cdef inline const int32_t *_fault_of(object owner):
+    # Where a mapping says that it lost a page; the region lives as long as its slice.
+    return &(<Slice>owner).region.r.fault if isinstance(owner, Slice) and (<Slice>owner).mapped else NULL
 
 
 cdef object _decompressed(const uint8_t *p, const BatchHeader *h, int64_t max_size, Py_buffer *section):
@@ -67,6 +73,7 @@ cdef class RecordBatch:
         check(parse_header(<const uint8_t *>self.view.buf + position, self.view.len - position, &self.h),
               "reading a batch", position)
         self.data = <const uint8_t *>self.view.buf + position
+        self.fault = _fault_of(data)
 
     def __dealloc__(self):
         if self.viewed:
@@ -76,7 +83,9 @@ cdef class RecordBatch:
         if self.data == NULL:
             raise ValueError("a RecordBatch without bytes")
         if not self.checked:
-            check(check_crc(self.data, &self.h), "checking a batch", self.h.base_offset)
+            status = check_crc(self.data, &self.h)
+            check_fault(self.fault)
+            check(status, "checking a batch", self.h.base_offset)
             check(check_fields(&self.h), "checking a batch", self.h.base_offset)
             self.checked = True
         return 0
@@ -89,6 +98,7 @@ cdef class RecordBatch:
             size[0] = self.h.size - HEADER_SIZE
             return self
         keeper = _decompressed(self.data, &self.h, max_decompressed, &view)
+        check_fault(self.fault)
         records[0] = <const uint8_t *>view.buf
         size[0] = view.len
         return keeper
@@ -118,6 +128,15 @@ cdef class RecordBatch:
 
     def __iter__(self):
         return self.records()
+
+    def uncompressed(self, *, max_decompressed=None):
+        """The records section as a memoryview, decompressed if need be, after the check of CRC and header."""
+        cdef const uint8_t *records = NULL
+        cdef int64_t size = 0
+        keeper = self.section(
+            self.max_decompressed if max_decompressed is None else max_decompressed, &records, &size
+        )
+        return memoryview(keeper)[HEADER_SIZE:] if keeper is self else memoryview(keeper)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self.data == NULL:
@@ -250,6 +269,7 @@ cdef class RecordIterator:
         check(record_timestamp(h, record.view.timestamp_delta, &record.time_ms), "reading a record",
               h.base_offset)
         record.owner = self.keeper
+        record.fault = self.batch.fault if self.keeper is self.batch else NULL
         record.record_offset = h.base_offset + record.view.offset_delta
         record.log_append = h.attributes & LOG_APPEND_TIME != 0
         self.position += used
@@ -269,6 +289,7 @@ cdef class _BatchIterator:
     cdef bint viewed
     cdef int64_t position
     cdef bint partial
+    cdef const int32_t *fault
 
     def __dealloc__(self):
         if self.viewed:
@@ -287,6 +308,7 @@ cdef class _BatchIterator:
         check(parse_header(p, left, &h), "reading a batch", self.position)
         batch = RecordBatch.__new__(RecordBatch)
         batch.owner = self
+        batch.fault = self.fault
         batch.data = p
         batch.h = h
         self.position += h.size
@@ -306,6 +328,7 @@ def batches(data, *, bint partial=False):
     PyObject_GetBuffer(data, &iterator.view, PyBUF_SIMPLE)
     iterator.viewed = True
     iterator.data = data
+    iterator.fault = _fault_of(data)
     iterator.partial = partial
     return iterator
 
@@ -315,6 +338,7 @@ cdef RecordBatch wrap(object owner, const uint8_t *p, int64_t left, bint checked
     check(parse_header(p, left, &batch.h), "reading a batch")
     batch.data = p
     batch.owner = owner
+    batch.fault = _fault_of(owner)
     batch.checked = checked
     return batch
 

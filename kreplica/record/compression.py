@@ -1,0 +1,167 @@
+"""The codecs of record batches: gzip, snappy, lz4 and zstd, through cramjam.
+
+Decompression is bounded by the size that comes out, never by a ratio or by a length that the data claims: the
+output buffer starts small, grows in steps while the codec fills it, and stops at the caller's bound. What is
+broken, cut short or followed by something else is refused. Importing this module gives the native core its
+compression. Thread rule: any thread; cramjam releases the GIL while it works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import cramjam
+
+from kreplica._core import codec as _codec
+from kreplica._core.record_batch import CODECS
+from kreplica.common.errors import DecompressionTooLarge, InvalidCompressedData, UnsupportedCodec
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+MAX_DECOMPRESSED = 256 << 20
+"""Bytes that one batch may decompress to, where nobody sets another bound."""
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(len(CODECS))
+
+LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
+"""Levels as Kafka's compression.{gzip,lz4,zstd}.level have them (KIP-390); -1 is gzip's default too."""
+
+_FIRST_GUESS = 4096
+_GUESSED_RATIO = 6
+_GROWTH = 4
+
+# Snappy blocks as Kafka's Java client frames them: this header, then blocks, each behind its size in four
+# bytes.
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + (1).to_bytes(4, "big") + (1).to_bytes(4, "big")
+_XERIAL_BLOCK_BYTES = 32 << 10
+# A snappy block's densest element makes 64 bytes of 3.
+_SNAPPY_DENSITY = 22
+
+
+def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
+    """`data` compressed by the codec of this number; `level` None is the codec's default.
+
+    Raises UnsupportedCodec, and ValueError for a level that Kafka's configuration would refuse.
+    """
+    if level is not None and codec in LEVELS and level not in LEVELS[codec] and (codec, level) != (GZIP, -1):
+        raise ValueError(f"{CODECS[codec]} has no level {level}")
+    if codec == GZIP:
+        return _buffer(cramjam.gzip.compress(data, level=None if level == -1 else level))
+    if codec == SNAPPY:
+        return _compress_xerial(memoryview(data))
+    if codec == LZ4:
+        return _compress_lz4(data, level)
+    if codec == ZSTD:
+        return _buffer(cramjam.zstd.compress(data, level=level))
+    if codec == NONE:
+        return data
+    raise UnsupportedCodec(f"compressing with codec {codec}")
+
+
+def decompress(codec: int, data: Buffer, max_size: int = MAX_DECOMPRESSED) -> Buffer:
+    """What `data` decompresses to by the codec of this number.
+
+    Raises DecompressionTooLarge past `max_size` bytes, InvalidCompressedData, UnsupportedCodec.
+    """
+    view = memoryview(data)
+    if codec == GZIP:
+        return _decompress_growing(cramjam.gzip.decompress_into, view, max_size)
+    if codec == SNAPPY:
+        return _decompress_snappy(view, max_size)
+    if codec == LZ4:
+        return _decompress_growing(cramjam.lz4.decompress_into, view, max_size)
+    if codec == ZSTD:
+        return _decompress_growing(cramjam.zstd.decompress_into, view, max_size)
+    if codec == NONE:
+        if len(view) > max_size:
+            raise DecompressionTooLarge(f"{len(view)} bytes of records, {max_size} allowed")
+        return data
+    raise UnsupportedCodec(f"decompressing with codec {codec}")
+
+
+def _buffer(made: Any) -> Buffer:
+    view: Buffer = memoryview(made)
+    return view
+
+
+def _compress_lz4(data: Buffer, level: int | None) -> Buffer:
+    # Kafka reads only frames whose blocks stand alone. Its default, level 9, is the fast coder.
+    fast = level is None or level == 9
+    compressor = cramjam.lz4.Compressor(level=0 if fast else level, block_linked=False)
+    compressor.compress(bytes(data))
+    return _buffer(compressor.finish())
+
+
+def _compress_xerial(data: memoryview) -> bytes:
+    parts = [_XERIAL_HEADER]
+    for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(data[start : start + _XERIAL_BLOCK_BYTES]))
+        parts += (len(block).to_bytes(4, "big"), block)
+    return b"".join(parts)
+
+
+def _decompress_growing(into: Callable[[Any, Any], int], data: memoryview, max_size: int) -> Buffer:
+    size = min(max(_FIRST_GUESS, _GUESSED_RATIO * len(data)), max_size)
+    while True:
+        target = bytearray(size)
+        try:
+            used = into(data, target)
+        except cramjam.DecompressionError as error:
+            # The codec says so when it has more than the target takes; anything else is wrong with the data.
+            if "failed to write whole buffer" not in str(error):
+                raise InvalidCompressedData(f"decompressing {len(data)} bytes: {error}") from None
+            if size == max_size:
+                raise DecompressionTooLarge(f"more than {max_size} bytes of records") from None
+            size = min(_GROWTH * size, max_size)
+        else:
+            return memoryview(target)[:used]
+
+
+def _decompress_snappy(data: memoryview, max_size: int) -> Buffer:
+    blocks = list(_xerial_blocks(data)) if data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC else [data]
+    sizes = [_snappy_size(block) for block in blocks]
+    if sum(sizes) > max_size:
+        raise DecompressionTooLarge(f"{sum(sizes)} bytes of records, {max_size} allowed")
+    target = bytearray(sum(sizes))
+    rest = memoryview(target)
+    for block, size in zip(blocks, sizes, strict=True):
+        try:
+            used = cramjam.snappy.decompress_raw_into(block, rest[:size])
+        except cramjam.DecompressionError as error:
+            raise InvalidCompressedData(f"decompressing a snappy block: {error}") from None
+        if used != size:
+            raise InvalidCompressedData(f"a snappy block of {size} bytes has {used}")
+        rest = rest[size:]
+    return target
+
+
+def _xerial_blocks(data: memoryview) -> list[memoryview]:
+    blocks = []
+    at = len(_XERIAL_HEADER)
+    if len(data) < at:
+        raise InvalidCompressedData("a snappy stream ends within its header")
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        if len(data) - at < 4 or size > len(data) - at - 4:
+            raise InvalidCompressedData(f"a snappy block of {size} bytes, {len(data) - at} left")
+        blocks.append(data[at + 4 : at + 4 + size])
+        at += 4 + size
+    return blocks
+
+
+def _snappy_size(block: memoryview) -> int:
+    # The block begins with its size, which is believed only as far as so many bytes could say so much.
+    try:
+        size: int = cramjam.snappy.decompress_raw_len(block)
+    except cramjam.DecompressionError as error:
+        raise InvalidCompressedData(f"decompressing a snappy block: {error}") from None
+    if size > _SNAPPY_DENSITY * len(block):
+        raise InvalidCompressedData(f"a snappy block of {len(block)} bytes that claims {size}")
+    return size
+
+
+_codec.install(compress, decompress)

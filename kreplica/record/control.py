@@ -1,0 +1,111 @@
+"""Control records: what a control batch's keys and values mean.
+
+A key is version (int16) and type (int16). The values of end-transaction markers are read and written here;
+those of the quorum's own records are Kafka's published schemas and belong to the quorum.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kreplica._core.batch_builder import BatchBuilder
+from kreplica._core.records import RecordBatch
+from kreplica.common.errors import CorruptMessage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+_KEY = struct.Struct(">hh")
+_END_TXN = struct.Struct(">hi")
+_VERSION = 0
+
+
+class ControlRecordType(enum.IntEnum):
+    """The type in a control record's key; other numbers are of a later Kafka and to be skipped."""
+
+    ABORT = 0
+    COMMIT = 1
+    LEADER_CHANGE = 2
+    SNAPSHOT_HEADER = 3
+    SNAPSHOT_FOOTER = 4
+    KRAFT_VERSION = 5
+    KRAFT_VOTERS = 6
+
+
+@dataclass(frozen=True)
+class EndTransactionMarker:
+    """The end of a transaction, as its coordinator writes it to each of its partitions."""
+
+    commit: bool
+    coordinator_epoch: int
+
+    @property
+    def key(self) -> bytes:
+        return control_key(ControlRecordType.COMMIT if self.commit else ControlRecordType.ABORT)
+
+    @property
+    def value(self) -> bytes:
+        return _END_TXN.pack(_VERSION, self.coordinator_epoch)
+
+
+def control_key(kind: ControlRecordType) -> bytes:
+    """The key of a control record."""
+    return _KEY.pack(_VERSION, kind)
+
+
+def parse_control_key(key: Buffer | None) -> int:
+    """The type that a control record's key names; CorruptMessage if there is none.
+
+    A later version may add fields, so more bytes are no error.
+    """
+    if key is None or len(memoryview(key)) < _KEY.size:
+        raise CorruptMessage("a control record without a type in its key")
+    version, kind = _KEY.unpack_from(key)
+    if version < 0:
+        raise CorruptMessage(f"a control record's key of version {version}")
+    return int(kind)
+
+
+def parse_end_transaction_marker(key: Buffer | None, value: Buffer | None) -> EndTransactionMarker:
+    """The marker in a control record; CorruptMessage if it is none."""
+    kind = parse_control_key(key)
+    if kind not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+        raise CorruptMessage(f"a control record of type {kind} is no end of a transaction")
+    if value is None or len(memoryview(value)) < _END_TXN.size:
+        raise CorruptMessage("an end-transaction marker cut short")
+    version, coordinator_epoch = _END_TXN.unpack_from(value)
+    if version < 0:
+        raise CorruptMessage(f"an end-transaction marker of version {version}")
+    return EndTransactionMarker(kind == ControlRecordType.COMMIT, coordinator_epoch)
+
+
+def build_end_transaction_marker(
+    marker: EndTransactionMarker,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp_ms: int,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytes:
+    """The control batch that ends a producer's transaction in one partition."""
+    builder = BatchBuilder()
+    builder.transactional = True
+    builder.control = True
+    builder.producer_id = producer_id
+    builder.producer_epoch = producer_epoch
+    return builder.build(
+        [(marker.key, marker.value)], base_offset=base_offset, leader_epoch=leader_epoch, now_ms=timestamp_ms
+    )
+
+
+def end_transaction_marker_of(batch: RecordBatch) -> EndTransactionMarker | None:
+    """The marker in a batch; None where it is no control batch or holds another control record."""
+    if batch.control_type not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+        return None
+    record = next(iter(batch))
+    return parse_end_transaction_marker(record.key, record.value)
