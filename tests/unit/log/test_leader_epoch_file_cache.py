@@ -41,6 +41,7 @@ def test_assign_says_whether_it_was_news_and_writes_only_then() -> None:
     storage = MemoryStorage()
     cache = cache_with(storage=storage)
     assert cache.assign(1, 0)
+    assert not cache.assign(1, 0)
     assert not cache.assign(1, 50)
     assert cache.assign_all([EpochEntry(1, 60), EpochEntry(2, 70), EpochEntry(4, 80)])
     assert storage.calls == [("write_file_atomically", FILE)] * 2

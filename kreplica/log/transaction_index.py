@@ -1,0 +1,168 @@
+"""`<base offset>.txnindex`: the aborted transactions that ended in one segment, for read_committed readers.
+
+An entry has 34 bytes, big-endian:
+
+     0 version            2      0
+     2 producer id        8
+    10 first offset       8      of the transaction; may lie in an earlier segment
+    18 last offset        8      of its abort marker, which is in this segment; grows from entry to entry
+    26 last stable offset 8      when the marker was written
+
+The file is made with the first aborted transaction; most segments have none. It is written in place; a torn
+entry at the end, or anything else that contradicts the above, is an InvalidFile: the loader then rebuilds the
+index from the segment.
+
+Owned by one LogSegment. Changes happen under the log's lock; `collect` may be called by any thread meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from kreplica.common.errors import InvalidFile
+from kreplica.common.locks import Lock
+
+if TYPE_CHECKING:
+    from kreplica.common.ports import Storage
+
+SUFFIX = ".txnindex"
+VERSION = 0
+
+_ENTRY = struct.Struct(">hqqqq")
+ENTRY_SIZE = _ENTRY.size
+
+_LAST_OFFSET = itemgetter(2)
+
+# Guards the first reading of any index, which happens once and is short. One for all keeps an index small.
+_loading = Lock()
+
+
+class AbortedTxn(NamedTuple):
+    """A transaction that was aborted: whose, from where to where, and the last stable offset at its end."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """The index of the segment that begins at `base_offset`."""
+
+    __slots__ = ("_entries", "_storage", "_unflushed", "_unnamed", "base_offset", "path")
+
+    def __init__(self, storage: Storage, path: str, base_offset: int) -> None:
+        self._storage = storage
+        self.path = path
+        self.base_offset = base_offset
+        # None until the file was read. Readers take the list as it is: it only grows, or is replaced.
+        self._entries: list[AbortedTxn] | None = None
+        self._unflushed = False  # the contents, or (_unnamed) the very name, may be lost in a power cut
+        self._unnamed = False
+
+    def entries(self) -> list[AbortedTxn]:
+        """All entries, in the order of their last offsets; not to be changed. Raises InvalidFile."""
+        entries = self._entries
+        if entries is None:
+            with _loading:
+                if self._entries is None:
+                    self._entries = self._read()
+                entries = self._entries
+        return entries
+
+    def sanity_check(self) -> None:
+        """Raise InvalidFile if the file is damaged."""
+        self.entries()
+
+    def refresh(self) -> None:
+        """Read the file anew at the next question; for readers beside the process that writes it."""
+        self._entries = None
+
+    def append(self, entry: AbortedTxn) -> None:
+        """Add a transaction that ended behind all that are here."""
+        entries = self.entries()
+        assert not entries or entries[-1].last_offset < entry.last_offset, (entries[-1], entry)
+        self._storage.write_at(self.path, len(entries) * ENTRY_SIZE, _ENTRY.pack(VERSION, *entry))
+        self._unnamed = self._unnamed or not entries
+        self._unflushed = True
+        entries.append(entry)
+
+    def collect(self, fetch_offset: int, upper_bound: int) -> tuple[list[AbortedTxn], bool]:
+        """The transactions here that a fetch of [fetch_offset, upper_bound) has to hide.
+
+        With True if none that ended in a later segment can belong to it, so that the search may stop.
+        """
+        found = []
+        entries = self.entries()
+        for at in range(bisect_left(entries, fetch_offset, key=_LAST_OFFSET), len(entries)):
+            entry = entries[at]
+            if entry.first_offset < upper_bound:
+                found.append(entry)
+            if entry.last_stable_offset >= upper_bound:
+                return found, True
+        return found, False
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop what ended at or after `offset`; the shorter file outlives a power cut when this returns."""
+        entries = self.entries()
+        kept = entries[: bisect_left(entries, offset, key=_LAST_OFFSET)]
+        if len(kept) < len(entries):
+            self._storage.write_file_atomically(self.path, format_entries(kept))
+            self._entries = kept
+            self._unflushed = self._unnamed = False
+
+    def flush(self) -> None:
+        """Make what was appended outlive a power cut."""
+        if self._unflushed:
+            self._storage.sync_file(self.path)
+            self._unflushed = False
+        if self._unnamed:
+            self._storage.sync_directory(self.path.rpartition("/")[0])
+            self._unnamed = False
+
+    def rename(self, path: str) -> None:
+        """Give the file, if there is one, another name."""
+        if self._storage.exists(self.path):
+            self._storage.rename(self.path, path)
+        self.path = path
+
+    def delete(self) -> None:
+        """Remove the file and forget what was in it. It is gone for good once the directory is flushed."""
+        self._storage.remove(self.path)
+        self._entries = []
+        self._unflushed = self._unnamed = False
+
+    def _read(self) -> list[AbortedTxn]:
+        if not self._storage.exists(self.path):
+            return []
+        return parse_entries(self._storage.read_file(self.path), self.path, self.base_offset)
+
+
+def file_name(base_offset: int) -> str:
+    return f"{base_offset:020d}{SUFFIX}"
+
+
+def format_entries(entries: list[AbortedTxn]) -> bytes:
+    return b"".join(_ENTRY.pack(VERSION, *entry) for entry in entries)
+
+
+def parse_entries(data: bytes, path: str, base_offset: int) -> list[AbortedTxn]:
+    """The entries of the index of a segment. Raises InvalidFile with the byte position of the wrong entry."""
+    if len(data) % ENTRY_SIZE:
+        raise InvalidFile(f"{path}: {len(data)} bytes are no whole number of entries", where=len(data))
+    entries: list[AbortedTxn] = []
+    last = base_offset - 1
+    for version, *fields in _ENTRY.iter_unpack(data):
+        entry = AbortedTxn(*fields)
+        position = len(entries) * ENTRY_SIZE
+        if version != VERSION:
+            raise InvalidFile(f"{path}: version {version} at byte {position}, not {VERSION}", where=position)
+        ordered = 0 <= entry.first_offset < entry.last_offset and last < entry.last_offset
+        if not ordered or entry.producer_id < 0 or not 0 <= entry.last_stable_offset <= entry.last_offset + 1:
+            raise InvalidFile(f"{path}: impossible entry at byte {position}: {entry}", where=position)
+        last = entry.last_offset
+        entries.append(entry)
+    return entries
