@@ -1,0 +1,127 @@
+"""The way in: what kind of directory it is, its partitions, and the files beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from kreplica.common.errors import KafkaStorageError, KreplicaError
+from kreplica.common.quorum_state import parse_quorum_state
+from kreplica.common.types import TopicPartition
+from kreplica.log.checkpoint import (
+    CLEANER_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    REPLICATION_CHECKPOINT,
+    OffsetCheckpointFile,
+)
+from kreplica.log.meta_properties import MetaPropertiesFile
+from kreplica.log.partition_metadata_file import PartitionMetadataFile
+from kreplica.log.verify.partition import SEGMENT, PartitionVerifier
+from kreplica.log.verify.problem import Problem
+
+if TYPE_CHECKING:
+    from kreplica.common.ports import Storage
+
+_PARTITION = re.compile(r"([a-zA-Z0-9._-]+)-(\d+)")
+_OFFSET_CHECKPOINTS = (
+    RECOVERY_POINT_CHECKPOINT,
+    REPLICATION_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    CLEANER_CHECKPOINT,
+)
+# Files whose first rule is that they can be read, and what reads them; each raises InvalidFile.
+_READERS: Mapping[str, Callable[[bytes, str], object]] = {
+    "meta.properties": MetaPropertiesFile.parse,
+    "partition.metadata": PartitionMetadataFile.parse,
+    "quorum-state": parse_quorum_state,
+    **dict.fromkeys(_OFFSET_CHECKPOINTS, OffsetCheckpointFile.parse),
+}
+
+
+def verify(
+    storage: Storage, path: str, *, progress: Callable[[int], None] | None = None
+) -> Iterator[Problem]:
+    """Every problem at `path`: a segment, a partition's directory, or a log directory with many of them.
+
+    `progress` is called with the number of bytes walked since its last call; `total_bytes` is their sum.
+    Raises KafkaStorageError only where `path` itself cannot be read.
+    """
+    if path.endswith(".log"):
+        directory, slash, name = path.rpartition("/")
+        storage.size(path)
+        yield from PartitionVerifier(storage, directory if slash else ".", [name], progress).problems()
+        return
+    names = storage.list_directory(path)
+    if _is_partition(names):
+        yield from PartitionVerifier(storage, path, names, progress).problems()
+        yield from _small_files(storage, path, names)
+    else:
+        yield from _log_directory(storage, path, names, progress)
+
+
+def total_bytes(storage: Storage, path: str) -> int:
+    """The bytes of all segments at `path`: what `verify` walks."""
+    if path.endswith(".log"):
+        return storage.size(path)
+    names = storage.list_directory(path)
+    if _is_partition(names):
+        return sum(storage.size(f"{path}/{name}") for name in names if SEGMENT.fullmatch(name))
+    total = 0
+    for name in filter(_PARTITION.fullmatch, names):
+        below = f"{path}/{name}"
+        segments = filter(SEGMENT.fullmatch, storage.list_directory(below))
+        total += sum(storage.size(f"{below}/{segment}") for segment in segments)
+    return total
+
+
+def _is_partition(names: list[str]) -> bool:
+    return any(map(SEGMENT.fullmatch, names))
+
+
+def _log_directory(
+    storage: Storage, path: str, names: list[str], progress: Callable[[int], None] | None
+) -> Iterator[Problem]:
+    ends: dict[TopicPartition, int] = {}
+    for name in names:
+        found = _PARTITION.fullmatch(name)
+        if found is None:
+            continue
+        below = f"{path}/{name}"
+        try:
+            files = storage.list_directory(below)
+        except KafkaStorageError as error:
+            yield Problem(below, type(error).__name__, str(error))
+            continue
+        partition = PartitionVerifier(storage, below, files, progress)
+        yield from partition.problems()
+        yield from _small_files(storage, below, files)
+        if partition.whole and _is_partition(files):
+            ends[TopicPartition(found[1], int(found[2]))] = partition.next_offset
+    yield from _small_files(storage, path, names)
+    for name in _OFFSET_CHECKPOINTS:
+        if name in names:
+            yield from _offsets_within_logs(storage, f"{path}/{name}", ends)
+
+
+def _small_files(storage: Storage, path: str, names: list[str]) -> Iterator[Problem]:
+    for name, read in _READERS.items():
+        if name in names:
+            try:
+                read(storage.read_file(f"{path}/{name}"), f"{path}/{name}")
+            except KreplicaError as error:
+                yield Problem(f"{path}/{name}", type(error).__name__, str(error))
+
+
+def _offsets_within_logs(
+    storage: Storage, path: str, ends: Mapping[TopicPartition, int]
+) -> Iterator[Problem]:
+    try:
+        offsets = OffsetCheckpointFile.parse(storage.read_file(path), path)
+    except KreplicaError:
+        return  # told already
+    for key, offset in offsets.items():
+        if offset > ends.get(key, offset):
+            text = f"{key.topic}-{key.partition} ends at {ends[key]}, the checkpoint says {offset}"
+            yield Problem(path, "OffsetBeyondLog", text, offset)
