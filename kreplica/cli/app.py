@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,3 +30,33 @@ def _options(
     ] = False,
 ) -> None:
     del version  # acted upon by its callback
+
+
+Paths = Annotated[list[Path], typer.Argument(exists=True, help="Files or directories.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+@app.command()
+def dump(
+    paths: Paths,
+    deep: Annotated[bool, typer.Option("--deep", help="The records of segments, not only batches.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what stands in segments, indexes, snapshots, checkpoints and the small files beside them."""
+    from kreplica.cli import dump as command
+
+    for path in paths:
+        if not command.is_known(path):
+            raise typer.BadParameter(f"{path} is no file of a log", param_hint="PATHS")
+    raise typer.Exit(command.run(list(map(str, paths)), deep, as_json))
+
+
+@app.command()
+def verify(paths: Paths, as_json: Json = False) -> None:
+    """Check every invariant of segments, partitions or log directories; exit code 1 if one does not hold."""
+    from kreplica.cli import verify as command
+
+    for path in paths:
+        if path.is_file() and path.suffix != ".log":
+            raise typer.BadParameter(f"{path} is no segment", param_hint="PATHS")
+    raise typer.Exit(command.run(list(map(str, paths)), as_json))

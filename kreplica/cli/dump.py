@@ -1,0 +1,288 @@
+"""`kreplica dump`: what stands in a log's files, file by file."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kreplica.cli.output import Fact, print_json, print_table
+from kreplica.common.errors import KreplicaError
+from kreplica.common.quorum_state import parse_quorum_state
+from kreplica.log.checkpoint import (
+    CLEANER_CHECKPOINT,
+    LEADER_EPOCH_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    REPLICATION_CHECKPOINT,
+    LeaderEpochCheckpointFile,
+    OffsetCheckpointFile,
+)
+from kreplica.log.meta_properties import MetaPropertiesFile
+from kreplica.log.partition_metadata_file import PartitionMetadataFile
+from kreplica.log.producer_snapshot import parse_snapshot
+from kreplica.log.transaction_index import parse_entries
+from kreplica.log.verify.segment import BatchWalk
+from kreplica.record import Record, RecordBatch
+from kreplica.record.control import ControlRecordType, parse_control_key
+from kreplica.runtime.storage import FileStorage
+
+BATCH_COLUMNS = (
+    *("position", "base_offset", "last_offset", "records", "size", "leader_epoch", "codec", "max_timestamp"),
+    *("producer_id", "producer_epoch", "base_sequence", "transactional", "control", "problem"),
+)
+RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers", "control", "problem")
+
+
+def run(paths: Sequence[str], deep: bool, as_json: bool) -> int:
+    """Print the files at `paths`, and those in them where they are directories; returns the exit code."""
+    found_problem = False
+    for path in _files(paths):
+        dump = _Facts(path, deep)
+        if as_json:
+            for fact in dump:
+                print_json({"file": str(path), **fact})
+        else:
+            # A table of records leaves their batches out: they would be most of its columns.
+            shown = (fact for fact in dump if not (deep and fact.get("what") == "batch"))
+            print_table(str(path), _columns(path.name, deep), shown)
+        found_problem |= dump.found_problem
+    return 1 if found_problem else 0
+
+
+def is_known(path: Path) -> bool:
+    """Whether it is a file that can be dumped, or a directory."""
+    return path.is_dir() or _reader(path.name) is not None
+
+
+def _files(paths: Iterable[str]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from (file for file in sorted(path.rglob("*")) if file.is_file() and _reader(file.name))
+        else:
+            yield path
+
+
+class _Facts:
+    """Iterates over the facts of a file; afterwards `found_problem` tells whether one was a problem."""
+
+    def __init__(self, path: Path, deep: bool) -> None:
+        self._path = path
+        self._deep = deep
+        self.found_problem = False
+
+    def __iter__(self) -> Iterator[Fact]:
+        reader = _reader(self._path.name)
+        assert reader is not None, self._path
+        try:
+            for fact in reader(str(self._path), self._deep):
+                self.found_problem |= "problem" in fact
+                yield fact
+        except KreplicaError as error:
+            self.found_problem = True
+            yield {"problem": str(error)}
+
+
+# ---- one reader for each kind of file --------------------------------------------------------------------
+
+Reader = Callable[[str, bool], Iterator[Fact]]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    name: re.Pattern[str]
+    columns: Sequence[str]
+    read: Reader
+
+
+def _reader(name: str) -> Reader | None:
+    return next((kind.read for kind in KINDS if kind.name.fullmatch(name)), None)
+
+
+def _columns(name: str, deep: bool) -> Sequence[str]:
+    columns = next(kind.columns for kind in KINDS if kind.name.fullmatch(name))
+    return RECORD_COLUMNS if deep and columns is BATCH_COLUMNS else columns
+
+
+def _segment(path: str, deep: bool) -> Iterator[Fact]:
+    storage = FileStorage()
+    with storage.open_region(path, max(1, storage.size(path)), writable=False) as region:
+        walk = BatchWalk(region)
+        for position, batch in walk:
+            if isinstance(batch, KreplicaError):
+                yield {"what": "problem", "position": position, "problem": str(batch)}
+                continue
+            yield _batch_fact(batch, position)
+            if deep:
+                yield from _record_facts(batch, position)
+        if walk.error is not None:
+            left = walk.end - walk.position
+            if walk.rest_is_zero():
+                yield {"what": "unused", "position": walk.position, "size": left}
+            else:
+                text = f"{walk.error}; {left} bytes unread"
+                yield {"what": "problem", "position": walk.position, "problem": text}
+
+
+def _batch_fact(batch: RecordBatch, position: int) -> Fact:
+    fact: dict[str, object] = {
+        "what": "batch",
+        "position": position,
+        "base_offset": batch.base_offset,
+        "last_offset": batch.last_offset,
+        "records": batch.record_count,
+        "size": batch.size,
+        "leader_epoch": batch.leader_epoch,
+        "crc": batch.crc,
+        "codec": batch.codec,
+        "timestamp_type": batch.timestamp_type,
+        "base_timestamp": batch.base_timestamp,
+        "max_timestamp": batch.max_timestamp,
+        "delete_horizon_timestamp": batch.delete_horizon_ms,
+        "producer_id": batch.producer_id,
+        "producer_epoch": batch.producer_epoch,
+        "base_sequence": batch.base_sequence,
+        "transactional": batch.is_transactional,
+        "control": None,
+    }
+    try:
+        batch.check()
+        if batch.is_control and batch.record_count:
+            fact["control"] = _control_name(batch.control_type)
+    except KreplicaError as error:
+        fact["problem"] = str(error)
+    return fact
+
+
+def _record_facts(batch: RecordBatch, position: int) -> Iterator[Fact]:
+    try:
+        for record in batch:
+            yield _record_fact(record, position, batch.is_control)
+    except KreplicaError:
+        return  # the batch's own line has it
+
+
+def _record_fact(record: Record, position: int, is_control: bool) -> Fact:
+    fact: dict[str, object] = {
+        "what": "record",
+        "position": position,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": record.key,
+        "value": record.value,
+        "headers": [{"name": name, "value": value} for name, value in record.headers],
+    }
+    if is_control:
+        fact["control"] = _control_name(parse_control_key(record.key))
+    return fact
+
+
+def _control_name(number: int | None) -> str:
+    names = {kind.value: kind.name.lower() for kind in ControlRecordType}
+    return names.get(-1 if number is None else number, str(number))
+
+
+def _index(entry: struct.Struct, names: tuple[str, str]) -> Reader:
+    """A reader of fixed-size entries; offsets in them count from the base in the file's name."""
+
+    def read(path: str, deep: bool) -> Iterator[Fact]:
+        del deep
+        data = FileStorage().read_file(path)
+        base = int(Path(path).name.split(".")[0])
+        whole = len(data) // entry.size * entry.size
+        used = -(-len(data[:whole].rstrip(b"\0")) // entry.size) * entry.size
+        for fields in entry.iter_unpack(data[:used]):
+            yield {name: value + base * (name == "offset") for name, value in zip(names, fields, strict=True)}
+        if whole < len(data):
+            yield {"problem": f"{len(data) - whole} bytes behind the last entry, at {whole}"}
+
+    return read
+
+
+def _parsed(parse: Callable[[bytes, str], Iterable[Fact]]) -> Reader:
+    """A reader of a small file that is parsed as a whole."""
+
+    def read(path: str, deep: bool) -> Iterator[Fact]:
+        del deep
+        yield from parse(FileStorage().read_file(path), path)
+
+    return read
+
+
+def _aborted(data: bytes, path: str) -> Iterable[Fact]:
+    base = int(Path(path).name.split(".")[0])
+    return [entry._asdict() for entry in parse_entries(data, path, base)]
+
+
+def _producers(data: bytes, path: str) -> Iterable[Fact]:
+    for entry in parse_snapshot(data, path):
+        yield {
+            "producer_id": entry.producer_id,
+            "producer_epoch": entry.producer_epoch,
+            "last_sequence": entry.last_sequence,
+            "last_offset": entry.last_data_offset,
+            "offset_delta": entry.last_offset_delta,
+            "last_timestamp": entry.last_timestamp,
+            "coordinator_epoch": entry.coordinator_epoch,
+            "current_txn_first_offset": entry.current_txn_first_offset,
+        }
+
+
+def _offsets(data: bytes, path: str) -> Iterable[Fact]:
+    for key, offset in OffsetCheckpointFile.parse(data, path).items():
+        yield {"topic": key.topic, "partition": key.partition, "offset": offset}
+
+
+def _epochs(data: bytes, path: str) -> Iterable[Fact]:
+    return [entry._asdict() for entry in LeaderEpochCheckpointFile.parse(data, path)]
+
+
+def _topic_id(data: bytes, path: str) -> Iterable[Fact]:
+    return [{"topic_id": str(PartitionMetadataFile.parse(data, path))}]
+
+
+def _properties(data: bytes, path: str) -> Iterable[Fact]:
+    properties = MetaPropertiesFile.parse(data, path)
+    directory_id = properties.directory_id
+    return [
+        {
+            "cluster_id": properties.cluster_id,
+            "node_id": properties.node_id,
+            "directory_id": None if directory_id is None else str(directory_id),
+        }
+    ]
+
+
+def _quorum_state(data: bytes, path: str) -> Iterable[Fact]:
+    state = asdict(parse_quorum_state(data, path))
+    return [state | {"voted_directory_id": str(parse_quorum_state(data, path).voted_directory_id)}]
+
+
+def _kinds() -> Iterator[_Kind]:
+    def kind(name: str, columns: Sequence[str], read: Reader) -> _Kind:
+        return _Kind(re.compile(name), columns, read)
+
+    snapshot = ("producer_id", "producer_epoch", "last_sequence", "last_offset", "last_timestamp")
+    aborted = ("producer_id", "first_offset", "last_offset", "last_stable_offset")
+    quorum = ("leader_epoch", "leader_id", "voted_id", "voted_directory_id", "current_voters", "data_version")
+    yield kind(r"\d{20}\.log|(\d{20}-\d{10}|bootstrap)\.checkpoint", BATCH_COLUMNS, _segment)
+    yield kind(r"\d{20}\.index", ("offset", "position"), _index(struct.Struct(">ii"), ("offset", "position")))
+    yield kind(
+        r"\d{20}\.timeindex", ("timestamp", "offset"), _index(struct.Struct(">qi"), ("timestamp", "offset"))
+    )
+    yield kind(r"\d{20}\.txnindex", aborted, _parsed(_aborted))
+    yield kind(r"\d{20}\.snapshot", (*snapshot, "current_txn_first_offset"), _parsed(_producers))
+    yield kind(re.escape(LEADER_EPOCH_CHECKPOINT), ("epoch", "start_offset"), _parsed(_epochs))
+    for name in (
+        *(RECOVERY_POINT_CHECKPOINT, REPLICATION_CHECKPOINT),
+        *(LOG_START_OFFSET_CHECKPOINT, CLEANER_CHECKPOINT),
+    ):
+        yield kind(re.escape(name), ("topic", "partition", "offset"), _parsed(_offsets))
+    yield kind(r"partition\.metadata", ("topic_id",), _parsed(_topic_id))
+    yield kind(r"meta\.properties", ("cluster_id", "node_id", "directory_id"), _parsed(_properties))
+    yield kind("quorum-state", quorum, _parsed(_quorum_state))
+
+
+KINDS = tuple(_kinds())

@@ -1,0 +1,105 @@
+"""How the subcommands print: tables for people, one JSON object a line for programs.
+
+A fact is a mapping from names to values; a name that ends in `timestamp` holds ms since 1970.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from types import NoneType
+
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+Fact = Mapping[str, object]
+
+# A table is laid out once all its rows are known, so a long one is printed in parts.
+ROWS_A_TABLE = 1000
+# Where there is no terminal to ask, lines are as long as they need to be.
+WIDTH_WITHOUT_TERMINAL = 200
+LONGEST_CELL = 60
+# What is never shortened: it may be the answer.
+WHOLE = {"path", "text", "problem"}
+# Kafka's value for an id, an epoch or an offset that is not there.
+NONE = -1
+
+
+def console(stderr: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False)
+
+
+def print_json(fact: Fact) -> None:
+    """One line. Bytes are text where they are UTF-8; else the name has `_base64` added."""
+    print(json.dumps(_plain(fact), ensure_ascii=False, separators=(",", ":")))
+
+
+def _plain(fact: Fact) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    for name, value in fact.items():
+        if isinstance(value, bytes):
+            try:
+                plain[name] = value.decode()
+            except UnicodeDecodeError:
+                plain[f"{name}_base64"] = base64.b64encode(value).decode()
+        elif isinstance(value, Mapping):
+            plain[name] = _plain(value)
+        elif isinstance(value, (list, tuple)):
+            plain[name] = [_plain(item) if isinstance(item, Mapping) else item for item in value]
+        else:
+            plain[name] = value
+    return plain
+
+
+def print_table(title: str, columns: Sequence[str], facts: Iterable[Fact]) -> None:
+    """The named columns of the facts below a title; those that are empty are left out."""
+    rows = iter(facts)
+    out = console()
+    out.print(title, markup=False, style="bold")
+    while part := list(islice(rows, ROWS_A_TABLE)):
+        table = Table()
+        cells = {name: [_cell(name, fact.get(name)) for fact in part] for name in columns}
+        shown = [name for name in columns if any(cells[name])]
+        for name in shown:
+            numbers = all(isinstance(fact.get(name), (int, NoneType)) for fact in part)
+            justify: JustifyMethod = "right" if numbers and not name.endswith("timestamp") else "left"
+            table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
+        for row in zip(*(cells[name] for name in shown), strict=True):
+            table.add_row(*map(escape, row))
+        out.print(table)
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None or value == NONE:
+        return ""
+    if value == b"":
+        return '""'
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if name.endswith("timestamp") and isinstance(value, int):
+        return moment(value)
+    if isinstance(value, list):
+        value = ", ".join(_pair(item) if isinstance(item, Mapping) else str(item) for item in value)
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    if name not in WHOLE and len(text) > LONGEST_CELL:
+        text = f"{text[: LONGEST_CELL - 1]}…"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _pair(item: Fact) -> str:
+    return "=".join(_cell("", value) for value in item.values())
+
+
+def moment(timestamp_ms: int) -> str:
+    """A timestamp as a date in UTC, or the number itself where there is no such date."""
+    try:
+        date = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)
+    return date.strftime("%Y-%m-%d %H:%M:%S.") + f"{timestamp_ms % 1000:03}"
