@@ -97,6 +97,7 @@ conformance: .make/build
 SANITIZED := build/sanitize/lib
 SANITIZER_RUNTIMES = $(foreach name,libasan.so libubsan.so,$(shell $(CC) -print-file-name=$(name)))
 sanitize: .make/venv
+	-find $(SANITIZED) -name '*.py' -delete 2>/dev/null
 	KREPLICA_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-lib $(SANITIZED)
 	ln -sfn ../../../tests $(SANITIZED)/tests
 	cd $(SANITIZED) && LD_PRELOAD="$(SANITIZER_RUNTIMES)" PYTHONMALLOC=malloc \

@@ -1,18 +1,19 @@
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from kreplica._core.record import Record
 
-Bytes: TypeAlias = bytes | bytearray | memoryview | None
-Headers: TypeAlias = Sequence[tuple[str, Bytes]] | None
-RecordLike: TypeAlias = (
-    Bytes
-    | tuple[Bytes, Bytes]
-    | tuple[Bytes, Bytes, Headers]
-    | tuple[Bytes, Bytes, Headers, int | None]
+_Bytes: TypeAlias = bytes | bytearray | memoryview | None
+_Headers: TypeAlias = Sequence[tuple[str, _Bytes]] | None
+_RecordLike: TypeAlias = (
+    _Bytes
+    | tuple[_Bytes, _Bytes]
+    | tuple[_Bytes, _Bytes, _Headers]
+    | tuple[_Bytes, _Bytes, _Headers, int | None]
     | Record
 )
 
+@final
 class BatchBuilder:
     codec: str
     level: int | None
@@ -27,7 +28,7 @@ class BatchBuilder:
     def __new__(cls) -> BatchBuilder: ...
     def build(
         self,
-        records: Iterable[RecordLike],
+        records: Iterable[_RecordLike],
         *,
         base_offset: int = 0,
         leader_epoch: int = -1,
