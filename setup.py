@@ -24,8 +24,8 @@ SANITIZE = bool(os.environ.get("KREPLICA_SANITIZE"))
 
 # A module that has a plain C companion names it here; the companion is compiled into that module alone.
 COMPANIONS: dict[str, list[str]] = {
-    "region": ["guard.c", "backing.c"],
     "crc32c": ["crc32c.c"],
+    "region": ["file.c", "growth.c", "guard.c", "mapping.c", "prefault.c"],
 }
 
 CHECKS = DEBUG or SANITIZE

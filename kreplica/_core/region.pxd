@@ -9,45 +9,38 @@
 # last pin unmaps.
 #
 # Thread rule: one writer at a time (the log's lock); any number of readers. The writer's calls are
-# ready(True), reserve, advanced, write, publish, trim, idle, truncate, close. Readers use pin and copy_out,
-# or, to touch `r.base` by themselves, acquire and release: without a pin it may be unmapped at any moment.
+# ready(True), reserve, advanced, write, publish, trim, idle, truncate, renamed, close. Readers use pin and
+# copy_out, or, to touch bytes by themselves, acquire and release: without a pin `r.base` may go any moment.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from kreplica._core.backing cimport (
+    kr_fetch_add, kr_file, kr_growth, kr_guarded, kr_load_acquire, kr_mapping, kr_store_release,
+    pthread_mutex_t,
+)
+
 cdef struct region_t:
-    uint8_t *base          # NULL while unmapped (cold); stable while mapped
-    int64_t capacity       # bytes of address space reserved: length never exceeds it
-    int64_t allocated      # bytes that are backed and may be written; 0 until the first reserve
-    int64_t length         # valid bytes; use load_length / publish_length
-    int64_t pins           # slices and acquired mappings out there; atomic
-    int32_t fault          # Status of the first failure that took the region out of use, else 0; atomic
-    int32_t generation     # process generation at open: another one means we are after a fork
+    uint8_t *base           # NULL while unmapped (cold); stable while mapped
+    int64_t capacity        # bytes of address space reserved: length never exceeds it
+    int64_t allocated       # bytes that are backed and may be written; 0 until the first reserve
+    int64_t length          # valid bytes; use load_length / publish_length
+    int64_t pins            # slices and acquired mappings out there; atomic
+    int32_t fault           # Status of the first failure that took the region out of use, else 0; atomic
+    int32_t generation      # process generation at open: another one means we are after a fork
     const int32_t *process  # where the process's generation now is
-    int64_t watermark      # advanced() tells the prefaulter once the length has come to this
-    int32_t error          # errno of the last system call that failed
-
-cdef extern from "atomics.h" nogil:
-    int64_t kr_load_acquire(const int64_t *p)
-    void kr_store_release(int64_t *p, int64_t value)
-    int64_t kr_fetch_add(int64_t *p, int64_t value)
-
-cdef extern from "backing.h" nogil:
-    ctypedef struct kr_descriptor:
-        int fd
-    ctypedef struct kr_mapping:
-        uint8_t *base
-        int64_t size
-
-cdef extern from "pthread.h" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
+    int64_t watermark       # advanced() looks at the writer's pace once the length is here; atomic
+    int32_t error           # errno of the last system call that failed
 
 # Run fn(argument) so that a SIGBUS on the way returns PAGE_FAULT instead of killing the process. fn must hold
 # nothing that an abrupt end would leave behind.
-ctypedef int (*kr_guarded)(void *argument) noexcept nogil
 cdef int kr_guard_call(kr_guarded fn, void *argument) noexcept nogil
 # The number of forks that led to this process.
 cdef int kr_generation() noexcept nogil
+
+# Plain memory as a mapping, for regions that are no files; counted references to it.
+cdef kr_mapping *new_memory(int64_t size) noexcept nogil
+cdef void keep_mapping(kr_mapping *mapping) noexcept nogil
+cdef void drop_mapping(kr_mapping *mapping) noexcept nogil
 
 cdef inline int64_t load_length(const region_t *r) noexcept nogil:
     return kr_load_acquire(&r.length)
@@ -60,44 +53,52 @@ cdef class Region:
     cdef region_t r
     cdef readonly str path
     cdef readonly bint writable
-    cdef readonly bint foreign       # another program's file: never mapped, since it may shrink at any time
+    cdef readonly bint foreign       # another program's file, which may shrink: never mapped
     cdef object __weakref__
-    cdef bytes path_bytes            # the path as the system calls want it; c_path points into it
-    cdef const char *c_path
-    cdef pthread_mutex_t lock        # guards mapping, descriptor, pinned_to, closed
+    cdef pthread_mutex_t lock        # guards mapping, r.base, pinned_to, closed
     cdef kr_mapping *mapping         # NULL while cold; its base is r.base
-    cdef kr_descriptor *descriptor   # NULL while nothing needs it
     cdef int64_t pinned_to           # no pin that is out there reaches further
-    cdef int64_t step                # the next growth, bytes
-    cdef bint zeros_ahead            # the file system reserves nothing: write zeros instead
     cdef bint closed
+    cdef bytes name                  # the path as the system calls want it; `file` points into it
+    cdef kr_file file
+    cdef kr_growth growth            # the file's end, and what is done ahead of the writer
 
     # OK when the region may be used by this process for reading (writing): not closed, forked or failed, and
     # mapped. Maps a cold region again if the map budget allows (else OUT_OF_MAPS).
     cdef int ready(self, bint for_write) noexcept nogil
-    # Make [0, need) writable: OK, STORAGE_FULL, OUT_OF_RANGE (need > capacity), IO_FAILED. Checks ready(1).
+    # Make [0, need) writable, after ready(True): OK, STORAGE_FULL, OUT_OF_RANGE (need > capacity), IO_FAILED.
     cdef int reserve(self, int64_t need) noexcept nogil
-    # Tell the prefaulter how far the writer is, after an append; cheap, called on every append.
+    # Tell the prefaulter how far the writer is, after an append; cheap, called on every append. What lies
+    # beyond the length may be given back to the disk here, so nothing that is to last is written ahead of it.
     cdef void advanced(self) noexcept nogil
-    # The bytes [position, position + size) as a pinned slice of the mapping, or, where the region is cold
-    # and may not be mapped, read with pread into memory of the slice's own.
+    # The bytes [position, position + size) as a pinned slice of the mapping, or, where the region may not be
+    # mapped, read with pread into memory of the slice's own.
     cdef Slice pin(self, int64_t position, int64_t size)
     # Copy bytes to `target` under the guard, mapped or not: OK or an error.
     cdef int copy_out(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil
-    # Keep the present mapping in place for a reader without the GIL: on OK, (*mapping).base stays mapped, and
-    # its bytes below the length at this moment unchanged, until release.
-    cdef int acquire(self, kr_mapping **mapping) noexcept nogil
+    # Pin [0, stop) for a reader without the GIL: on OK, those bytes at (*mapping).base stay until release.
+    # OUT_OF_MAPS where there is no mapping to be had, and copy_out has to do.
+    cdef int acquire(self, int64_t stop, kr_mapping **mapping) noexcept nogil
     cdef void release(self, kr_mapping *mapping) noexcept nogil
 
-    # What a subclass that is no file puts in its own place; each gives 0 or an errno. Under the lock.
-    cdef int make_mapping(self, kr_mapping **mapping) noexcept nogil
-    cdef int grow(self, int64_t start, int64_t stop) noexcept nogil
+    # What a region that is no file does in its own way; each returns 0 or an errno.
+    cdef int make_mapping(self, int64_t size, kr_mapping **mapping) noexcept nogil  # locked
+    cdef int grow(self, int64_t need) noexcept nogil
     cdef int resize(self, int64_t size) noexcept nogil
+    cdef int measure(self, int64_t *size) noexcept nogil
+    cdef int sync(self, int64_t start, int64_t stop) noexcept nogil
+    cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil
 
+    cdef int begin(self, path, int64_t capacity, bint writable, int64_t prefault_bytes) except -1
     cdef int fail(self, int number) noexcept nogil
     cdef int usable(self, bint for_write) noexcept nogil
-    cdef int open_descriptor(self, kr_descriptor **descriptor) noexcept nogil
+    cdef int64_t map_size(self) noexcept nogil
     cdef int wake(self) noexcept nogil
+    cdef void let_go(self, bint although_pinned) noexcept nogil
+    cdef int read_file(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil
+    cdef bint cut(self, int64_t length) noexcept nogil
+    cdef int give_back(self) noexcept nogil
+    cdef int renew(self, int64_t length) noexcept nogil
     cdef int raise_for(self, int status, str what, int64_t where=*) except? -128
 
 

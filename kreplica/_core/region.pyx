@@ -7,57 +7,29 @@ See region.pxd for the contract, the ownership and the thread rule. Every failur
 cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_WRITABLE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
-from libc.errno cimport EDQUOT, EFBIG, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC
-from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcpy
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EDQUOT, EFBIG, EMFILE, ENFILE, ENOMEM, ENOSPC
+from libc.stdint cimport int64_t, uint8_t
 
 import os
 
+from kreplica._core.backing cimport (
+    KR_PAGE_FAULT, guard_call, guard_install, kr_fetch_add, kr_file_destroy, kr_file_flush, kr_file_init,
+    kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_renamed, kr_file_replace,
+    kr_file_resize, kr_file_size, kr_generation_address, kr_grow, kr_growth_advance, kr_growth_destroy,
+    kr_growth_flushed, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded, kr_guarded_copy,
+    kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
+    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_fault, kr_set_map_budget,
+    kr_store_release, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+)
 from kreplica._core.status cimport (
     CLOSED, FORKED, IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, OUT_OF_MAPS, OUT_OF_RANGE, PAGE_FAULT,
     READ_ONLY, STORAGE_FULL, check,
 )
 
-cdef extern from "atomics.h" nogil:
-    int32_t kr_load_acquire32(const int32_t *p)
-    void kr_store_release32(int32_t *p, int32_t value)
-
-cdef extern from "guard.h" nogil:
-    enum:
-        KR_PAGE_FAULT
-    int guard_call "kr_guard_call"(kr_guarded fn, void *argument)
-    int guard_install "kr_guard_install"()
-    const int32_t *kr_generation_address()
-
-cdef extern from "backing.h" nogil:
-    int kr_open(const char *path, int writable, int create, kr_descriptor **out)
-    void kr_descriptor_retain(kr_descriptor *descriptor)
-    void kr_descriptor_release(kr_descriptor *descriptor)
-    int kr_map(int fd, int64_t size, int writable, int32_t *fault, kr_mapping **out)
-    void kr_mapping_retain(kr_mapping *mapping)
-    void kr_mapping_release(kr_mapping *mapping)
-    void kr_mapping_disown(kr_mapping *mapping)
-    int64_t kr_map_budget()
-    void kr_set_map_budget(int64_t maps)
-    int64_t kr_maps_held()
-    int kr_file_size(int fd, int64_t *size)
-    int kr_reserves_nothing(int fd)
-    int kr_allocate(int fd, int64_t start, int64_t stop, int zeros)
-    int kr_resize(int fd, int64_t size)
-    int kr_flush(int fd, uint8_t *base, int64_t size)
-    int kr_read(int fd, int64_t position, int64_t size, uint8_t *target)
-    int kr_write(int fd, int64_t position, int64_t size, const uint8_t *source)
-
-cdef extern from "pthread.h" nogil:
-    int pthread_mutex_init(pthread_mutex_t *mutex, const void *attributes)
-    int pthread_mutex_lock(pthread_mutex_t *mutex)
-    int pthread_mutex_unlock(pthread_mutex_t *mutex)
-    int pthread_mutex_destroy(pthread_mutex_t *mutex)
-
 cdef enum:
-    FIRST_STEP = 64 << 10
-    LAST_STEP = 16 << 20
     PAGE = 4096
+    PREFAULT_BYTES = 32 << 20
 
 if KR_PAGE_FAULT != PAGE_FAULT:
     raise ImportError("native/guard.h and status.pxd disagree on PAGE_FAULT")
@@ -71,6 +43,19 @@ cdef int kr_generation() noexcept nogil:
     return kr_generation_address()[0]
 
 
+cdef kr_mapping *new_memory(int64_t size) noexcept nogil:
+    cdef kr_mapping *made = NULL
+    return NULL if kr_map_memory(size, &made) else made
+
+
+cdef void keep_mapping(kr_mapping *mapping) noexcept nogil:
+    kr_mapping_retain(mapping)
+
+
+cdef void drop_mapping(kr_mapping *mapping) noexcept nogil:
+    kr_mapping_release(mapping)
+
+
 cdef int status_of(int number) noexcept nogil:
     """The status that belongs to an errno; status.status_of_errno without the GIL."""
     if number == 0:
@@ -82,26 +67,6 @@ cdef int status_of(int number) noexcept nogil:
     if number == ENOMEM:
         return NO_MEMORY
     return IO_FAILED
-
-
-cdef struct copy_t:
-    void *target
-    const void *source
-    size_t size
-
-
-cdef int copy_bytes(void *argument) noexcept nogil:
-    cdef copy_t *copy = <copy_t *>argument
-    memcpy(copy.target, copy.source, copy.size)
-    return OK
-
-
-cdef int guarded_copy(void *target, const void *source, int64_t size) noexcept nogil:
-    cdef copy_t copy
-    copy.target = target
-    copy.source = source
-    copy.size = <size_t>size
-    return guard_call(copy_bytes, &copy)
 
 
 def map_budget():
@@ -122,114 +87,86 @@ def maps_held():
 cdef class Region:
     """One file as memory. `capacity`: the largest length it may ever have, in bytes.
 
-    An existing file opens with its size as its length (the caller publishes the valid one once it knows it),
-    a missing one raises FileNotFoundError's typed kin StorageIOError unless `create`. `foreign`: the file of
-    another program, which may truncate it at any time: it is read with pread, never mapped.
+    An existing file opens with its size as its length (the caller publishes the valid length once it knows
+    it); a missing one is StorageIOError unless `create`. A region begins idle: it holds a mapping and a
+    descriptor only from its first use on.
+
+    `foreign`: the file of another program, which may truncate it at any time: it is read with pread, never
+    mapped. `prefault_bytes`: how far, at most, a fast writer's pages are taken ahead of it. `zeros_ahead`:
+    write zeros ahead of the writer instead of reserving blocks; by default on file systems where a reserved
+    block may still turn out to be missing (copy-on-write: btrfs, zfs, bcachefs, nilfs2).
     """
 
     def __cinit__(self, *_arguments, **_options):
         pthread_mutex_init(&self.lock, NULL)
+        kr_file_init(&self.file)
+        kr_growth_init(&self.growth, &self.file, &self.r.allocated)
         self.r.process = kr_generation_address()
         self.closed = True
 
     def __init__(self, path, int64_t capacity, *, bint writable=False, bint create=False, bint foreign=False,
-                 zeros_ahead=None):
-        cdef kr_descriptor *descriptor = NULL
+                 int64_t prefault_bytes=PREFAULT_BYTES, zeros_ahead=None):
         cdef int64_t size = 0
         cdef int error
-        if capacity < 0:
-            raise ValueError(f"a capacity of {capacity} bytes")
         if foreign and writable:
             raise ValueError("a foreign file is only read")
-        error = guard_install()
-        if error:
-            self.r.error = error
-            self.raise_for(IO_FAILED, "installing the SIGBUS handler for")
-        self.path = os.fspath(path)
-        self.path_bytes = os.fsencode(self.path)
-        self.c_path = self.path_bytes
-        self.writable = writable
+        self.begin(path, capacity, writable, prefault_bytes if writable else 0)
         self.foreign = foreign
-        self.r.generation = self.r.process[0]
-        self.r.capacity = capacity
-        self.step = FIRST_STEP
-        error = kr_open(self.c_path, writable, create, &descriptor)
-        if not error:
-            error = kr_file_size(descriptor.fd, &size)
-        if error:
-            kr_descriptor_release(descriptor)
-            self.r.error = error
-            self.raise_for(status_of(error), "opening")
-        self.zeros_ahead = kr_reserves_nothing(descriptor.fd) if zeros_ahead is None else zeros_ahead
-        self.descriptor = descriptor
+        error = guard_install()
+        if error == 0:
+            error = kr_file_open(&self.file, self.name, writable, create, &size)
+        self.raise_for(self.fail(error), "opening")
+        if zeros_ahead is not None:
+            self.file.zeros = zeros_ahead
+        self.growth.file_size = size
         self.r.length = min(size, capacity)
         self.closed = False
 
+    cdef int begin(self, path, int64_t capacity, bint writable, int64_t prefault_bytes) except -1:
+        """What all regions begin with; the region is closed still."""
+        if self.path is not None:
+            raise ValueError("a region is opened once")
+        if capacity < 0 or prefault_bytes < 0:
+            raise ValueError(f"{capacity} bytes of capacity, {prefault_bytes} ahead")
+        self.path = os.fspath(path)
+        self.name = os.fsencode(path)
+        self.writable = writable
+        self.r.generation = self.r.process[0]
+        self.r.capacity = self.growth.capacity = capacity
+        self.growth.limit = prefault_bytes
+        self.r.watermark = kr_growth_stop(&self.growth, 0)
+        return 0
+
     def __dealloc__(self):
         # A slice keeps its region alive, so no pin is out there. Whoever wants the slack given back closes.
+        if self.r.generation == self.r.process[0]:
+            with nogil:
+                kr_growth_stop(&self.growth, 0)
+        kr_mapping_disown(self.mapping)
         kr_mapping_release(self.mapping)
-        kr_descriptor_release(self.descriptor)
+        kr_growth_destroy(&self.growth)
+        kr_file_destroy(&self.file)
         pthread_mutex_destroy(&self.lock)
 
-    # ---- the native side ---------------------------------------------------------------------------------
+    # ---- use -----------------------------------------------------------------------------------------
 
     cdef int fail(self, int number) noexcept nogil:
-        """Keep the errno for the message; its status."""
-        self.r.error = number
+        """The status of an errno, which is kept for the message."""
+        if number:
+            self.r.error = number
         return status_of(number)
 
     cdef int usable(self, bint for_write) noexcept nogil:
+        cdef int fault = kr_load_acquire32(&self.r.fault)
         if self.r.generation != self.r.process[0]:
             return FORKED
         if self.closed:
             return CLOSED
         if for_write and not self.writable:
             return READ_ONLY
-        cdef int fault = kr_load_acquire32(&self.r.fault)
-        # A failed flush ends writes alone: what was read before can still be read.
+        # A failed flush ends writes alone: what could be read before can be read still.
         if fault and (for_write or fault != IO_FAILED):
             return fault
-        return OK
-
-    cdef int open_descriptor(self, kr_descriptor **descriptor) noexcept nogil:
-        """A counted reference to the descriptor, opened if nothing had needed it; 0 or an errno."""
-        cdef int error = 0
-        pthread_mutex_lock(&self.lock)
-        if self.descriptor == NULL:
-            error = kr_open(self.c_path, self.writable, 0, &self.descriptor)
-        if not error:
-            kr_descriptor_retain(self.descriptor)
-            descriptor[0] = self.descriptor
-        pthread_mutex_unlock(&self.lock)
-        return error
-
-    cdef int make_mapping(self, kr_mapping **mapping) noexcept nogil:
-        cdef int64_t size = 0
-        cdef int error = 0
-        if self.descriptor == NULL:
-            error = kr_open(self.c_path, self.writable, 0, &self.descriptor)
-        if not error:
-            error = kr_file_size(self.descriptor.fd, &size)
-        if not error and size < load_length(&self.r):
-            error = EIO
-        if not error:
-            size = (self.r.capacity + PAGE - 1) // PAGE * PAGE
-            error = kr_map(self.descriptor.fd, size if size else PAGE, self.writable, &self.r.fault, mapping)
-        return error
-
-    cdef int wake(self) noexcept nogil:
-        """Map a cold region; called under the lock."""
-        cdef int error
-        if self.mapping != NULL:
-            return OK
-        if self.foreign:
-            return OUT_OF_MAPS
-        error = self.make_mapping(&self.mapping)
-        if error:
-            self.mapping = NULL
-            self.r.error = error
-            return OUT_OF_MAPS if error == ENOMEM else status_of(error)
-        self.r.base = self.mapping.base
         return OK
 
     cdef int ready(self, bint for_write) noexcept nogil:
@@ -243,49 +180,133 @@ cdef class Region:
         pthread_mutex_unlock(&self.lock)
         return status
 
-    cdef int grow(self, int64_t start, int64_t stop) noexcept nogil:
-        cdef kr_descriptor *descriptor
-        cdef int error = self.open_descriptor(&descriptor)
-        if not error:
-            error = kr_allocate(descriptor.fd, start, stop, self.zeros_ahead)
-            kr_descriptor_release(descriptor)
+    cdef int wake(self) noexcept nogil:
+        """Map a cold region; called under the lock."""
+        cdef kr_mapping *mapping = NULL
+        cdef int error
+        if self.mapping != NULL:
+            return OK
+        if self.foreign:
+            return OUT_OF_MAPS
+        error = self.make_mapping(self.map_size(), &mapping)
+        if error:
+            self.r.error = error
+            return OUT_OF_MAPS if error == ENOMEM else status_of(error)
+        self.mapping = mapping
+        self.r.base = mapping.base
+        return OK
+
+    cdef int64_t map_size(self) noexcept nogil:
+        return (max(self.r.capacity, 1) + PAGE - 1) // PAGE * PAGE
+
+    cdef void let_go(self, bint although_pinned) noexcept nogil:
+        """Hold no mapping; the last pin unmaps."""
+        cdef kr_mapping *mapping = NULL
+        pthread_mutex_lock(&self.lock)
+        if although_pinned or kr_load_acquire(&self.r.pins) == 0:
+            self.mapping, mapping = mapping, self.mapping
+            self.r.base = NULL
+        pthread_mutex_unlock(&self.lock)
+        kr_mapping_release(mapping)
+
+    # ---- the file ------------------------------------------------------------------------------------
+
+    cdef int make_mapping(self, int64_t size, kr_mapping **mapping) noexcept nogil:
+        return kr_file_map(&self.file, size, load_length(&self.r), &self.r.fault, mapping)
+
+    cdef int grow(self, int64_t need) noexcept nogil:
+        return kr_grow(&self.growth, self.r.base, load_length(&self.r), need)
+
+    cdef int resize(self, int64_t size) noexcept nogil:
+        return kr_file_resize(&self.file, size)
+
+    cdef int measure(self, int64_t *size) noexcept nogil:
+        cdef int error = kr_file_size(&self.file, size)
+        if not self.writable and not self.foreign:
+            kr_file_let_go(&self.file)
         return error
+
+    cdef int sync(self, int64_t start, int64_t stop) noexcept nogil:
+        cdef kr_mapping *mapping = NULL
+        cdef int error
+        if self.r.base == NULL or self.acquire(0, &mapping) != OK:
+            return kr_file_flush(&self.file, NULL, 0)
+        error = kr_file_flush(&self.file, mapping.base, load_length(&self.r))
+        self.release(mapping)
+        return error
+
+    cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
+        return kr_file_replace(&self.file, keep, size, &self.r.fault, mapping)
+
+    # ---- writing -------------------------------------------------------------------------------------
 
     cdef int reserve(self, int64_t need) noexcept nogil:
         cdef int status = self.ready(True)
-        cdef int64_t start = self.r.allocated
-        cdef int64_t stop
-        cdef int error
-        if status != OK or need <= start:
+        if status != OK or need <= kr_load_acquire(&self.r.allocated):
             return status
         if need > self.r.capacity:
             return OUT_OF_RANGE
-        stop = min(max(need, max(start, load_length(&self.r)) + self.step), self.r.capacity)
-        error = self.grow(start, stop)
-        if status_of(error) == STORAGE_FULL and stop > need:
-            # Not room enough for a whole step: the disk is used to its last page before it counts as full.
-            stop = need
-            error = self.grow(start, stop)
-        if error:
-            return self.fail(error)
-        self.step = min(self.step * 2, LAST_STEP)
-        kr_store_release(&self.r.allocated, stop)
-        return OK
+        return self.fail(self.grow(need))
 
     cdef void advanced(self) noexcept nogil:
-        pass
+        cdef int64_t length = self.r.length
+        if length >= self.r.watermark:
+            self.r.watermark = kr_growth_advance(&self.growth, length)
 
-    cdef int acquire(self, kr_mapping **mapping) noexcept nogil:
-        cdef int status
+    cdef int give_back(self) noexcept nogil:
+        """Nothing ahead of the writer any more, and the file ends where its valid bytes end: a status."""
+        cdef int64_t length = load_length(&self.r)
+        cdef int error = 0
+        self.r.watermark = kr_growth_stop(&self.growth, length)
+        if self.growth.file_size > length:
+            error = self.resize(length)
+            if error == 0:
+                kr_growth_resized(&self.growth, length)
+        return self.fail(error)
+
+    cdef int renew(self, int64_t length) noexcept nogil:
+        """Go on in a new file of `length` bytes: a status."""
+        cdef kr_mapping *mapping = NULL
+        cdef int error
+        self.r.watermark = kr_growth_stop(&self.growth, length)
+        error = self.replace(length, self.map_size(), &mapping)
+        if error:
+            return self.fail(error)
+        pthread_mutex_lock(&self.lock)
+        self.mapping, mapping = mapping, self.mapping
+        self.r.base = self.mapping.base
+        pthread_mutex_unlock(&self.lock)
+        kr_mapping_disown(mapping)
+        kr_mapping_release(mapping)
+        kr_growth_resized(&self.growth, length)
+        return OK
+
+    cdef bint cut(self, int64_t length) noexcept nogil:
+        """Publish the smaller length; whether a pin reaches beyond it. Later pins cannot."""
+        cdef bint pinned
+        pthread_mutex_lock(&self.lock)
+        publish_length(&self.r, length)
+        pinned = kr_load_acquire(&self.r.pins) > 0 and self.pinned_to > length
+        pthread_mutex_unlock(&self.lock)
+        return pinned
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    cdef int acquire(self, int64_t stop, kr_mapping **mapping) noexcept nogil:
+        cdef int status = self.usable(False)
+        if status != OK:
+            return status
         pthread_mutex_lock(&self.lock)
         status = self.usable(False)
+        if status == OK and (stop < 0 or stop > load_length(&self.r)):
+            status = OUT_OF_RANGE
         if status == OK:
             status = self.wake()
         if status == OK:
             kr_mapping_retain(self.mapping)
             mapping[0] = self.mapping
-            self.pinned_to = max(load_length(&self.r), self.pinned_to if kr_load_acquire(&self.r.pins) else 0)
-            kr_fetch_add(&self.r.pins, 1)
+            if kr_fetch_add(&self.r.pins, 1) == 0 or stop > self.pinned_to:
+                self.pinned_to = stop
         pthread_mutex_unlock(&self.lock)
         return status
 
@@ -295,58 +316,46 @@ cdef class Region:
 
     cdef int copy_out(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil:
         cdef kr_mapping *mapping
-        cdef kr_descriptor *descriptor
-        cdef int64_t length = load_length(&self.r)
-        cdef int status, error
-        if position < 0 or size < 0 or position > length or size > length - position:
+        cdef int status
+        if position < 0 or size < 0 or size > self.r.capacity - position:
             return OUT_OF_RANGE
-        status = self.acquire(&mapping)
+        status = self.acquire(position + size, &mapping)
         if status == OK:
-            status = guarded_copy(target, mapping.base + position, size)
+            status = kr_guarded_copy(target, mapping.base + position, size)
             self.release(mapping)
-            return status
-        if status != OUT_OF_MAPS:
-            return status
-        error = self.open_descriptor(&descriptor)
-        if not error:
-            error = kr_read(descriptor.fd, position, size, target)
-            kr_descriptor_release(descriptor)
-        return self.fail(error) if error else OK
+        elif status == OUT_OF_MAPS:
+            status = self.read_file(position, size, target)
+        return status
+
+    cdef int read_file(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil:
+        cdef int error = kr_file_read(&self.file, position, size, target)
+        if error:
+            return self.fail(error)
+        # The writer may have cut the range off while it was read.
+        return OK if position + size <= load_length(&self.r) else OUT_OF_RANGE
 
     cdef Slice pin(self, int64_t position, int64_t size):
         cdef Slice made = Slice.__new__(Slice)
-        cdef kr_mapping *mapping
-        cdef int64_t length = load_length(&self.r)
-        cdef int status
+        cdef int status = OUT_OF_RANGE
         made.region = self
-        if position < 0 or size < 0 or position > length or size > length - position:
-            self.raise_for(OUT_OF_RANGE, f"pinning {size} bytes of", position)
         made.position = position
         made.size = made.shape[0] = size
         made.strides[0] = 1
-        status = self.acquire(&mapping)
+        if position >= 0 and 0 <= size <= self.r.capacity - position:
+            status = self.acquire(position + size, &made.mapping)
         if status == OK:
-            made.mapping = mapping
             made.mapped = True
-            made.data = mapping.base + position
+            made.data = made.mapping.base + position
         elif status == OUT_OF_MAPS:
+            # The size lies within the length, so no more is asked for than there is.
             made.data = <uint8_t *>PyMem_RawMalloc(max(size, 1))
             if made.data == NULL:
                 raise MemoryError
             with nogil:
-                status = self.copy_out(position, size, <uint8_t *>made.data)
-            self.raise_for(status, "reading", position)
-        else:
-            self.raise_for(status, "pinning", position)
+                status = self.read_file(position, size, <uint8_t *>made.data)
+        if status != OK:
+            self.raise_for(status, f"reading {size} bytes of", position)
         return made
-
-    cdef int resize(self, int64_t size) noexcept nogil:
-        cdef kr_descriptor *descriptor
-        cdef int error = self.open_descriptor(&descriptor)
-        if not error:
-            error = kr_resize(descriptor.fd, size)
-            kr_descriptor_release(descriptor)
-        return error
 
     cdef int raise_for(self, int status, str what, int64_t where=-1) except? -128:
         """Raise what belongs to a negative status, naming the file and the system's reason."""
@@ -357,7 +366,7 @@ cdef class Region:
             reason = f" ({os.strerror(self.r.error)})"
         return check(status, f"{what} {self.path}{reason}", where)
 
-    # ---- the Python side ---------------------------------------------------------------------------------
+    # ---- the Python side -----------------------------------------------------------------------------
 
     @property
     def length(self):
@@ -371,7 +380,7 @@ cdef class Region:
 
     @property
     def allocated(self):
-        """Bytes that may be written without asking the file system again."""
+        """Bytes that may be written without asking the file system again; 0 before the first write."""
         return kr_load_acquire(&self.r.allocated)
 
     @property
@@ -380,146 +389,175 @@ cdef class Region:
         return kr_load_acquire(&self.r.pins)
 
     @property
-    def mapped(self):
+    def is_mapped(self):
         """Whether the region holds a mapping at the moment."""
         return self.r.base != NULL
 
     @property
     def holds_descriptor(self):
         """Whether the region holds a file descriptor at the moment."""
-        return self.descriptor != NULL
+        return self.file.descriptor != NULL
 
     @property
     def is_closed(self):
         return self.closed
 
+    @property
+    def fault(self):
+        """The status that took the region out of use, or 0."""
+        return kr_load_acquire32(&self.r.fault)
+
     def contains_address(self, size_t address):
-        """Whether the address lies inside the present mapping's valid bytes."""
+        """Whether the address lies among the present mapping's valid bytes."""
         cdef size_t base = <size_t>self.r.base
         return self.r.base != NULL and base <= address < base + <size_t>load_length(&self.r)
 
     def slice(self, int64_t position, int64_t size):
-        """The bytes [position, position + size), pinned: a Slice, which has the buffer protocol."""
+        """The bytes [position, position + size) as a pinned Slice, which has the buffer protocol.
+
+        OffsetOutOfRange unless they are valid bytes.
+        """
         return self.pin(position, size)
 
     def read(self, int64_t position, int64_t size):
-        """A copy of the bytes [position, position + size)."""
-        if position < 0 or size < 0 or position > self.length or size > self.length - position:
+        """A copy of the bytes [position, position + size); OffsetOutOfRange unless they are valid bytes.
+
+        MappedPageLost if the file lost them meanwhile.
+        """
+        cdef int64_t length = load_length(&self.r)
+        if position < 0 or size < 0 or size > length - position:
             self.raise_for(OUT_OF_RANGE, f"reading {size} bytes of", position)
-        cdef bytearray target = bytearray(size)
-        cdef uint8_t *p = target
+        cdef bytes made = PyBytes_FromStringAndSize(NULL, size)
+        cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(made)
         cdef int status
         with nogil:
-            status = self.copy_out(position, size, p)
-        self.raise_for(status, "reading", position)
-        return bytes(target)
+            status = self.copy_out(position, size, target)
+        self.raise_for(status, f"reading {size} bytes of", position)
+        return made
 
     def write(self, int64_t position, const uint8_t[::1] data not None):
-        """Write bytes at `position`, reserving the room first; nothing is valid before `publish`."""
+        """Write bytes at `position`, reserving the room first; nothing is valid before `publish`.
+
+        StorageFull if the disk has no room, OffsetOutOfRange beyond the capacity.
+        """
         cdef int64_t size = data.shape[0]
-        cdef int status
-        if position < 0 or position > self.r.capacity or size > self.r.capacity - position:
-            self.raise_for(OUT_OF_RANGE, f"writing {size} bytes to", position)
-        status = ensure_writable(self, position + size)
+        cdef int status = OUT_OF_RANGE
+        if position >= 0 and size <= self.r.capacity - position:
+            status = ensure_writable(self, position + size)
         if status == OK and size:
-            status = guarded_copy(self.r.base + position, &data[0], size)
-        self.raise_for(status, "writing", position)
+            status = kr_guarded_copy(self.r.base + position, &data[0], size)
+        self.raise_for(status, f"writing {size} bytes to", position)
 
     def ensure(self, int64_t need):
         """Make [0, need) writable, or raise StorageFull."""
         self.raise_for(ensure_writable(self, need), "growing", need)
 
     def publish(self, int64_t length):
-        """Make [0, length) the valid bytes. A reader beside another process's writer says so what it sees."""
-        cdef kr_descriptor *descriptor
-        cdef int64_t size = self.r.allocated
+        """Make [0, length) the valid bytes; OffsetOutOfRange if the file has fewer.
+
+        A reader beside another process's writer tells its region so what that writer has published.
+        """
+        cdef int64_t size = self.growth.file_size
         self.raise_for(self.usable(False), "publishing in")
-        if length > size and length > self.r.length:
-            error = self.open_descriptor(&descriptor)
-            if not error:
-                error = kr_file_size(descriptor.fd, &size)
-                kr_descriptor_release(descriptor)
-            self.raise_for(self.fail(error), "measuring")
-        elif length <= self.r.length:
-            size = self.r.length
+        if length > size and not self.writable:
+            self.raise_for(self.fail(self.measure(&size)), "measuring")
+            self.growth.file_size = size
         if length < 0 or length > min(size, self.r.capacity):
             self.raise_for(OUT_OF_RANGE, "publishing in", length)
         publish_length(&self.r, length)
         self.advanced()
 
     def flush(self, int64_t start=0, stop=None):
-        """Make the bytes written so far last. After an error nothing is written to the region any more."""
-        cdef kr_descriptor *descriptor
+        """Make the bytes written so far last; a file is flushed as a whole, whatever the range.
+
+        After a failure nothing is ever written to the region again, for the system may have forgotten what it
+        could not write; reads go on.
+        """
+        cdef int64_t length = load_length(&self.r)
+        cdef int64_t end = length if stop is None else stop
         cdef int error
         self.raise_for(self.usable(True), "flushing")
         with nogil:
-            error = self.open_descriptor(&descriptor)
-            if not error:
-                error = kr_flush(descriptor.fd, self.r.base, load_length(&self.r))
-                kr_descriptor_release(descriptor)
+            error = self.sync(start, end)
+            kr_growth_flushed(&self.growth, length)
+            if self.growth.huge:
+                kr_store_release(&self.r.watermark, 0)
         if error:
-            kr_store_release32(&self.r.fault, IO_FAILED)
+            kr_set_fault(&self.r.fault, IO_FAILED)
             self.r.error = error
             self.raise_for(IO_FAILED, "flushing")
 
     def trim(self):
         """Give the slack between the length and the end of the file back to the disk."""
-        self.raise_for(self.usable(True), "trimming")
-        self.give_back(load_length(&self.r))
-
-    def give_back(self, int64_t length):
-        cdef int error
-        with nogil:
-            error = self.resize(length)
-        self.raise_for(self.fail(error), "resizing")
-        self.step = FIRST_STEP
-        kr_store_release(&self.r.allocated, length)
+        cdef int status = self.usable(True)
+        if status == OK:
+            with nogil:
+                status = self.give_back()
+        self.raise_for(status, "trimming")
 
     def truncate(self, int64_t length):
-        """End the region at `length`; slices of what is cut off keep their bytes."""
-        self.raise_for(self.usable(True), "truncating")
-        if length < 0 or length > self.r.length:
-            self.raise_for(OUT_OF_RANGE, "truncating", length)
-        if self.r.pins and self.pinned_to > length:
-            raise NotImplementedError("truncation below a pin")
-        publish_length(&self.r, length)
-        self.give_back(length)
+        """End the region at `length`.
+
+        Slices of what is cut off keep their bytes: where there are any, the region goes on in a new file,
+        made beside the old one as path + '.tmp'.
+        """
+        cdef int64_t before = load_length(&self.r)
+        cdef int status = self.usable(True)
+        if status == OK and not 0 <= length <= before:
+            status = OUT_OF_RANGE
+        if status == OK:
+            with nogil:
+                if self.cut(length):
+                    status = self.renew(length)
+                else:
+                    status = self.give_back()
+            if status != OK:
+                publish_length(&self.r, before)
+        self.raise_for(status, "truncating", length)
+
+    def renamed(self, path):
+        """The file has another name now."""
+        self.raise_for(self.usable(False), "renaming")
+        cdef bytes name = os.fsencode(path)
+        kr_file_renamed(&self.file, name)
+        self.name = name
+        self.path = os.fspath(path)
 
     def unmap(self):
-        """Let the mapping go; the last pin unmaps. The next use maps it again."""
-        pthread_mutex_lock(&self.lock)
-        cdef kr_mapping *mapping = self.mapping
-        self.mapping = NULL
-        self.r.base = NULL
-        pthread_mutex_unlock(&self.lock)
-        kr_mapping_release(mapping)
-
-    def close_descriptor(self):
-        pthread_mutex_lock(&self.lock)
-        cdef kr_descriptor *descriptor = self.descriptor
-        self.descriptor = NULL
-        pthread_mutex_unlock(&self.lock)
-        kr_descriptor_release(descriptor)
+        """Let the mapping go; the last pin unmaps. The next use maps the file again."""
+        self.raise_for(self.usable(False), "unmapping")
+        with nogil:
+            self.r.watermark = kr_growth_stop(&self.growth, load_length(&self.r))
+            self.let_go(True)
 
     def idle(self):
         """Hold no slack, no descriptor and, unless it is pinned, no mapping until the next use."""
-        self.raise_for(self.usable(False), "idling")
-        if self.writable and self.r.allocated > self.r.length:
-            self.trim()
-        if not self.pins:
-            self.unmap()
-        self.close_descriptor()
+        cdef int status = self.usable(False)
+        self.raise_for(status, "idling")
+        with nogil:
+            if self.usable(True) == OK:
+                status = self.give_back()
+            self.let_go(False)
+            kr_file_let_go(&self.file)
+        self.raise_for(status, "idling")
 
     def close(self):
-        """End all use but that of the slices that are out there; the slack goes back to the disk."""
-        if self.closed:
-            return
-        if self.usable(True) == OK and self.r.allocated > self.r.length:
-            self.give_back(load_length(&self.r))
+        """End all use but that of the slices that are out there; the slack goes back to the disk.
+
+        After a fork, the child's close leaves the parent's file alone.
+        """
+        cdef int status = OK
+        if not self.closed and self.r.generation == self.r.process[0]:
+            with nogil:
+                if self.usable(True) == OK:
+                    status = self.give_back()
+                pthread_mutex_lock(&self.lock)
+                self.closed = True
+                pthread_mutex_unlock(&self.lock)
+                self.let_go(True)
+                kr_file_let_go(&self.file)
         self.closed = True
-        self.r.allocated = 0
-        self.unmap()
-        self.close_descriptor()
+        self.raise_for(status, "closing")
 
     def __enter__(self):
         return self

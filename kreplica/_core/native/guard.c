@@ -7,6 +7,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,7 +31,7 @@ struct frame {
 static KR_THREAD struct frame *active;
 static KR_THREAD int passing;
 
-int kr_guard_call(int (*fn)(void *), void *argument) {
+int kr_guard_call(kr_guarded fn, void *argument) {
     struct frame frame;
     frame.outer = active;
     /* The signal mask is not saved: the handler runs with SA_NODEFER, so it never changes. */
@@ -42,6 +43,23 @@ int kr_guard_call(int (*fn)(void *), void *argument) {
     int result = fn(argument);
     active = frame.outer;
     return result;
+}
+
+struct copy {
+    void *target;
+    const void *source;
+    size_t size;
+};
+
+static int copy_bytes(void *argument) {
+    const struct copy *copy = argument;
+    memcpy(copy->target, copy->source, copy->size);
+    return 0;
+}
+
+int kr_guarded_copy(void *target, const void *source, int64_t size) {
+    struct copy copy = {target, source, (size_t)size};
+    return kr_guard_call(copy_bytes, &copy);
 }
 
 /* ---- what is watched: a table that only grows, readable from the handler ------------------------------------- */
@@ -127,9 +145,7 @@ static int replace_page(uint8_t *address) {
                      0) == MAP_FAILED)
                 return 0;
             int32_t *fault = __atomic_load_n(&slots[i].fault, __ATOMIC_ACQUIRE);
-            int32_t none = 0;
-            if (fault)
-                __atomic_compare_exchange_n(fault, &none, KR_PAGE_FAULT, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+            if (fault) kr_set_fault(fault, KR_PAGE_FAULT);
             return 1;
         }
     }

@@ -15,7 +15,11 @@
 
 /* Run fn(argument); its result, or KR_PAGE_FAULT if it met a lost page. Calls nest. fn must hold nothing that an
  * abrupt end would leave behind: no lock, no memory of its own, not the GIL's state changed. */
-int kr_guard_call(int (*fn)(void *), void *argument);
+typedef int (*kr_guarded)(void *argument);
+int kr_guard_call(kr_guarded fn, void *argument);
+
+/* memcpy under the guard: 0 or KR_PAGE_FAULT. */
+int kr_guarded_copy(void *target, const void *source, int64_t size);
 
 /* Put the handler in place, in front of the present one; again if another one was put in front since. Returns 0 or
  * errno. */
@@ -31,5 +35,11 @@ int64_t kr_watch(uint8_t *base, int64_t size, int32_t *fault);
 /* Record no more faults with the watch's owner, which goes away before the memory does. */
 void kr_watch_disown(int64_t watch);
 void kr_unwatch(int64_t watch);
+
+/* Set *fault unless an earlier failure stands there. */
+static inline void kr_set_fault(int32_t *fault, int32_t status) {
+    int32_t none = 0;
+    __atomic_compare_exchange_n(fault, &none, status, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
 
 #endif

@@ -1,0 +1,318 @@
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#define _FILE_OFFSET_BITS 64
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/vfs.h>
+#endif
+
+/* ---- the descriptor ------------------------------------------------------------------------------------------ */
+
+static void drop(kr_descriptor *descriptor) {
+    if (!descriptor || __atomic_sub_fetch(&descriptor->references, 1, __ATOMIC_ACQ_REL)) return;
+    close(descriptor->fd);
+    free(descriptor);
+}
+
+static int open_regular(const char *path, int flags, kr_descriptor **out) {
+    struct stat status;
+    int fd, error = 0;
+    kr_descriptor *made = NULL;
+    /* O_NONBLOCK: the name may be a pipe's, which nobody has opened at its other end. */
+    do fd = open(path, flags | O_CLOEXEC | O_NONBLOCK, 0644);
+    while (fd < 0 && errno == EINTR);
+    if (fd < 0) return errno;
+    if (fstat(fd, &status))
+        error = errno;
+    else if (!S_ISREG(status.st_mode))
+        error = EINVAL;
+    else if (!(made = malloc(sizeof *made)))
+        error = ENOMEM;
+    if (error) {
+        close(fd);
+        return error;
+    }
+    *made = (kr_descriptor){.fd = fd, .references = 1};
+    *out = made;
+    return 0;
+}
+
+/* A reference to the descriptor, which the caller drops. */
+static int take(kr_file *file, kr_descriptor **out) {
+    int error = 0;
+    pthread_mutex_lock(&file->lock);
+    if (!file->descriptor) error = open_regular(file->path, file->writable ? O_RDWR : O_RDONLY, &file->descriptor);
+    if (!error) {
+        *out = file->descriptor;
+        __atomic_add_fetch(&file->descriptor->references, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}
+
+static void put(kr_file *file, kr_descriptor *descriptor) {
+    pthread_mutex_lock(&file->lock);
+    kr_descriptor *former = file->descriptor;
+    file->descriptor = descriptor;
+    pthread_mutex_unlock(&file->lock);
+    drop(former);
+}
+
+void kr_file_init(kr_file *file) {
+    *file = (kr_file){.path = NULL};
+    pthread_mutex_init(&file->lock, NULL);
+}
+
+void kr_file_destroy(kr_file *file) {
+    drop(file->descriptor);
+    pthread_mutex_destroy(&file->lock);
+}
+
+void kr_file_let_go(kr_file *file) { put(file, NULL); }
+
+void kr_file_renamed(kr_file *file, const char *path) {
+    pthread_mutex_lock(&file->lock);
+    file->path = path;
+    pthread_mutex_unlock(&file->lock);
+}
+
+/* ---- size and blocks ----------------------------------------------------------------------------------------- */
+
+static int size_of(int fd, int64_t *size) {
+    struct stat status;
+    if (fstat(fd, &status)) return errno;
+    *size = status.st_size;
+    return 0;
+}
+
+static int resize(int fd, int64_t size) {
+    while (ftruncate(fd, size))
+        if (errno != EINTR) return errno;
+    return 0;
+}
+
+static int reserves_nothing(int fd) {
+#ifdef __linux__
+    struct statfs system;
+    if (fstatfs(fd, &system)) return 0;
+    switch ((uint32_t)system.f_type) {
+    case 0x9123683E: /* btrfs */
+    case 0x2FC12FC1: /* zfs */
+    case 0xCA451A4E: /* bcachefs */
+    case 0x00003434: /* nilfs2 */
+        return 1;
+    }
+#else
+    (void)fd;
+#endif
+    return 0;
+}
+
+int kr_file_open(kr_file *file, const char *path, int writable, int create, int64_t *size) {
+    kr_descriptor *descriptor;
+    int error = open_regular(path, (writable ? O_RDWR : O_RDONLY) | (create ? O_CREAT : 0), &descriptor);
+    if (error) return error;
+    file->path = path;
+    file->writable = writable;
+    file->zeros = reserves_nothing(descriptor->fd);
+    error = size_of(descriptor->fd, size);
+    drop(descriptor);
+    return error;
+}
+
+int kr_file_size(kr_file *file, int64_t *size) {
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    error = size_of(descriptor->fd, size);
+    drop(descriptor);
+    return error;
+}
+
+int kr_file_resize(kr_file *file, int64_t size) {
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    error = resize(descriptor->fd, size);
+    drop(descriptor);
+    return error;
+}
+
+/* ---- bytes --------------------------------------------------------------------------------------------------- */
+
+static int read_all(int fd, int64_t position, int64_t size, uint8_t *target) {
+    while (size > 0) {
+        ssize_t done = pread(fd, target, (size_t)size, position);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done < 0 ? errno : EIO;
+        target += done, position += done, size -= done;
+    }
+    return 0;
+}
+
+static int write_all(int fd, int64_t position, int64_t size, const uint8_t *source) {
+    while (size > 0) {
+        ssize_t done = pwrite(fd, source, (size_t)size, position);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) return done < 0 ? errno : ENOSPC;
+        source += done, position += done, size -= done;
+    }
+    return 0;
+}
+
+static int write_zeros(int fd, int64_t start, int64_t stop) {
+    static const uint8_t zeros[1 << 16];
+    int error = 0;
+    for (int64_t part; start < stop && !error; start += part) {
+        part = stop - start < (int64_t)sizeof zeros ? stop - start : (int64_t)sizeof zeros;
+        error = write_all(fd, start, part, zeros);
+    }
+    return error;
+}
+
+static int reserve(int fd, int64_t start, int64_t stop, int64_t size) {
+#if defined(__APPLE__)
+    (void)start;
+    fstore_t wanted = {.fst_flags = F_ALLOCATEALL, .fst_posmode = F_PEOFPOSMODE, .fst_length = stop - size};
+    if (stop <= size) return 0;
+    if (fcntl(fd, F_PREALLOCATE, &wanted) < 0) return errno;
+    return resize(fd, stop);
+#elif defined(__linux__)
+    (void)size;
+    while (fallocate(fd, 0, start, stop - start))
+        if (errno != EINTR) return errno;
+    return 0;
+#else
+    (void)size;
+    return posix_fallocate(fd, start, stop - start);
+#endif
+}
+
+static int allocate(int fd, int64_t start, int64_t stop, int zeros) {
+    int64_t size, now;
+    int error = size_of(fd, &size);
+    if (error) return error;
+    error = zeros ? EOPNOTSUPP : reserve(fd, start, stop, size);
+    if (error == EOPNOTSUPP || error == ENOSYS) error = write_zeros(fd, size, stop);
+    /* Of two errors the first one is told. */
+    if (error && !size_of(fd, &now) && now > size) (void)resize(fd, size);
+    return error;
+}
+
+int kr_file_allocate(kr_file *file, int64_t start, int64_t stop) {
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    error = allocate(descriptor->fd, start, stop, file->zeros);
+    drop(descriptor);
+    return error;
+}
+
+int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target) {
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    error = read_all(descriptor->fd, position, size, target);
+    drop(descriptor);
+    return error;
+}
+
+static int flush(int fd) {
+#ifdef __APPLE__
+    return fcntl(fd, F_FULLFSYNC) < 0 ? errno : 0;
+#else
+    return fdatasync(fd) ? errno : 0;
+#endif
+}
+
+int kr_file_flush(kr_file *file, uint8_t *base, int64_t size) {
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+#ifdef __linux__
+    /* Linux finds the pages that were written through a mapping by itself. */
+    (void)base, (void)size;
+#else
+    if (base && size > 0 && msync(base, (size_t)size, MS_SYNC)) error = errno;
+#endif
+    if (!error) error = flush(descriptor->fd);
+    drop(descriptor);
+    return error;
+}
+
+/* ---- mappings ------------------------------------------------------------------------------------------------ */
+
+int kr_file_map(kr_file *file, int64_t size, int64_t least, int32_t *fault, kr_mapping **out) {
+    kr_descriptor *descriptor;
+    int64_t there;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    error = size_of(descriptor->fd, &there);
+    if (!error && there < least) error = EIO;
+    if (!error) error = kr_map(descriptor->fd, size, file->writable, fault, out);
+    drop(descriptor);
+    if (!file->writable) kr_file_let_go(file); /* a mapping lasts without it */
+    return error;
+}
+
+static int copy(int from, int to, int64_t size) {
+    enum { BUFFER_BYTES = 1 << 18 };
+    int64_t position = 0;
+    int error = 0;
+#ifdef __linux__
+    /* Copy-on-write file systems share the blocks instead of copying them. */
+    while (position < size) {
+        off_t in = position, out = position;
+        ssize_t done = copy_file_range(from, &in, to, &out, (size_t)(size - position), 0);
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) break;
+        position += done;
+    }
+    if (position == size) return 0;
+#endif
+    uint8_t *buffer = malloc(BUFFER_BYTES);
+    if (!buffer) return ENOMEM;
+    for (int64_t part; position < size && !error; position += part) {
+        part = size - position < BUFFER_BYTES ? size - position : BUFFER_BYTES;
+        error = read_all(from, position, part, buffer);
+        if (!error) error = write_all(to, position, part, buffer);
+    }
+    free(buffer);
+    return error;
+}
+
+int kr_file_replace(kr_file *file, int64_t keep, int64_t size, int32_t *fault, kr_mapping **out) {
+    char path[PATH_MAX];
+    kr_descriptor *former, *made = NULL;
+    kr_mapping *mapping = NULL;
+    if (snprintf(path, sizeof path, "%s.tmp", file->path) >= (int)sizeof path) return ENAMETOOLONG;
+    int error = take(file, &former);
+    if (error) return error;
+    error = open_regular(path, O_RDWR | O_CREAT | O_TRUNC, &made);
+    if (!error) {
+        error = copy(former->fd, made->fd, keep);
+        if (!error) error = flush(made->fd);
+        if (!error) error = kr_map(made->fd, size, 1, fault, &mapping);
+        if (!error && rename(path, file->path)) error = errno;
+        if (error) unlink(path);
+    }
+    drop(former);
+    if (error) {
+        kr_mapping_release(mapping);
+        drop(made);
+        return error;
+    }
+    put(file, made);
+    *out = mapping;
+    return 0;
+}

@@ -1,0 +1,55 @@
+/* A file by its name: opened when something needs the descriptor, and let go when nothing does. Here are the few file
+ * operations in which operating systems and file systems differ.
+ *
+ * All functions but the last return 0 or an errno. Thread rule: any thread; a call under way keeps the descriptor it
+ * uses, also while another lets it go. */
+#ifndef KREPLICA_FILE_H
+#define KREPLICA_FILE_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "mapping.h"
+
+typedef struct {
+    int fd;
+    int64_t references;
+} kr_descriptor;
+
+typedef struct {
+    pthread_mutex_t lock;
+    const char *path;          /* the owner's; guarded by lock, with the next */
+    kr_descriptor *descriptor; /* NULL while nothing has needed it */
+    int writable;
+    int zeros; /* write zeros ahead instead of reserving blocks: see kr_file_allocate */
+} kr_file;
+
+void kr_file_init(kr_file *file);
+void kr_file_destroy(kr_file *file);
+
+/* See whether the regular file `path` may be used, creating it if that is asked for, and tell its size. Anything but a
+ * regular file is refused with EINVAL. */
+int kr_file_open(kr_file *file, const char *path, int writable, int create, int64_t *size);
+int kr_file_size(kr_file *file, int64_t *size);
+
+/* Make [start, stop) exist on disk, zero above the file's former size. Blocks that are only reserved may still turn out
+ * to be missing on a copy-on-write file system; there (and with `zeros`) what lies above the former size is written.
+ * The disk gets back what a failure left behind. */
+int kr_file_allocate(kr_file *file, int64_t start, int64_t stop);
+int kr_file_resize(kr_file *file, int64_t size);
+/* Make last what was written, through the mapping `base` too (or NULL). */
+int kr_file_flush(kr_file *file, uint8_t *base, int64_t size);
+/* All of the bytes, or an error; EIO if the file ends before. */
+int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target);
+
+/* Map [0, size); EIO if the file has fewer than `least` bytes. */
+int kr_file_map(kr_file *file, int64_t size, int64_t least, int32_t *fault, kr_mapping **out);
+/* Put a new file of the first `keep` bytes in the file's place, and map it. It is made as path + ".tmp", and flushed
+ * before it gets the name. */
+int kr_file_replace(kr_file *file, int64_t keep, int64_t size, int32_t *fault, kr_mapping **out);
+
+void kr_file_renamed(kr_file *file, const char *path);
+/* Hold no descriptor until the next use. */
+void kr_file_let_go(kr_file *file);
+
+#endif

@@ -1,0 +1,130 @@
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#include "growth.h"
+
+#include <errno.h>
+
+#define FIRST_STEP ((int64_t)64 << 10)
+#define LAST_STEP ((int64_t)16 << 20)
+#define CHUNK ((int64_t)2 << 20) /* faulted in at once: a huge page; nobody waits longer than for this */
+#define LOOK_EVERY ((int64_t)128 << 10) /* the writer's pace is looked at no more often than this, in bytes */
+#define SMALLEST_WINDOW ((int64_t)256 << 10)
+#define AHEAD_NS ((int64_t)20 * 1000 * 1000)
+#define PAGE ((int64_t)4096)
+#define NEVER INT64_MAX
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int prefault_step(kr_task *task);
+
+void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated) {
+    *growth = (kr_growth){.task = {.step = prefault_step}, .file = file, .allocated = allocated, .step = FIRST_STEP,
+                          .flushed = -1};
+    pthread_mutex_init(&growth->lock, NULL);
+}
+
+void kr_growth_destroy(kr_growth *growth) { pthread_mutex_destroy(&growth->lock); }
+
+static int is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+/* Called under the lock, with need > *allocated. */
+static int grow_to(kr_growth *growth, int64_t length, int64_t need) {
+    int64_t start = *growth->allocated;
+    int64_t stop = smaller(larger(need, larger(start, length) + growth->step), growth->capacity);
+    int error = kr_file_allocate(growth->file, start, stop);
+    if (is_full(error) && stop > need) {
+        /* A disk is used to its last page before it counts as full. */
+        stop = need;
+        error = kr_file_allocate(growth->file, start, stop);
+    }
+    if (error) return error;
+    growth->file_size = larger(growth->file_size, stop);
+    growth->step = smaller(growth->step * 2, LAST_STEP);
+    __atomic_store_n(growth->allocated, stop, __ATOMIC_RELEASE);
+    return 0;
+}
+
+int kr_grow(kr_growth *growth, uint8_t *base, int64_t length, int64_t need) {
+    int error = 0;
+    if (growth->base != base) growth->base = base; /* no task is under way then */
+    pthread_mutex_lock(&growth->lock);
+    if (need > *growth->allocated) error = grow_to(growth, length, need);
+    pthread_mutex_unlock(&growth->lock);
+    return error;
+}
+
+/* On the prefault thread: one chunk. Errors end the work ahead; the writer meets them itself if they last. */
+static int prefault_step(kr_task *task) {
+    kr_growth *growth = (kr_growth *)task;
+    int64_t target = smaller(__atomic_load_n(&growth->target, __ATOMIC_ACQUIRE), growth->capacity);
+    int64_t start = __atomic_load_n(&growth->done, __ATOMIC_ACQUIRE);
+    int64_t stop = smaller((start / CHUNK + 1) * CHUNK, target);
+    int error = 0;
+    if (start >= target) return 0;
+    pthread_mutex_lock(&growth->lock);
+    if (stop > *growth->allocated) error = grow_to(growth, stop, stop);
+    pthread_mutex_unlock(&growth->lock);
+    if (error || kr_populate(growth->base + start, stop - start)) return 0;
+    /* The writer may have overtaken and moved `done` on. */
+    __atomic_compare_exchange_n(&growth->done, &start, stop, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    return 1;
+}
+
+/* What the writer wrote since it was last looked at, put into bytes for the time that is to be kept ahead. */
+static int64_t window_for(kr_growth *growth, int64_t length, int64_t now) {
+    int64_t flushed = __atomic_load_n(&growth->flushed, __ATOMIC_RELAXED);
+    int64_t bound = smaller(growth->limit, larger(growth->window * 2, SMALLEST_WINDOW));
+    double wanted = 0;
+    if (growth->looked_at_ns) {
+        int64_t elapsed_ns = larger(now - growth->looked_at_ns, 1);
+        wanted = (double)(length - growth->looked_at) * (double)AHEAD_NS / (double)elapsed_ns;
+    }
+    if (flushed >= 0) bound = smaller(bound, (length - flushed) / 8);
+    if (wanted < (double)bound) bound = (int64_t)wanted;
+    return bound < SMALLEST_WINDOW / 4 ? 0 : bound / PAGE * PAGE;
+}
+
+static void go_ahead(kr_growth *growth, int64_t length) {
+    int64_t from = (length + PAGE - 1) / PAGE * PAGE;
+    int64_t done = __atomic_load_n(&growth->done, __ATOMIC_ACQUIRE);
+    if (!growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 1);
+    if (done < from) __atomic_compare_exchange_n(&growth->done, &done, from, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    __atomic_store_n(&growth->target, from + growth->window, __ATOMIC_RELEASE);
+    kr_submit(&growth->task);
+}
+
+int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
+    if (!growth->limit) return NEVER;
+    if (!growth->base) return length + LOOK_EVERY; /* nothing has grown since the last stop */
+    int64_t now = kr_monotonic_ns();
+    growth->window = window_for(growth, length, now);
+    growth->looked_at_ns = now;
+    growth->looked_at = length;
+    if (growth->window) {
+        go_ahead(growth, length);
+    } else if (growth->huge) {
+        kr_growth_stop(growth, length);
+        /* Should this fail, the slack stays where it is; the next trim or close meets the error. */
+        if (!kr_file_resize(growth->file, length)) kr_growth_resized(growth, length);
+    }
+    return length + larger(growth->window / 2, LOOK_EVERY);
+}
+
+void kr_growth_flushed(kr_growth *growth, int64_t length) {
+    __atomic_store_n(&growth->flushed, length, __ATOMIC_RELAXED);
+}
+
+int64_t kr_growth_stop(kr_growth *growth, int64_t length) {
+    kr_forget(&growth->task);
+    if (growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 0);
+    growth->window = growth->target = growth->done = growth->looked_at_ns = 0;
+    growth->base = NULL;
+    return growth->limit ? length + LOOK_EVERY : NEVER;
+}
+
+void kr_growth_resized(kr_growth *growth, int64_t size) {
+    growth->file_size = size;
+    growth->step = FIRST_STEP;
+    __atomic_store_n(growth->allocated, size, __ATOMIC_RELEASE);
+}
