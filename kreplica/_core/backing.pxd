@@ -1,6 +1,9 @@
 # The plain C companions of region.pyx, as their headers in native/ declare and explain them.
 
+from libc.errno cimport EDQUOT, EFBIG, EMFILE, ENFILE, ENOMEM, ENOSPC
 from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from kreplica._core.status cimport IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, STORAGE_FULL
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -69,3 +72,16 @@ cdef extern from "growth.h" nogil:
     void kr_growth_flushed(kr_growth *growth, int64_t length)
     int64_t kr_growth_stop(kr_growth *growth, int64_t length)
     void kr_growth_resized(kr_growth *growth, int64_t size)
+
+
+# The status that belongs to an errno: status.status_of_errno for native code.
+cdef inline int status_of(int number) noexcept nogil:
+    if number == 0:
+        return OK
+    if number == ENOSPC or number == EDQUOT or number == EFBIG:
+        return STORAGE_FULL
+    if number == EMFILE or number == ENFILE:
+        return OUT_OF_DESCRIPTORS
+    if number == ENOMEM:
+        return NO_MEMORY
+    return IO_FAILED

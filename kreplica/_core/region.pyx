@@ -8,7 +8,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_WRITABLE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EDQUOT, EFBIG, EMFILE, ENFILE, ENOMEM, ENOSPC
+from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint8_t
 
 import os
@@ -21,6 +21,7 @@ from kreplica._core.backing cimport (
     kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
     kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_fault, kr_set_map_budget,
     kr_store_release, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    status_of,
 )
 from kreplica._core.status cimport (
     CLOSED, FORKED, IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, OUT_OF_MAPS, OUT_OF_RANGE, PAGE_FAULT,
@@ -54,19 +55,6 @@ cdef void keep_mapping(kr_mapping *mapping) noexcept nogil:
 
 cdef void drop_mapping(kr_mapping *mapping) noexcept nogil:
     kr_mapping_release(mapping)
-
-
-cdef int status_of(int number) noexcept nogil:
-    """The status that belongs to an errno; status.status_of_errno without the GIL."""
-    if number == 0:
-        return OK
-    if number == ENOSPC or number == EDQUOT or number == EFBIG:
-        return STORAGE_FULL
-    if number == EMFILE or number == ENFILE:
-        return OUT_OF_DESCRIPTORS
-    if number == ENOMEM:
-        return NO_MEMORY
-    return IO_FAILED
 
 
 def map_budget():
