@@ -1,0 +1,70 @@
+"""Native loops for bench/: what the core costs without Python around each call, and the limits beside it.
+
+Nothing else imports this module. Each function does its work once per element; the caller takes the time.
+Thread rule: that of the objects passed in.
+"""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
+from libc.stdint cimport int64_t
+
+from kreplica._core.purgatory cimport Purgatory, finished_t, part_t
+from kreplica._core.timing_wheel cimport TimingWheel
+
+cdef enum:
+    AT_ONCE = 256
+
+
+def touch_slots(int64_t[:, ::1] slots not None, const int64_t[::1] order not None):
+    """The limit of whatever keeps a record for each of many: add 1 to the first word of the slots named."""
+    cdef int64_t i
+    with nogil:
+        for i in range(order.shape[0]):
+            slots[order[i], 0] += 1
+
+
+def add_timers(TimingWheel wheel not None, const int64_t[::1] deadlines_ms not None,
+               int64_t[::1] handles not None):
+    """Add a timer for each deadline; its payload is its index, its handle goes to `handles`."""
+    cdef int64_t i
+    assert handles.shape[0] >= deadlines_ms.shape[0]
+    with nogil:
+        for i in range(deadlines_ms.shape[0]):
+            handles[i] = wheel.add_timer(deadlines_ms[i], i)
+
+
+def cancel_timers(TimingWheel wheel not None, const int64_t[::1] handles not None):
+    """Cancel each handle; how many were pending."""
+    cdef int64_t i
+    cdef int64_t cancelled = 0
+    with nogil:
+        for i in range(handles.shape[0]):
+            cancelled += wheel.cancel_timer(handles[i])
+    return cancelled
+
+
+def watch_offsets(Purgatory purgatory not None, const int64_t[::1] partitions not None,
+                  const int64_t[::1] required_offsets not None, int64_t deadline_ms, object token):
+    """Let an operation wait for each required offset in the partition of the same index."""
+    cdef part_t part
+    cdef int64_t i
+    assert partitions.shape[0] == required_offsets.shape[0]
+    for i in range(partitions.shape[0]):
+        part = part_t(partitions[i], required_offsets[i], NULL)
+        purgatory.watch_parts(&part, 1, deadline_ms, <PyObject *> token, i)
+
+
+def complete_partitions(Purgatory purgatory not None, const int64_t[::1] partitions not None,
+                        int64_t watermark):
+    """Let each partition reach the watermark, and drop the tokens; how many operations are done."""
+    cdef finished_t finished[AT_ONCE]
+    cdef int64_t done = 0
+    cdef int64_t i, j, count
+    for i in range(partitions.shape[0]):
+        count = AT_ONCE
+        while count == AT_ONCE:
+            count = purgatory.complete_into(partitions[i], watermark, finished, AT_ONCE)
+            done += count
+            for j in range(count):
+                Py_XDECREF(finished[j].token)
+    return done
