@@ -49,6 +49,9 @@ class LeaderEpochFileCache:
 
         Entries that contradict it, with an epoch or a start offset not below the new one's, are dropped.
         """
+        latest = self.entries[-1] if self.entries else UNDEFINED
+        if epoch == latest.epoch and start_offset >= latest.start_offset and not self.dirty:
+            return False  # as nearly always: this is asked for every batch
         return self.assign_all([EpochEntry(epoch, start_offset)])
 
     def assign_all(self, entries: Iterable[EpochEntry]) -> bool:
