@@ -93,7 +93,8 @@ conformance: .make/build
 # The interpreter itself is not instrumented: the runtime library has to be there before it (LD_PRELOAD),
 # memory has to come from malloc and not from Python's own pools to be watched, and what the interpreter keeps
 # until the end of the process looks like a leak, so leaks are not looked for. The tests run beside the
-# instrumented copy of the package, so that it is the one they import.
+# instrumented copy of the package, so that it is the one they import. SIGBUS is the region's own business;
+# one test limits the address space, of which the sanitizer itself needs terabytes.
 SANITIZED := build/sanitize/lib
 SANITIZER_RUNTIMES = $(foreach name,libasan.so libubsan.so,$(shell $(CC) -print-file-name=$(name)))
 sanitize: .make/venv
@@ -101,8 +102,10 @@ sanitize: .make/venv
 	KREPLICA_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-lib $(SANITIZED)
 	ln -sfn ../../../tests $(SANITIZED)/tests
 	cd $(SANITIZED) && LD_PRELOAD="$(SANITIZER_RUNTIMES)" PYTHONMALLOC=malloc \
-		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-		$(CURDIR)/$(PYTEST) --config-file $(CURDIR)/pyproject.toml --rootdir . tests/core
+		ASAN_OPTIONS=detect_leaks=0:handle_sigbus=0:allocator_may_return_null=1 \
+		UBSAN_OPTIONS=print_stacktrace=1 \
+		$(CURDIR)/$(PYTEST) --config-file $(CURDIR)/pyproject.toml --rootdir . tests/core \
+		--deselect tests/core/test_region_faults.py::test_no_address_space_left
 
 # ---- to look at --------------------------------------------------------------------------------------
 
