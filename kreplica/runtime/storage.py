@@ -1,47 +1,29 @@
 """Files of the machine, as the Storage port wants them.
 
-Ownership: a FileStorage owns nothing but the directory locks that it handed out; a region that it opened
-belongs to the caller. Thread rule: any thread may call any method.
+Ownership: a FileStorage owns nothing; a region or a lock that it hands out belongs to the caller. Thread
+rule: any thread may call any method.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
+import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kreplica._core.region import Region
 from kreplica.common.errors import InvalidFile, LogDirLocked, exception_for_os
+from kreplica.common.locks import Lock
 
 LOCK_FILE = ".lock"
 TEMPORARY_SUFFIX = ".tmp"
-
-
-@contextmanager
-def _typed(what: str) -> Iterator[None]:
-    """Turn an OSError into the exception of the tree, with the system's words."""
-    try:
-        yield
-    except OSError as error:
-        raise exception_for_os(error, what) from error
-
-
-class FileLock:
-    """A directory's lock file, held by this process; `release` lets it go and may be called twice."""
-
-    def __init__(self, storage: FileStorage, key: tuple[int, int], descriptor: int) -> None:
-        self._storage = storage
-        self._key = key
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        self._storage._release(self._key, self)
 
 
 class FileStorage:
@@ -51,63 +33,56 @@ class FileStorage:
     StorageIOError), when the system refuses.
     """
 
-    def __init__(self) -> None:
-        # Guards _locks: the locks held by this object, by device and inode of the lock file.
-        self._mutex = threading.Lock()
-        self._locks: dict[tuple[int, int], FileLock] = {}
-
     def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
         """The file at `path` as a Region; `capacity` is the largest length it may grow to, in bytes."""
         return Region(path, capacity, writable=writable, create=create)
 
     def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
-        """The whole file; InvalidFile if larger than `limit` bytes."""
-        with _typed("reading"), open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise InvalidFile(f"{path}: {size} bytes, more than {limit}")
+        """The whole file; InvalidFile if it is larger than `limit` bytes, or is no file."""
+        with _typed("reading"), _opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidFile(f"{path} is no regular file")
+            if status.st_size > limit:
+                raise InvalidFile(f"{path}: {status.st_size} bytes, more than {limit}")
             data = bytearray()
             # The file may grow while it is read: never more than the limit and one byte is asked for.
-            while part := file.read(min(limit + 1 - len(data), max(size, 1 << 16))):
+            while part := os.read(descriptor, min(limit + 1 - len(data), max(status.st_size, 1 << 16))):
                 data += part
             if len(data) > limit:
                 raise InvalidFile(f"{path}: more than {limit} bytes")
             return bytes(data)
 
     def write_file_atomically(self, path: str, data: bytes) -> None:
-        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory."""
+        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory.
+
+        After a failure `path` is what it was, or, should the flush of the directory have failed, either.
+        """
         temporary = path + TEMPORARY_SUFFIX
         with _typed("writing"):
-            _write_all(temporary, data, flush=True)
-            os.replace(temporary, path)
+            try:
+                _write(temporary, data, flush=True)
+                os.replace(temporary, path)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
         self.sync_directory(os.path.dirname(path) or ".")
 
     def write_file(self, path: str, data: bytes) -> None:
         """Create or replace the file; nothing is flushed."""
         with _typed("writing"):
-            _write_all(path, data, flush=False)
+            _write(path, data, flush=False)
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
         """Write at byte `position` of the file, which is created if missing; nothing is flushed."""
-        with _typed("writing"):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                left = memoryview(data)
-                while left:
-                    written = os.pwrite(descriptor, left, position)
-                    position += written
-                    left = left[written:]
-            finally:
-                os.close(descriptor)
+        with _typed("writing"), _opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+            _write_all(descriptor, position, data)
 
     def sync_file(self, path: str) -> None:
         """Flush the file's contents; its name needs `sync_directory`."""
-        with _typed("flushing"):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with _typed("flushing"), _opened(path, os.O_RDWR) as descriptor:
+            _flush(descriptor)
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -145,57 +120,142 @@ class FileStorage:
 
     def sync_directory(self, path: str) -> None:
         """Make the names in the directory last."""
-        with _typed("flushing"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with _typed("flushing"), _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            os.fsync(descriptor)
 
     def lock_directory(self, path: str) -> FileLock:
-        """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken."""
-        name = os.path.join(path, LOCK_FILE)
+        """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken.
+
+        Excludes writers in this process, in others, and a Kafka broker.
+        """
         with _typed("locking"):
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            return self._lock(path, descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    def _lock(self, path: str, descriptor: int) -> FileLock:
-        status = os.fstat(descriptor)
-        key = (status.st_dev, status.st_ino)
-        with self._mutex:
+            descriptor = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LogDirLocked(f"{path}: another writer has the directory") from None
-            lock = self._locks[key] = FileLock(self, key, descriptor)
-            return lock
-
-    def _release(self, key: tuple[int, int], lock: FileLock) -> None:
-        with self._mutex:
-            if self._locks.get(key) is lock:
-                del self._locks[key]
-                os.close(lock._descriptor)
+                _lock(descriptor, fcntl.F_WRLCK)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise LogDirLocked(f"{path}: another writer has the directory") from None
+                raise
+        return FileLock(descriptor)
 
     def boot_id(self) -> str:
         """What changes when the machine is started anew."""
         if sys.platform == "darwin":
             with _typed("asking for the boot time"):
-                done = subprocess.run(["sysctl", "-n", "kern.boottime"], capture_output=True, text=True)
-            return done.stdout.strip()
+                asked = subprocess.run(
+                    ["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False
+                )
+            return asked.stdout.strip()
         return self.read_file("/proc/sys/kernel/random/boot_id", limit=256).decode("ascii").strip()
 
 
-def _write_all(path: str, data: bytes, *, flush: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+class FileLock:
+    """A directory's lock file, held. `release` lets it go and may be called twice; in a forked child it does
+    nothing to the parent's lock."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._process = os.getpid()
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        # Parent and child have the lock in common: closing leaves it to the other, unlocking ends it.
+        if os.getpid() == self._process:
+            with suppress(OSError):
+                _lock(descriptor, fcntl.F_UNLCK)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    """Lock or unlock an open file; the same file opened once more is refused, in this process too."""
+    if sys.platform == "linux":
+        # Here flock() and the lock that Java takes do not see each other; an OFD lock and that one do.
+        request = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_UN if kind == fcntl.F_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def _typed(what: str) -> Iterator[None]:
+    """Turn an OSError into the exception of the tree, with the system's words."""
     try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        if flush:
-            os.fsync(descriptor)
+        yield
+    except OSError as error:
+        raise exception_for_os(error, what) from error
+
+
+class _SpareDescriptor:
+    """One descriptor kept aside, for the process: with it one that may open no more files can still write its
+    checkpoints, flush its directories and read a small file."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # guards _descriptor
+        self._descriptor: int | None = None
+
+    def open(self, path: str, flags: int) -> int:
+        """Open `path`, with the spare one's number if there is no other; `close` takes it back."""
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._give():
+                raise
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, 0o644)
+        except OSError:
+            self.keep()
+            raise
+
+    def _give(self) -> bool:
+        with self._lock:
+            if self._descriptor is None:
+                return False
+            os.close(self._descriptor)
+            self._descriptor = None
+            return True
+
+    def keep(self) -> None:
+        """Have a descriptor aside again, if there is one to be had."""
+        with self._lock, suppress(OSError):
+            if self._descriptor is None:
+                self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+_spare = _SpareDescriptor()
+_spare.keep()
+
+
+@contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    descriptor = _spare.open(path, flags)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
+        _spare.keep()
+
+
+def _write(path: str, data: bytes, *, flush: bool) -> None:
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+        _write_all(descriptor, 0, data)
+        if flush:
+            _flush(descriptor)
+
+
+def _write_all(descriptor: int, position: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, position)
+        position += written
+        left = left[written:]
+
+
+def _flush(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        # There fsync() leaves the bytes in the drive's cache.
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
