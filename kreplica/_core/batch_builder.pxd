@@ -2,8 +2,9 @@
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
-from kreplica._core.record cimport Record, Scratch
+from kreplica._core.record cimport Record
 from kreplica._core.record_batch cimport BatchHeader
+from kreplica._core.scratch cimport Scratch
 
 cdef struct PendingRecord:
     # One record between measure() and emit().

@@ -18,7 +18,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from kreplica._core cimport codec
-from kreplica._core.record cimport Record, borrow, place, put_headers, reserve
+from kreplica._core.record cimport Record, borrow, place, put_headers
 from kreplica._core.record_batch cimport (
     CONTROL,
     DELETE_HORIZON,
@@ -28,7 +28,8 @@ from kreplica._core.record_batch cimport (
     seal,
     write_header,
 )
-from kreplica._core.record_batch import CODECS
+from kreplica._core.record_batch import CODECS as _CODECS
+from kreplica._core.scratch cimport reserve
 from kreplica._core.status cimport BATCH_TOO_LARGE, EMPTY_BATCH, check
 from kreplica._core.varint cimport size_of_varint, size_of_varlong, write_varint, write_varlong
 
@@ -71,13 +72,13 @@ cdef class BatchBuilder:
     @property
     def codec(self):
         """The codec's name: "none", "gzip", "snappy", "lz4" or "zstd"."""
-        return CODECS[self.codec_number]
+        return _CODECS[self.codec_number]
 
     @codec.setter
     def codec(self, str name not None):
-        if name not in CODECS:
-            raise ValueError(f"no codec {name!r}, only {', '.join(CODECS)}")
-        self.codec_number = CODECS.index(name)
+        if name not in _CODECS:
+            raise ValueError(f"no codec {name!r}, only {', '.join(_CODECS)}")
+        self.codec_number = _CODECS.index(name)
 
     def build(self, records, *, int64_t base_offset=0, int32_t leader_epoch=-1, int64_t now_ms=-1):
         """One batch of `records` as bytes; `now_ms` is the timestamp of records that have none.

@@ -1,37 +1,15 @@
 # Record: one record as Python sees it, made by a program or read from a batch, and what its making shares
-# with the batch builder: scratch memory, borrowed bytes and the wire form of headers.
+# with the batch builder: borrowed bytes and the wire form of headers.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_Check
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_Check
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.stdlib cimport realloc
 
 from kreplica._core.record_batch cimport RecordView
+from kreplica._core.scratch cimport Scratch
 from kreplica._core.status cimport PAGE_FAULT, check
-
-cdef struct Scratch:
-    # Memory that grows and is used again; its owner frees `data`.
-    uint8_t *data
-    int64_t size
-    int64_t capacity
-
-
-cdef inline int reserve(Scratch *s, int64_t more) except -1:
-    # Make room for `more` bytes after the first `size`.
-    cdef int64_t capacity = s.capacity
-    cdef void *data
-    if s.size + more <= capacity:
-        return 0
-    capacity = max(256, 2 * capacity, s.size + more)
-    data = realloc(s.data, <size_t>capacity)
-    if data == NULL:
-        raise MemoryError(f"no memory for {capacity} bytes of scratch")
-    s.data = <uint8_t *>data
-    s.capacity = capacity
-    return 0
-
 
 cdef inline int borrow(object item, const uint8_t **data, int64_t *size, Py_buffer *held) except -1:
     # The bytes of a bytes, bytearray, memoryview or None (data NULL). 1 where `held` was filled and is to be

@@ -13,6 +13,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 from kreplica._core.record_batch cimport parse_record_header
+from kreplica._core.scratch cimport Scratch, reserve
 from kreplica._core.status cimport check
 from kreplica._core.varint cimport write_varint
 

@@ -33,6 +33,8 @@ cdef class RecordIterator:
     cdef int32_t remaining
 
 
+# Where the mapping behind a Slice says that it lost a page (record.check_fault); NULL for other owners.
+cdef const int32_t *fault_of(object owner) except? NULL
 # The batch at p[0:left], which `owner` keeps alive and unchanged; raises as parse_header says. `checked`
 # where the caller has seen to what check_header checks.
 cdef RecordBatch wrap(object owner, const uint8_t *p, int64_t left, bint checked)

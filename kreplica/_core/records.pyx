@@ -31,13 +31,15 @@ from kreplica._core.record_batch cimport (
     record_timestamp,
     scan_records,
 )
-from kreplica._core.record_batch import CODECS
+from kreplica._core.record_batch import CODECS as _CODECS
 from kreplica._core.region cimport Slice
 from kreplica._core.status cimport BAD_CONTROL_RECORD, END, OK, SHORT_INPUT, TRAILING_BYTES, check
 
 
-cdef inline const int32_t *_fault_of(object owner):
-    # Where a mapping says that it lost a page; the region lives as long as its slice.
+cdef const int32_t *fault_of(object owner) except? NULL:
+    # The region lives as long as its slice.
+    if isinstance(owner, RecordBatch):
+        return (<RecordBatch>owner).fault
     return &(<Slice>owner).region.r.fault if isinstance(owner, Slice) and (<Slice>owner).mapped else NULL
 
 
@@ -73,7 +75,7 @@ cdef class RecordBatch:
         check(parse_header(<const uint8_t *>self.view.buf + position, self.view.len - position, &self.h),
               "reading a batch", position)
         self.data = <const uint8_t *>self.view.buf + position
-        self.fault = _fault_of(data)
+        self.fault = fault_of(data)
 
     def __dealloc__(self):
         if self.viewed:
@@ -138,6 +140,20 @@ cdef class RecordBatch:
         )
         return memoryview(keeper)[HEADER_SIZE:] if keeper is self else memoryview(keeper)
 
+    def to_arrow(self, columns=None, *, bint views=False):
+        """The records as a pyarrow.RecordBatch, of a control batch none; see kreplica._core.columns.
+
+        `columns` names those wanted; `views` makes binary_view columns that point into the batch, uncopied.
+        Raises what iterating raises, ImportError without pyarrow.
+        """
+        from kreplica._core.arrow import to_arrow
+        from kreplica._core.columns import ColumnBuilder
+
+        builder = ColumnBuilder(columns, views=views)
+        builder.max_decompressed = self.max_decompressed
+        builder.extend(self)
+        return to_arrow(builder.finish())
+
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self.data == NULL:
             raise ValueError("a RecordBatch without bytes")
@@ -188,7 +204,7 @@ cdef class RecordBatch:
     def codec(self):
         """"none", "gzip", "snappy", "lz4", "zstd", or the number of a codec that does not exist."""
         number = self.h.attributes & CODEC_MASK
-        return CODECS[number] if number < len(CODECS) else str(number)
+        return _CODECS[number] if number < len(_CODECS) else str(number)
 
     @property
     def timestamp_type(self):
@@ -328,7 +344,7 @@ def batches(data, *, bint partial=False):
     PyObject_GetBuffer(data, &iterator.view, PyBUF_SIMPLE)
     iterator.viewed = True
     iterator.data = data
-    iterator.fault = _fault_of(data)
+    iterator.fault = fault_of(data)
     iterator.partial = partial
     return iterator
 
@@ -338,7 +354,7 @@ cdef RecordBatch wrap(object owner, const uint8_t *p, int64_t left, bint checked
     check(parse_header(p, left, &batch.h), "reading a batch")
     batch.data = p
     batch.owner = owner
-    batch.fault = _fault_of(owner)
+    batch.fault = fault_of(owner)
     batch.checked = checked
     return batch
 

@@ -1,0 +1,81 @@
+# ColumnBuilder: record batches to buffers in Arrow's columnar layout, without a Python object per record.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from kreplica._core.binary_column cimport binary_column
+from kreplica._core.record_batch cimport BatchHeader, RecordView
+from kreplica._core.scratch cimport Scratch
+
+cdef enum:
+    # What is projected.
+    OFFSET = 1
+    TIMESTAMP = 2
+    TIMESTAMP_TYPE = 4
+    KEY = 8
+    VALUE = 16
+    HEADERS = 32
+
+cdef struct columns_t:
+    # All columns. Those of a fixed width are as long as `rows` or `headers` says.
+    int64_t rows
+    int64_t headers               # of all rows together
+    Scratch offset
+    Scratch timestamp
+    Scratch timestamp_type        # a byte each: 0 create, 1 log append
+    binary_column key
+    binary_column value
+    Scratch header_lists          # rows + 1: where each row's headers begin among all
+    binary_column header_key      # never null; its data is UTF-8
+    binary_column header_value
+
+cdef struct mark_t:
+    # Where the columns end: what a batch that turns out bad is undone to.
+    int64_t rows
+    int64_t headers
+    int64_t key_data
+    int64_t key_nulls
+    int64_t value_data
+    int64_t value_nulls
+    int64_t header_key_data
+    int64_t header_value_data
+    int64_t header_value_nulls
+
+cdef struct walk_t:
+    # A range of batches on its way into the columns.
+    const uint8_t *data
+    int64_t size
+    int64_t position              # of the next batch
+    int64_t first                 # offsets: first <= offset < stop
+    int64_t stop
+    int64_t max_rows
+    const uint8_t *source         # views point into source[0:2 GiB], which has this index
+    int32_t source_index
+    bint checked                  # the caller has seen to CRC and header fields
+
+
+cdef class ColumnBuffer:
+    # One buffer of a finished column, with the buffer protocol; owns its memory.
+    cdef uint8_t *data
+    cdef readonly int64_t size
+
+
+cdef class ColumnBuilder:
+    cdef columns_t c
+    cdef int projection
+    cdef readonly bint views
+    cdef bint busy
+    cdef list sources             # what views point into, after the column's own buffer
+    cdef public int64_t max_decompressed
+
+    cdef int extend_from(self, object data, walk_t *w) except -1
+    # Append batches until the range ends (END), a column is FULL, or one comes that needs the GIL
+    # (COMPRESSED, NEW_SOURCE); w.position is then that batch's. Or what is wrong: nothing of that batch is
+    # appended.
+    cdef int walk(self, walk_t *w) noexcept nogil
+    cdef int append_compressed(self, walk_t *w) except? -128
+    # Append one batch's records, which views may point into if `in_source`.
+    cdef int append_records(self, const BatchHeader *h, const uint8_t *records, int64_t size, const walk_t *w,
+                            bint in_source) noexcept nogil
+    cdef int make_room(self, const BatchHeader *h, int64_t size) noexcept nogil
+    cdef int put(self, const BatchHeader *h, const RecordView *r, const uint8_t *source,
+                 int32_t source_index) noexcept nogil
