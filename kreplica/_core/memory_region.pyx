@@ -1,0 +1,189 @@
+"""A file that lives in memory and knows what of it a power cut would leave: the simulator's regions.
+
+See memory_region.pxd for ownership and threads. The simulator decides when a disk is full, when a flush fails
+and which pages a crash loses; here is only the mechanism.
+"""
+
+from libc.errno cimport EIO, ENOMEM, ENOSPC
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t
+from libc.string cimport memcmp, memcpy, memset
+
+from kreplica._core.backing cimport kr_mapping, kr_set_fault
+from kreplica._core.region cimport Region, drop_mapping, keep_mapping, load_length, new_memory
+from kreplica._core.status cimport IO_FAILED
+
+PAGE_SIZE = 4096
+
+cdef enum:
+    PAGE = 4096
+    STEP = 64 << 10
+
+cdef const uint8_t ZEROS[PAGE]
+
+
+cdef class MemoryFile:
+    """One file of a simulated disk. `capacity`: the largest size it may ever have, in bytes."""
+
+    def __init__(self, int64_t capacity):
+        if self.memory != NULL or capacity < 0:
+            raise ValueError(f"a file is made once, of 0 bytes or more, not {capacity}")
+        self.room = INT64_MAX
+        self.durable = b""
+        self.make_room(capacity, NULL, 0)
+
+    def __dealloc__(self):
+        drop_mapping(self.memory)
+
+    cdef int make_room(self, int64_t capacity, const uint8_t *source, int64_t size) except -1:
+        """Go on in new memory that begins with source[0:size]."""
+        cdef kr_mapping *made = new_memory(capacity)
+        if made == NULL:
+            raise MemoryError
+        if size:
+            memcpy(made.base, source, size)
+        self.memory, made = made, self.memory
+        drop_mapping(made)
+        self.capacity = capacity
+        self.size = size
+        return 0
+
+    cdef int set_size(self, int64_t size) noexcept nogil:
+        if size < self.size:
+            memset(self.memory.base + size, 0, self.size - size)
+        self.size = size
+        return 0
+
+    def open(self, path, int64_t capacity, *, bint writable):
+        """A region over the file; its length is the file's size.
+
+        No other region of the file may be in use when `capacity` is larger than the file's.
+        """
+        if capacity > self.capacity:
+            self.make_room(capacity, self.memory.base, self.size)
+        return MemoryRegion(self, path, capacity, writable)
+
+    def read(self):
+        """The bytes of the file, as a program would read them now."""
+        return (<char *>self.memory.base)[:self.size]
+
+    def write(self, bytes data not None):
+        """Replace the contents, as a program would without flushing."""
+        cdef const uint8_t *source = data
+        self.make_room(max(self.capacity, <int64_t>len(data)), source, len(data))
+
+    def flush(self, int64_t start=0, stop=None):
+        """Make what the pages of [start, stop) hold durable, and the file's size; to the end by default."""
+        cdef int64_t end = self.size if stop is None else min(<int64_t>stop, self.size)
+        if self.on_flush is not None:
+            self.on_flush(start, end)
+        if start <= 0 and end >= self.size:
+            self.durable = self.read()
+        else:
+            self.durable = self.image(range(max(start, 0) // PAGE, (end + PAGE - 1) // PAGE), self.size)
+
+    def dirty_pages(self):
+        """The numbers of the 4 KiB pages that are not on disk as they are in memory, ascending."""
+        cdef const uint8_t *disk = self.durable
+        cdef int64_t flushed = len(self.durable)
+        cdef int64_t start, both, size
+        dirty = []
+        for start in range(0, self.size, PAGE):
+            size = min(self.size - start, PAGE)
+            both = min(max(flushed - start, 0), size)
+            if both and memcmp(self.memory.base + start, disk + start, both):
+                dirty.append(start // PAGE)
+            elif memcmp(self.memory.base + start + both, ZEROS, size - both):
+                dirty.append(start // PAGE)
+        return dirty
+
+    def image(self, pages, int64_t size):
+        """What the disk would hold, `size` bytes, with the given pages as they are in memory."""
+        cdef bytearray made = bytearray(self.durable[:size].ljust(size, b"\0"))
+        cdef uint8_t *target = made
+        cdef int64_t page, part
+        for page in pages:
+            part = min(PAGE, min(size, self.size) - page * PAGE)
+            if page >= 0 and part > 0:
+                memcpy(target + page * PAGE, self.memory.base + page * PAGE, part)
+        return bytes(made)
+
+    def crash(self, pages=(), size=None):
+        """Cut the power: of what was not flushed only `pages` reached the disk, and the size, if it is given.
+
+        Regions and slices that are out there belong to the dead process: they keep the memory they have, but
+        change nothing any more. The file goes on in other memory.
+        """
+        self.crashes += 1
+        self.durable = self.image(pages, len(self.durable) if size is None else size)
+        cdef const uint8_t *source = self.durable
+        self.make_room(max(self.capacity, <int64_t>len(self.durable)), source, len(self.durable))
+
+
+cdef class MemoryRegion(Region):
+    """A Region over a MemoryFile; made by `MemoryFile.open`."""
+
+    def __init__(self, MemoryFile contents not None, path, int64_t capacity, bint writable):
+        self.begin(path, capacity, writable, 0)
+        self.contents = contents
+        self.crashes = contents.crashes
+        self.growth.file_size = contents.size
+        self.r.length = min(contents.size, capacity)
+        self.closed = False
+
+    cdef bint dead(self) noexcept nogil:
+        return self.crashes != self.contents.crashes
+
+    cdef int make_mapping(self, int64_t size, kr_mapping **mapping) noexcept nogil:
+        if self.dead():
+            return EIO
+        keep_mapping(self.contents.memory)
+        mapping[0] = self.contents.memory
+        return 0
+
+    cdef int grow(self, int64_t need) noexcept nogil:
+        cdef int64_t filled = max(self.r.allocated, load_length(&self.r))
+        cdef int64_t stop = min(max(need, filled + STEP), self.r.capacity)
+        if self.dead():
+            return EIO
+        if stop > self.contents.room:
+            stop = need
+        if stop > self.contents.room:
+            return ENOSPC
+        self.contents.size = max(self.contents.size, stop)
+        self.growth.file_size = self.contents.size
+        self.r.allocated = stop
+        return 0
+
+    cdef int resize(self, int64_t size) noexcept nogil:
+        return 0 if self.dead() else self.contents.set_size(size)
+
+    cdef int measure(self, int64_t *size) noexcept nogil:
+        size[0] = self.contents.size
+        return 0
+
+    cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
+        """As the file does: the new contents are on disk before they have the name."""
+        cdef int error = EIO if self.dead() else 0
+        if error:
+            return error
+        with gil:
+            try:
+                self.contents.make_room(self.contents.capacity, self.contents.memory.base, keep)
+                self.contents.durable = self.contents.read()
+            except MemoryError:
+                error = ENOMEM
+        return error if error else self.make_mapping(size, mapping)
+
+    def flush(self, int64_t start=0, stop=None):
+        """Make the bytes of [start, stop) last, as the file's on_flush allows.
+
+        An error that it raises ends writes, as a real flush's does, and goes on to the caller.
+        """
+        self.raise_for(self.usable(True), "flushing")
+        if self.dead():
+            self.raise_for(self.fail(EIO), "flushing")
+        try:
+            self.contents.flush(start, stop)
+        except Exception:
+            kr_set_fault(&self.r.fault, IO_FAILED)
+            raise
