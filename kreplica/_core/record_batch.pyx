@@ -363,6 +363,11 @@ def stamp_append_time(uint8_t[::1] batch not None, int64_t timestamp_ms):
     stamp_log_append_time(&batch[0], _parse_writable(batch), timestamp_ms)
 
 
+def correct_max_timestamp(uint8_t[::1] batch not None, int64_t timestamp_ms):
+    """Give the header the largest timestamp that the records have, in place, with a new CRC."""
+    stamp_max_timestamp(&batch[0], _parse_writable(batch), timestamp_ms)
+
+
 def stamp_crc(uint8_t[::1] batch not None):
     """Compute the CRC of the batch as its bytes are now; for tools that change a batch."""
     _stamp_crc(&batch[0], _parse_writable(batch))

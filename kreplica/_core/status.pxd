@@ -10,6 +10,7 @@ cdef enum Status:
     END = 1                       # nothing (more) here: the end of a batch, a log, an index
     NEEDS_ROLL = 2                # the active segment must be rolled before this append
     NEEDS_GROWTH = 3              # the region must be grown before this append
+    NEEDS_LOOK = 5                # a scan met a batch that its caller has to look at
     FULL = 4                      # an index or a table has no slot left
     # Malformed records and batches (Kafka: CORRUPT_MESSAGE, and friends)
     SHORT_INPUT = -1              # a field lies past the end of what is left

@@ -7,7 +7,7 @@ runtime/ has the real ones, sim/ the ones that a test drives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kreplica._core.region import Region
@@ -119,6 +119,22 @@ class Storage(Protocol):
         """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken."""
         ...
 
+    def is_directory(self, path: str) -> bool: ...
+
+    def is_locked(self, path: str) -> bool:
+        """Whether another process holds the directory's lock; asks without taking it."""
+        ...
+
     def boot_id(self) -> str:
         """What changes when the machine is started anew: files written since then cannot have lost pages."""
+        ...
+
+    def process_id(self) -> int: ...
+
+
+class Workers(Protocol):
+    """Does independent pieces of work, at the same time where the machine has the cores for it."""
+
+    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Do all tasks; returns when the last one is done. Raises what the first failing one raised, then."""
         ...

@@ -139,6 +139,22 @@ class FileStorage:
                 raise
         return FileLock(descriptor)
 
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def is_locked(self, path: str) -> bool:
+        """Whether somebody holds the directory's lock; asks without taking it (Linux only)."""
+        name = os.path.join(path, LOCK_FILE)
+        if sys.platform != "linux" or not os.path.exists(name):
+            return False
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        with _typed("looking at the lock of"), _opened(name, os.O_RDWR) as descriptor:
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
+        return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+    def process_id(self) -> int:
+        return os.getpid()
+
     def boot_id(self) -> str:
         """What changes when the machine is started anew."""
         if sys.platform == "darwin":

@@ -10,8 +10,6 @@ import pytest
 import kreplica
 from tests.conformance.expectation import FIXTURES, Expectation, differences, expectations
 
-pytestmark = pytest.mark.skipif(not hasattr(kreplica, "Log"), reason="kreplica.Log is not there yet")
-
 CLEAN, UNCLEAN = (expectations(FIXTURES / ending) for ending in ("clean", "unclean"))
 
 

@@ -1,0 +1,71 @@
+# LogSegment: one .log file with its two indexes, and the one call that appends to it.
+#
+# Ownership: a segment owns its regions' use, not their files. Thread rule: one writer under the log's lock; readers
+# take the region's published length and pin what they return. Every touch of mapped memory runs under the guard,
+# so that a lost page is a status, and what could grow a file or take a lock is done before the guard is entered.
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
+
+from kreplica._core.log_append_info cimport LogAppendInfo
+from kreplica._core.log_state cimport LogState
+from kreplica._core.offset_index cimport OffsetIndex
+from kreplica._core.record_batch cimport BatchHeader
+from kreplica._core.region cimport Region, Slice, kr_guarded
+from kreplica._core.time_index cimport TimeIndex
+
+cdef enum:
+    MAX_RELATIVE_OFFSET = 0x7FFFFFFF      # an offset less its segment's base offset fits an index entry
+
+cdef enum AppendFlag:
+    AS_LEADER = 1                 # give the batch its offset and leader epoch; else it keeps its own
+    ONLY_PLAIN = 2                # refuse (END) what needs a decision: producer ids, transactions, codecs
+    CHECK_RECORDS = 4             # walk the records of an uncompressed batch
+    MAY_ROLL = 8                  # refuse (NEEDS_ROLL) what belongs into a new segment
+
+cdef struct Append:
+    const uint8_t *data
+    int64_t size
+    int64_t base_offset           # the log's end: given to the batch, or the least it may start at
+    int32_t leader_epoch
+    int64_t append_time           # ms, or -1: the batch keeps its create time
+    int64_t latest                # ONLY_PLAIN: refuse (END) a timestamp above this, ms
+    int64_t max_size              # ONLY_PLAIN: refuse (END) a larger batch
+    int32_t flags
+    BatchHeader header            # out: as it was before stamping
+    int64_t position              # out
+
+cdef struct Walk:
+    # The place of one batch, and where a walk over headers stands.
+    int64_t position
+    int64_t size
+    int64_t base_offset
+    int64_t last_offset
+    int64_t max_timestamp
+
+
+cdef class LogSegment:
+    cdef readonly Region region
+    cdef readonly OffsetIndex offset_index
+    cdef readonly TimeIndex time_index
+    cdef readonly int64_t base_offset
+    cdef public int64_t max_bytes           # segment.bytes
+    cdef public int64_t max_age_ms          # segment.ms less the jitter
+    cdef public int64_t index_interval_bytes
+    cdef readonly int64_t first_timestamp   # of the first batch; -1 while unknown
+    cdef readonly int64_t max_timestamp     # -1 while there is none
+    cdef readonly int64_t offset_of_max_timestamp
+    cdef int64_t bytes_since_index
+    cdef bint known                         # the timestamps were learnt since the open
+    cdef object __weakref__
+
+    cdef int append_native(self, Append *a) noexcept nogil
+    cdef int should_roll(self, int64_t size, int64_t timestamp, int64_t last_offset) noexcept nogil
+    cdef int prepare(self, int64_t size) noexcept nogil
+    cdef void committed(self, int64_t position, int64_t size, int64_t last_offset, int64_t max_timestamp) noexcept nogil
+    cdef int fed(self, int64_t position, const BatchHeader *h) noexcept nogil
+    cdef int peek_at(self, int64_t position, int64_t limit, Walk *w) noexcept nogil
+    cdef int locate(self, int64_t offset, Walk *w) noexcept nogil
+    cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128
+    cdef LogAppendInfo _info(self, int64_t base_offset, int64_t last_offset, int32_t leader_epoch,
+                             int64_t max_timestamp, int64_t append_time, int32_t count, int64_t size,
+                             int64_t position, LogState state)

@@ -1,0 +1,78 @@
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+from kreplica._core.batch_builder import BatchBuilder, _RecordLike
+from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.log_state import LogState
+from kreplica._core.offset_index import OffsetIndex
+from kreplica._core.region import Region, Slice
+from kreplica._core.time_index import TimeIndex
+
+class LogSegment:
+    region: Region
+    offset_index: OffsetIndex
+    time_index: TimeIndex
+    base_offset: int
+    max_bytes: int
+    max_age_ms: int
+    index_interval_bytes: int
+    first_timestamp: int
+    max_timestamp: int
+    offset_of_max_timestamp: int
+    def __new__(
+        cls,
+        region: Region,
+        offset_index: OffsetIndex,
+        time_index: TimeIndex,
+        base_offset: int,
+        *,
+        max_bytes: int = ...,
+        max_age_ms: int = ...,
+        index_interval_bytes: int = 4096,
+    ) -> LogSegment: ...
+    def append(
+        self,
+        data: Buffer,
+        state: LogState,
+        *,
+        leader_epoch: int = 0,
+        as_leader: bool = True,
+        only_plain: bool = False,
+        check_records: bool = True,
+        may_roll: bool = False,
+        append_time: int = -1,
+        latest: int = ...,
+        max_bytes: int = ...,
+    ) -> LogAppendInfo | None: ...
+    def append_records(
+        self,
+        builder: BatchBuilder,
+        records: Sequence[_RecordLike],
+        now_ms: int,
+        state: LogState,
+        *,
+        leader_epoch: int = 0,
+        may_roll: bool = False,
+        latest: int = ...,
+    ) -> LogAppendInfo | None: ...
+    def position_of(self, offset: int) -> tuple[int, int, int, int] | None: ...
+    def read(
+        self, offset: int, max_bytes: int, *, limit: int = -1, at_least_one: bool = True
+    ) -> Slice | None: ...
+    def position_by_time(self, timestamp: int, start_offset: int) -> tuple[int, int, int, int] | None: ...
+    def limit_to(self, position: int) -> None: ...
+    def forget(self) -> None: ...
+    def check_indexes(self) -> None: ...
+    def know(self) -> None: ...
+    def learn(self) -> None: ...
+    def seal(self) -> None: ...
+    def truncate_to(self, offset: int) -> int: ...
+    def regions(self) -> tuple[Region, Region, Region]: ...
+    def flush(self) -> None: ...
+    def idle(self) -> None: ...
+    def close(self) -> None: ...
+    def largest_timestamp(self) -> int: ...
+    def next_offset(self) -> int | None: ...
+    @property
+    def size(self) -> int: ...

@@ -1,0 +1,205 @@
+"""Where a log stands: its offsets and the valid length of its active segment, published under a sequence
+lock.
+
+The one writer keeps a private copy and publishes it to the mapped file `kreplica.state`; readers in any
+process take a consistent copy with `read_standing`. Layout, protocol and thread rule: log_state.pxd.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp, memcpy, memset
+
+from collections import namedtuple
+
+from kreplica._core.crc32c cimport crc32c as checksum
+from kreplica._core.region cimport Region, kr_guard_call, kr_load_acquire, kr_store_release
+from kreplica._core.status cimport OK
+
+
+cdef extern from "atomics.h" nogil:
+    void kr_fence_acquire()
+    void kr_fence_release()
+
+
+LogStanding = namedtuple(
+    "LogStanding",
+    "log_start_offset high_watermark last_stable_offset log_end_offset active_base_offset valid_length "
+    "flush_offset leader_epoch boot_id clean",
+)
+LogStanding.__doc__ = """Where a log stood at one moment, as its writer published it.
+
+Offsets are exclusive ends, but for `log_start_offset`. `valid_length` in bytes, of the segment whose base offset is
+`active_base_offset`. `clean`: closed in order, nothing is to be recovered.
+"""
+
+cdef const char *MAGIC = b"KRLOG\x00\x00\x01"
+
+
+cdef struct StateHeader:
+    uint8_t magic[8]
+    int64_t sequence
+    uint8_t boot_id[36]
+    uint32_t unused
+    int64_t process_id
+
+
+cdef struct Publication:
+    uint8_t *base
+    const Standing *standing
+
+
+cdef int _publish(void *argument) noexcept nogil:
+    cdef Publication *what = <Publication *> argument
+    cdef StateHeader *header = <StateHeader *> what.base
+    cdef int64_t sequence = header.sequence + 1
+    cdef uint8_t *slot = what.base + STATE_SLOT + (sequence & 1) * STATE_SLOT_STRIDE
+    cdef int64_t crc = checksum(<const uint8_t *> what.standing, sizeof(Standing))
+    kr_fence_release()
+    memcpy(slot, what.standing, sizeof(Standing))
+    memcpy(slot + sizeof(Standing), &crc, sizeof(crc))
+    kr_store_release(&header.sequence, sequence)
+    return OK
+
+
+cdef class LogState:
+    """The writer's side.
+
+    `region`: of the state file, writable, or None when nobody else is to read. `boot_id`: of this boot, 36
+    characters. A state that was there before is overwritten by the first update; read it first with
+    `read_standing`.
+    """
+
+    def __cinit__(self, Region region, str boot_id, int64_t process_id=0):
+        self.region = region
+        self.follows = False
+        self.stable = True
+        self.boot_id = boot_id
+        self.process_id = process_id
+        self.begun = region is None
+        memset(&self.now, 0, sizeof(Standing))
+
+    cdef int _begin(self) except -1:
+        # The whole file in one write: until then it says where a former writer stood, which recovery needs.
+        cdef bytes slot = (<const char *> &self.now)[:sizeof(Standing)]
+        cdef int64_t crc = checksum(<const uint8_t *> &self.now, sizeof(Standing))
+        self.region.write(0, (
+            MAGIC[:8] + bytes(8) + self.boot_id.encode("ascii")[:36].ljust(36) + bytes(4)
+            + self.process_id.to_bytes(8, "little") + slot + crc.to_bytes(8, "little")
+        ).ljust(STATE_SIZE, b"\0"))
+        self.region.publish(STATE_SIZE)
+        self.begun = True
+        return 0
+
+    cdef void publish(self) noexcept nogil:
+        # A state page that cannot be written costs readers elsewhere their news, never the append its
+        # success; the region remembers the fault and the next flush reports it.
+        cdef Publication what
+        if self.region is None or not self.begun or self.region.ready(True) != OK:
+            return
+        what.base = self.region.r.base
+        what.standing = &self.now
+        kr_guard_call(_publish, &what)
+
+    cdef void appended(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch) noexcept nogil:
+        self.now.log_end_offset = log_end_offset
+        self.now.valid_length = valid_length
+        self.now.leader_epoch = leader_epoch
+        if self.follows:
+            self.now.high_watermark = log_end_offset
+            if self.stable:
+                self.now.last_stable_offset = log_end_offset
+        self.publish()
+
+    # ---- the Python edge --------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self):
+        return self.now.log_start_offset
+
+    @property
+    def high_watermark(self):
+        return self.now.high_watermark
+
+    @property
+    def last_stable_offset(self):
+        return self.now.last_stable_offset
+
+    @property
+    def log_end_offset(self):
+        return self.now.log_end_offset
+
+    @property
+    def valid_length(self):
+        return self.now.valid_length
+
+    @property
+    def flush_offset(self):
+        return self.now.flush_offset
+
+    @property
+    def leader_epoch(self):
+        return self.now.leader_epoch
+
+    def update(self, *, log_start_offset=None, high_watermark=None, last_stable_offset=None, log_end_offset=None,
+               active_base_offset=None, valid_length=None, flush_offset=None, leader_epoch=None):
+        """Change the named fields in one publication."""
+        if log_start_offset is not None:
+            self.now.log_start_offset = log_start_offset
+        if high_watermark is not None:
+            self.now.high_watermark = high_watermark
+        if last_stable_offset is not None:
+            self.now.last_stable_offset = last_stable_offset
+        if log_end_offset is not None:
+            self.now.log_end_offset = log_end_offset
+        if active_base_offset is not None:
+            self.now.active_base_offset = active_base_offset
+        if valid_length is not None:
+            self.now.valid_length = valid_length
+        if flush_offset is not None:
+            self.now.flush_offset = flush_offset
+        if leader_epoch is not None:
+            self.now.leader_epoch = leader_epoch
+        if not self.begun:
+            self._begin()
+        else:
+            self.publish()
+
+    def mark_clean(self):
+        """Publish that the log is closed in order; the caller flushes the region afterwards."""
+        self.now.flags |= FLAG_CLEAN
+        self.publish()
+
+
+def read_standing(const uint8_t[::1] image):
+    """The LogStanding that a state file's bytes hold, or None when they hold none (wrong magic, torn, too
+    short).
+
+    `image`: a copy of the file, or its live mapping in another process.
+    """
+    cdef Standing copied
+    cdef int64_t crc, sequence
+    cdef const uint8_t *base
+    cdef const StateHeader *header
+    cdef const uint8_t *slot
+    if image.shape[0] < STATE_SIZE:
+        return None
+    base = &image[0]
+    header = <const StateHeader *> base
+    if memcmp(base, MAGIC, 8) != 0:
+        return None
+    for _ in range(1000):
+        sequence = kr_load_acquire(&header.sequence)
+        slot = base + STATE_SLOT + (sequence & 1) * STATE_SLOT_STRIDE
+        memcpy(&copied, slot, sizeof(Standing))
+        memcpy(&crc, slot + sizeof(Standing), sizeof(crc))
+        kr_fence_acquire()
+        if kr_load_acquire(&header.sequence) == sequence:
+            break
+    else:
+        return None
+    if crc != checksum(<const uint8_t *> &copied, sizeof(Standing)):
+        return None
+    return LogStanding(
+        copied.log_start_offset, copied.high_watermark, copied.last_stable_offset, copied.log_end_offset,
+        copied.active_base_offset, copied.valid_length, copied.flush_offset, copied.leader_epoch,
+        bytes(base[16:52]).decode("ascii", "replace").strip("\0 "), bool(copied.flags & FLAG_CLEAN),
+    )

@@ -1,0 +1,264 @@
+"""Log: one partition's log by itself, opened like a database.
+
+The object that `kreplica.Log.open` returns wires the engine (UnifiedLog) to the machine: its files and its
+clock. There is no cluster behind it: the log is its own only replica, so what is appended is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.record import Record
+from kreplica._core.records import RecordBatch
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import ReadOnlyLog
+from kreplica.common.ports import Clock, DirectoryLock, Storage
+from kreplica.common.types import TopicPartition
+from kreplica.log import live_reader, log_loader
+from kreplica.log.damage import Damage
+from kreplica.log.file_names import parse_directory_name
+from kreplica.log.log_loader import OpenOptions, Recovery
+from kreplica.log.log_reader import TimestampOffset
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.storage import FileStorage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+
+Isolation = Literal["log_end", "high_watermark", "txn_committed"]
+
+
+class Log:
+    """A durable, append-only log of records in one directory; make it with `Log.open`.
+
+    Appends may come from many threads, and reads go on at the same time. Use it as a context manager, or
+    close it.
+    """
+
+    __slots__ = ("_lock", "_log", "_refresh", "path")
+
+    def __init__(
+        self, path: str, log: UnifiedLog, lock: DirectoryLock | None, refresh: live_reader.LiveReader | None
+    ) -> None:
+        self.path = path
+        self._log = log
+        self._lock = lock
+        self._refresh = refresh
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        config: LogConfig | Mapping[str, object] | None = None,
+        storage: Storage | None = None,
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> Log:
+        """Open the log in the directory `path`; it is created if it is not there (but not with `read_only`).
+
+        `config` and `settings` are Kafka's topic settings, as `segment.bytes` or `segment_bytes`, and
+        `durability`: "page_cache" (Kafka's default: safe when the process dies) or "fsync" (safe when the
+        power fails; an append returns after its flush, which it shares with others). `read_only` may stand
+        beside a live writer, in this or another process, and sees what the writer has published; a directory
+        of Kafka's may be opened so, too.
+
+        Raises LogDirLocked if another writer has it open, InvalidConfig, InvalidFile, KafkaStorageError.
+        Damage found on the way raises nothing: see `damage`.
+        """
+        directory = os.path.abspath(path)
+        files = storage or FileStorage()
+        parsed = config if isinstance(config, LogConfig) else LogConfig.parse(config or {})
+        parsed = parsed.replace(settings) if settings else parsed
+        name = os.path.basename(directory)
+        partition = parse_directory_name(name) or TopicPartition(name, 0)
+        if read_only:
+            reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
+            return cls(directory, reader.open(), None, reader)
+        files.make_directory(directory)
+        lock = files.lock_directory(directory)
+        try:
+            log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), OpenOptions())
+        except BaseException:
+            lock.release()
+            raise
+        return cls(directory, log, lock, None)
+
+    # ---- append -------------------------------------------------------------------------------------------
+
+    def append(self, records: Sequence[RecordLike], *, leader_epoch: int | None = None) -> LogAppendInfo:
+        """Append the records as one batch; all of them or none.
+
+        A record is a value (bytes or None), a pair (key, value), a triple with headers, or a `Record`.
+        Returns once the log's durability is met. Raises TypeError, MessageTooLarge, InvalidTimestamp,
+        StorageFull, KafkaStorageError, ReadOnlyLog, LogClosed.
+        """
+        return self._log.append_records(records, self._epoch(leader_epoch))
+
+    def append_batch(self, batch: Buffer, *, leader_epoch: int | None = None) -> LogAppendInfo:
+        """Append one ready batch in Kafka's format v2, as a producer would send it; it gets the next offsets.
+
+        A batch with a producer id is checked against that producer's last ones: a repeated one is not
+        appended again, and the info says `duplicate`. Raises CorruptMessage and its kinds,
+        OutOfOrderSequenceNumber, InvalidProducerEpoch, and as `append`.
+        """
+        return self._log.append_as_leader(batch, self._epoch(leader_epoch))
+
+    def _epoch(self, given: int | None) -> int:
+        return max(self._log.leader_epoch, 0) if given is None else given
+
+    # ---- read ---------------------------------------------------------------------------------------------
+
+    def read(
+        self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
+    ) -> Iterator[Record]:
+        """The records with offsets in [start, stop), in order; from the log's start, up to its end now.
+
+        `isolation`: "log_end", "high_watermark", or "txn_committed", which leaves out aborted transactions
+        and stops at the first open one. Raises OffsetOutOfRange, DamagedLog, CorruptMessage.
+        """
+        first = self.log_start_offset if start is None else start
+        for batch in self.batches(first, stop, isolation=isolation):
+            if batch.is_control:
+                continue
+            if batch.base_offset >= first and (stop is None or batch.last_offset < stop):
+                yield from batch
+            else:
+                yield from (record for record in batch if _is_within(record, first, stop))
+
+    def batches(
+        self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
+    ) -> Iterator[RecordBatch]:
+        """The batches that hold the offsets [start, stop), each a view of the mapped file, its CRC
+        checked."""
+        self._see()
+        return self._log.batches(
+            self._log.log_start_offset if start is None else start, stop, isolation=isolation
+        )
+
+    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
+        """The first record at or after `timestamp` (ms since 1970), or None."""
+        self._see()
+        return self._log.offset_for_timestamp(timestamp)
+
+    def _see(self) -> None:
+        if self._refresh is not None:
+            self._refresh.refresh(self._log)
+
+    # ---- where it stands ----------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset there is."""
+        self._see()
+        return self._log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets (LEO)."""
+        self._see()
+        return self._log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        self._see()
+        return self._log.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        self._see()
+        return self._log.last_stable_offset
+
+    @property
+    def flush_offset(self) -> int:
+        """All below is on disk."""
+        return self._log.flush_offset
+
+    @property
+    def damage(self) -> Damage | None:
+        """The range whose bytes rotted, or None. A damaged log is read-only; it reads up to the damage, and
+        again from `damage.next_offset` on."""
+        return self._log.damage
+
+    @property
+    def recovery(self) -> Recovery:
+        """What opening it had to do."""
+        recovered = self._log.recovered
+        assert isinstance(recovered, Recovery)
+        return recovered
+
+    @property
+    def config(self) -> LogConfig:
+        return self._log.config
+
+    @property
+    def size(self) -> int:
+        """Valid bytes."""
+        return self._log.size
+
+    # ---- upkeep -------------------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Put everything appended by now on disk; returns the offset below which all is."""
+        return self._log.flush()
+
+    def roll(self) -> None:
+        """Begin a new segment."""
+        self._log.roll()
+
+    def truncate_to(self, offset: int) -> bool:
+        """Cut the records from `offset` on; whether any were cut."""
+        return self._log.truncate_to(offset)
+
+    def delete_records(self, before: int) -> None:
+        """Drop the records below `before` for readers; whole segments go with the next
+        `delete_old_segments`."""
+        self._log.maybe_increment_log_start_offset(before)
+
+    def delete_old_segments(self) -> int:
+        """Remove the segments that retention lets go; returns their number."""
+        return self._log.delete_old_segments()
+
+    def close(self) -> None:
+        """Flush and close. Slices and batches that were handed out stay good."""
+        try:
+            self._log.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Log({self.path!r}, [{self._log.log_start_offset}, {self._log.log_end_offset}))"
+
+
+def _is_within(record: Record, start: int, stop: int | None) -> bool:
+    offset = record.offset
+    return offset is not None and offset >= start and (stop is None or offset < stop)
+
+
+__all__ = [
+    "Damage",
+    "Log",
+    "LogAppendInfo",
+    "ReadOnlyLog",
+    "Record",
+    "RecordBatch",
+    "Recovery",
+    "TimestampOffset",
+]

@@ -1,0 +1,53 @@
+"""The names of a log's files, as Kafka gives them: the base offset in twenty digits and what the file is."""
+
+from __future__ import annotations
+
+import re
+
+from kreplica.common.errors import InvalidTopic
+from kreplica.common.types import TopicPartition
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+TXN_INDEX_SUFFIX = ".txnindex"
+SNAPSHOT_SUFFIX = ".snapshot"
+DELETED_SUFFIX = ".deleted"
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+TEMPORARY_SUFFIX = ".tmp"
+SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+
+DELETED_DIRECTORY_SUFFIX = "-delete"
+STATE_FILE = "kreplica.state"
+# Bytes that recovery cut from a segment's tail are kept in <base offset>.log.<position>.cut.
+CUT_SUFFIX = ".cut"
+
+_SEGMENT_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
+_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def file_name(base_offset: int, suffix: str) -> str:
+    return f"{base_offset:020d}{suffix}"
+
+
+def parse_file_name(name: str) -> tuple[int, str] | None:
+    """(base offset, suffix) of a segment's file, or None for any other name."""
+    found = _SEGMENT_FILE.fullmatch(name)
+    return (int(found[1]), found[2]) if found else None
+
+
+def check_topic(topic: str) -> str:
+    """The topic's name if Kafka allows it, else InvalidTopic."""
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidTopic(
+            f"topic {topic!r}: 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-', and neither '.' nor '..'"
+        )
+    return topic
+
+
+def parse_directory_name(name: str) -> TopicPartition | None:
+    """The partition that a directory of this name holds, or None."""
+    found = _DIRECTORY.fullmatch(name)
+    return TopicPartition(found["topic"], int(found["partition"])) if found else None

@@ -1,0 +1,89 @@
+"""Reading a log that somebody else may be writing: this process, another one, or Kafka.
+
+A kreplica writer publishes where its log stands in `kreplica.state` (see _core/log_state.pxd); the reader
+takes that before each read and goes no further. A live Kafka publishes only its high watermark's checkpoint,
+every five seconds, so that is the bound there. A directory that nobody writes is read to the end of its valid
+batches.
+"""
+
+from __future__ import annotations
+
+from kreplica._core.log_state import LogStanding, read_standing
+from kreplica.common.config import LogConfig
+from kreplica.common.ports import Clock, Storage
+from kreplica.common.types import TopicPartition
+from kreplica.log import log_loader
+from kreplica.log.checkpoint import OffsetCheckpointFile
+from kreplica.log.file_names import STATE_FILE
+from kreplica.log.log_loader import OpenOptions
+from kreplica.log.unified_log import UnifiedLog
+
+REPLICATION_CHECKPOINT = "replication-offset-checkpoint"
+LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
+
+
+class LiveReader:
+    """Opens the log in `directory` for reading and keeps it in step with its writer.
+
+    Thread rule: `refresh` may be called by any thread; the log's own lock guards the change.
+    """
+
+    __slots__ = ("_clock", "_config", "_directory", "_partition", "_standing", "_storage")
+
+    def __init__(
+        self, directory: str, partition: TopicPartition, config: LogConfig, storage: Storage, clock: Clock
+    ) -> None:
+        self._directory = directory
+        self._partition = partition
+        self._config = config
+        self._storage = storage
+        self._clock = clock
+        self._standing: LogStanding | None = None
+
+    def open(self) -> UnifiedLog:
+        """The log as it stands now, read-only. Raises InvalidFile when there is none."""
+        self._standing = self._read_standing()
+        options = OpenOptions(
+            read_only=True,
+            standing=self._standing if self._is_live(self._standing) else None,
+            end_bound=self._kafka_bound(),
+            log_start_offset=self._kafka_log_start(),
+        )
+        return log_loader.load(
+            self._directory, self._partition, self._config, self._storage, self._clock, options
+        )
+
+    def refresh(self, log: UnifiedLog) -> None:
+        """Let `log` see what its writer has published since."""
+        standing = self._read_standing()
+        if standing is None or standing == self._standing or not self._is_live(standing):
+            return
+        log.follow(standing)
+        self._standing = standing
+
+    def _read_standing(self) -> LogStanding | None:
+        path = f"{self._directory}/{STATE_FILE}"
+        if not self._storage.exists(path):
+            return None
+        return read_standing(self._storage.read_file(path, 1 << 16))
+
+    def _is_live(self, standing: LogStanding | None) -> bool:
+        # What a writer published in this boot is true up to its last append, also when it was killed.
+        return standing is not None and (standing.clean or standing.boot_id == self._storage.boot_id())
+
+    def _kafka_bound(self) -> int | None:
+        parent = self._directory.rpartition("/")[0]
+        if self._standing is not None or not self._storage.is_locked(parent):
+            return None
+        return (
+            OffsetCheckpointFile(self._storage, f"{parent}/{REPLICATION_CHECKPOINT}")
+            .read()
+            .get(self._partition, 0)
+        )
+
+    def _kafka_log_start(self) -> int:
+        parent = self._directory.rpartition("/")[0]
+        path = f"{parent}/{LOG_START_CHECKPOINT}"
+        if self._standing is not None or not self._storage.exists(path):
+            return 0
+        return OffsetCheckpointFile(self._storage, path).read().get(self._partition, 0)

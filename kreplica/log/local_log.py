@@ -1,0 +1,207 @@
+"""The segments of one partition on disk: opening, rolling, cutting and removing them.
+
+LocalLog knows files and offsets and nothing of leaders, producers or high watermarks: that is UnifiedLog.
+Thread rule: changes under the log's lock, which the caller holds; `segments` may be read by anybody at any
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_state import LogStanding
+from kreplica._core.offset_index import OffsetIndex
+from kreplica._core.region import Region
+from kreplica._core.time_index import TimeIndex
+from kreplica.common.config import LogConfig
+from kreplica.common.ports import Storage
+from kreplica.log.file_names import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    file_name,
+    parse_file_name,
+)
+from kreplica.log.log_segments import LogSegments
+from kreplica.log.transaction_index import TransactionIndex
+
+# A segment's positions are 32 bits wide in Kafka's index, so no file may reach 2 GiB.
+MAX_SEGMENT_BYTES = (1 << 31) - 1
+
+
+class LocalLog:
+    """The files of one partition's log.
+
+    `directory`: its path. `read_only`: files are opened for reading and nothing is created or removed.
+    """
+
+    __slots__ = ("_aborted", "config", "directory", "names_changed", "read_only", "segments", "storage")
+
+    def __init__(
+        self, directory: str, config: LogConfig, storage: Storage, *, read_only: bool = False
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.storage = storage
+        self.read_only = read_only
+        self.segments = LogSegments(())
+        # The transaction indexes that were asked for, by base offset; most logs have none.
+        self._aborted: dict[int, TransactionIndex] = {}
+        # A file was created, renamed or removed since the directory was last flushed.
+        self.names_changed = False
+
+    def path(self, base_offset: int, suffix: str) -> str:
+        return f"{self.directory}/{file_name(base_offset, suffix)}"
+
+    def open_segment(
+        self, base_offset: int, *, create: bool = False, names: Collection[str] | None = None
+    ) -> LogSegment:
+        """The segment with this base offset over its three files, not yet part of the collection.
+
+        `names`: what lies in the directory, where the caller knows it. A reader gets an empty index in memory
+        for one that is missing; a writer, an empty file.
+        """
+        config = self.config
+        writable = not self.read_only
+        # A file may be larger than segment.bytes: it was written under another configuration, or holds one
+        # large batch.
+        log_path = self.path(base_offset, LOG_SUFFIX)
+        least = 0 if create else self.storage.size(log_path)
+        room = max(config.segment_bytes, least) + config.max_message_bytes + 4096
+        region = self.storage.open_region(
+            log_path, min(room, MAX_SEGMENT_BYTES), writable=writable, create=create
+        )
+        indexes = [
+            self._open_index(base_offset, suffix, names) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+        ]
+        if create:
+            self.names_changed = True
+        return LogSegment(
+            region,
+            OffsetIndex(indexes[0], base_offset, config.segment_index_bytes),
+            TimeIndex(indexes[1], base_offset, config.segment_index_bytes),
+            base_offset,
+            max_bytes=config.segment_bytes,
+            max_age_ms=config.segment_ms,
+            index_interval_bytes=config.index_interval_bytes,
+        )
+
+    def _open_index(self, base_offset: int, suffix: str, names: Collection[str] | None) -> Region:
+        path, capacity = self.path(base_offset, suffix), self.config.segment_index_bytes
+        if self.read_only:
+            there = self.storage.exists(path) if names is None else file_name(base_offset, suffix) in names
+            if not there:
+                from kreplica._core.region import MemoryRegion  # type: ignore[attr-defined]
+
+                memory: Region = MemoryRegion(capacity)
+                return memory
+            capacity = max(capacity, self.storage.size(path))
+        return self.storage.open_region(
+            path, capacity, writable=not self.read_only, create=not self.read_only
+        )
+
+    def end_of_swap(self, base_offset: int) -> int:
+        """The offset after the last batch of a segment whose files still carry the suffix .swap."""
+        from kreplica._core.region import MemoryRegion  # type: ignore[attr-defined]
+
+        path = self.path(base_offset, LOG_SUFFIX) + SWAP_SUFFIX
+        size = self.storage.size(path)
+        region = self.storage.open_region(path, size, writable=False)
+        try:
+            segment = LogSegment(
+                region,
+                OffsetIndex(MemoryRegion(0), base_offset, 0),
+                TimeIndex(MemoryRegion(0), base_offset, 0),
+                base_offset,
+            )
+            end = segment.next_offset()
+            return base_offset if end is None else end
+        finally:
+            region.close()
+
+    def transaction_index(self, base_offset: int) -> TransactionIndex:
+        """The index of the aborted transactions that ended in the segment with this base offset."""
+        index = self._aborted.get(base_offset)
+        if index is None:
+            index = TransactionIndex(self.storage, self.path(base_offset, TXN_INDEX_SUFFIX), base_offset)
+            self._aborted[base_offset] = index
+        return index
+
+    def roll(self, base_offset: int) -> LogSegment:
+        """Close the active segment for writing and begin a new one at `base_offset`."""
+        segment = self.open_segment(base_offset, create=True)
+        if self.segments:
+            self.segments.active.seal()
+        self.segments = self.segments.with_added(segment)
+        return segment
+
+    def remove(self, segments: Iterable[LogSegment]) -> list[str]:
+        """Take segments out of the log: their files are renamed to .deleted, and those names are returned.
+
+        Readers that hold the segment keep its mapping; removing the renamed files for good is for later
+        (file.delete.delay.ms).
+        """
+        gone = list(segments)
+        self.segments = self.segments.without({segment.base_offset for segment in gone})
+        renamed = []
+        for segment in gone:
+            self._aborted.pop(segment.base_offset, None)
+            renamed += self.rename_for_deletion(segment.base_offset)
+        return renamed
+
+    def rename_for_deletion(self, base_offset: int) -> list[str]:
+        renamed = []
+        for suffix in SEGMENT_SUFFIXES:
+            path = self.path(base_offset, suffix)
+            if self.storage.exists(path):
+                self.storage.rename(path, path + DELETED_SUFFIX)
+                renamed.append(path + DELETED_SUFFIX)
+                self.names_changed = True
+        return renamed
+
+    def flush(self, from_offset: int) -> None:
+        """Put on disk what the segments hold from `from_offset` on, and the directory if names changed in
+        it."""
+        segments = self.segments
+        for index in range(max(0, segments.index_for(from_offset)), len(segments)):
+            segments[index].flush()
+            if segments[index].base_offset in self._aborted:
+                self._aborted[segments[index].base_offset].flush()
+        if self.names_changed:
+            self.names_changed = False
+            self.storage.sync_directory(self.directory)
+
+    def idle(self) -> None:
+        for segment in self.segments:
+            segment.idle()
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+
+    def limit_to(self, standing: LogStanding) -> None:
+        """Let a reader's segments end where the log's writer says; what it has begun since is opened.
+
+        The files are allocated ahead of the writer, so their sizes say nothing.
+        """
+        kept = [s for s in self.segments if s.base_offset <= standing.active_base_offset]
+        if not kept or kept[-1].base_offset < standing.active_base_offset:
+            kept += self._opened_since({segment.base_offset for segment in kept}, standing.active_base_offset)
+            kept.sort(key=lambda segment: segment.base_offset)
+            for segment in kept[:-1]:
+                segment.limit_to(self.storage.size(segment.region.path))
+        active = kept[-1]
+        active.limit_to(standing.valid_length)
+        active.offset_index.forget_padding()
+        active.time_index.forget_padding()
+        self.segments = LogSegments(tuple(kept))
+
+    def _opened_since(self, known: set[int], up_to: int) -> list[LogSegment]:
+        names = self.storage.list_directory(self.directory)
+        bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
+        return [self.open_segment(base, names=names) for base in bases if base not in known and base <= up_to]

@@ -1,0 +1,472 @@
+"""Opening a log: which of its bytes are to be believed, and what is rebuilt.
+
+After a clean close nothing is looked at but the state file. Otherwise everything from the flush point on is
+read: headers, checksums, offsets, epochs; indexes and producers' state are made anew on the way.
+
+A bad batch is one of two things. A *tail* is what a power cut left of appends that were never flushed: it is
+cut, its bytes are kept beside the log, and the log goes on. *Rot* is a batch that once was whole and safe: it
+lies below the flush point, or the machine has not been restarted since it was written, so that the page cache
+cannot have lost it. Rot is never cut: the log opens read-only up to it, and `log.damage` names the range.
+(Kafka cuts either, with everything behind it.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_state import LogStanding, LogState, read_standing
+from kreplica._core.segment_scan import resync, scan
+from kreplica._core.status import NAMES
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import InvalidFile
+from kreplica.common.ports import Clock, Storage
+from kreplica.common.types import TopicPartition
+from kreplica.log import producer_batches, swap_files
+from kreplica.log.checkpoint import LeaderEpochCheckpointFile
+from kreplica.log.damage import Damage
+from kreplica.log.file_names import (
+    CLEANED_SUFFIX,
+    CUT_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    STATE_FILE,
+    SWAP_SUFFIX,
+    TEMPORARY_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    parse_file_name,
+)
+from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
+from kreplica.log.local_log import LocalLog
+from kreplica.log.log_segments import LogSegments
+from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.unified_log import UnifiedLog
+
+COMPARE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class CutTail:
+    """Bytes that recovery took off the end of a segment: they were never flushed, and never will be read
+    again.
+
+    They are kept in the file `kept_in`, from byte `position` of the segment `path` on.
+    """
+
+    path: str
+    position: int
+    size: int
+    kept_in: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What opening a log had to do."""
+
+    clean: bool = False
+    scanned_bytes: int = 0
+    rebuilt_indexes: list[str] = field(default_factory=list)
+    cut: list[CutTail] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How a log is opened.
+
+    `recovery_point`: offsets below are known to be flushed (a directory's recovery-point-offset-checkpoint).
+    `high_watermark`: from its checkpoint; None where this log is its only replica, and the mark follows the
+    log end. For readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka,
+    the offset up to which (exclusive) its log may be read.
+    """
+
+    read_only: bool = False
+    recovery_point: int = 0
+    high_watermark: int | None = None
+    log_start_offset: int = 0
+    standing: LogStanding | None = None
+    end_bound: int | None = None
+
+
+def load(
+    directory: str,
+    topic_partition: TopicPartition,
+    config: LogConfig,
+    storage: Storage,
+    clock: Clock,
+    options: OpenOptions,
+) -> UnifiedLog:
+    """Open the log in `directory`, recover it where that is needed, or begin a new one there.
+
+    Raises InvalidFile for what cannot be told apart or does not belong, KafkaStorageError when the disk
+    refuses. Damage raises nothing: the log is opened read-only up to it.
+    """
+    return _LogLoader(directory, topic_partition, config, storage, clock, options).load()
+
+
+class _LogLoader:
+    """One opening of one log."""
+
+    def __init__(
+        self,
+        directory: str,
+        topic_partition: TopicPartition,
+        config: LogConfig,
+        storage: Storage,
+        clock: Clock,
+        options: OpenOptions,
+    ) -> None:
+        self.options = options
+        self.storage = storage
+        self.clock = clock
+        self.topic_partition = topic_partition
+        self.local = LocalLog(directory, config, storage, read_only=options.read_only)
+        self.recovery = Recovery()
+        self.damage: Damage | None = None
+        self.next_offset = options.log_start_offset
+        self.epoch = -1
+
+    def load(self) -> UnifiedLog:
+        names = self._tidied(self.storage.list_directory(self.local.directory))
+        standing = self._read_standing(names)
+        same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
+        bases = sorted(found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX)
+        self._remove_orphans(names, set(bases))
+        segments = [self._open(base, names) for base in bases]
+        self.local.segments = LogSegments(tuple(segments))
+        self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
+        self.producers = ProducerStateManager(self.storage, self.local.directory, names)
+        self.standing = standing
+        self.same_boot = same_boot
+        start = max(self.options.log_start_offset, standing.log_start_offset if standing else 0)
+        if segments:
+            start = max(start, segments[0].base_offset)
+            self._find_end(segments, start)
+        elif self.options.read_only:
+            raise InvalidFile(f"{self.local.directory}: no segment of a log in this directory")
+        else:
+            self._begin(start)
+        return self._finished(start)
+
+    # ---- what lies in the directory -----------------------------------------------------------------------
+
+    def _tidied(self, names: list[str]) -> list[str]:
+        # Leftovers of a crash in the middle of a deletion, a cleaning or an atomic write.
+        if self.options.read_only:
+            return names
+        leftovers = [n for n in names if n.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX))]
+        for name in leftovers:
+            self.storage.remove(f"{self.local.directory}/{name}")
+        if any(name.endswith(SWAP_SUFFIX) for name in names):
+            swap_files.complete(self.storage, self.local.directory, names, self._replaced(names))
+            return self.storage.list_directory(self.local.directory)
+        return [name for name in names if name not in leftovers]
+
+    def _replaced(self, names: list[str]) -> dict[int, list[int]]:
+        # For each swapped segment, the older ones whose base offsets lie in its range.
+        replaced: dict[int, list[int]] = {}
+        bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
+        for name in names:
+            found = parse_file_name(name.removesuffix(SWAP_SUFFIX)) if name.endswith(SWAP_SUFFIX) else None
+            if found and found[1] == LOG_SUFFIX:
+                end = self.local.end_of_swap(found[0])
+                replaced[found[0]] = [base for base in bases if found[0] <= base < end]
+        return replaced
+
+    def _read_standing(self, names: list[str]) -> LogStanding | None:
+        if STATE_FILE not in names:
+            return None
+        return read_standing(self.storage.read_file(f"{self.local.directory}/{STATE_FILE}", 1 << 16))
+
+    def _remove_orphans(self, names: list[str], bases: set[int]) -> None:
+        if self.options.read_only:
+            return
+        for name in names:
+            found = parse_file_name(name)
+            if (
+                found
+                and found[0] not in bases
+                and found[1] in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+            ):
+                self.storage.remove(f"{self.local.directory}/{name}")
+
+    def _open(self, base: int, names: list[str]) -> LogSegment:
+        return self.local.open_segment(base, names=names)
+
+    # ---- how far it is good -------------------------------------------------------------------------------
+
+    def _find_end(self, segments: list[LogSegment], start: int) -> None:
+        standing = self.options.standing or (self.standing if self._is_clean(segments) else None)
+        if standing is not None:
+            self._believe(standing, start)
+            return
+        flushed = self._flushed()
+        if self.options.read_only:
+            # Nothing is repaired, so a reader looks only at the segment that may have an unfinished end.
+            flushed = max(flushed, segments[-1].base_offset)
+        first = max(0, self.local.segments.index_for(flushed))
+        for index, segment in enumerate(segments[:first]):
+            self._check_indexes(segment, segments[index + 1].base_offset)
+        self._load_producers(start, segments[first].base_offset)
+        self.next_offset = max(start, segments[first].base_offset)
+        latest = self.epochs.epoch_for_offset(self.next_offset)
+        self.epoch = -1 if latest is None else latest
+        for index in range(first, len(segments)):
+            if not self._scan(segments, index, flushed):
+                return
+        self._check_nothing_missing(segments[-1], flushed)
+
+    def _believe(self, standing: LogStanding, start: int) -> None:
+        """Take over where the log's writer says it stands; nothing is read."""
+        self.recovery.clean = standing.clean
+        self.next_offset = standing.log_end_offset
+        self.epoch = standing.leader_epoch
+        if self.options.read_only:
+            self.local.limit_to(standing)
+        else:
+            self._load_producers(start, self.next_offset)
+
+    def _is_clean(self, segments: list[LogSegment]) -> bool:
+        standing = self.standing
+        return (
+            standing is not None
+            and standing.clean
+            and standing.active_base_offset == segments[-1].base_offset
+            and standing.valid_length == segments[-1].size
+        )
+
+    def _scan(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
+        """Read one segment through; False when the log ends in it."""
+        segment = segments[index]
+        position, limit = 0, segment.size
+        if self.options.read_only:
+            segment.check_indexes()
+        else:
+            segment.forget()
+            self.local.transaction_index(segment.base_offset).truncate_to(segment.base_offset)
+        expected = max(self.next_offset, segment.base_offset)
+        while True:
+            status, position, expected, header = scan(
+                segment, position, limit, expected, self.epoch, rebuild=not self.options.read_only
+            )
+            if status <= 0:
+                break
+            self._observe(segment, position, header)
+        self.next_offset = expected
+        self.producers.map_end_offset = expected
+        self.recovery.scanned_bytes += position
+        if status == 0:
+            return True
+        return self._met_bad_batch(segments, index, position, status, flushed)
+
+    def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
+        base_offset, _, leader_epoch, _, producer_id, *_ = header
+        if leader_epoch != self.epoch:
+            self.epoch = leader_epoch
+            if not self.options.read_only:
+                self.epochs.assign(leader_epoch, base_offset)
+        if producer_id >= 0:
+            producer_batches.feed(
+                self.producers, self.local, segment, producer_batches.batch_before(segment, position, header)
+            )
+
+    def _load_producers(self, start: int, stop: int) -> None:
+        """Producers as of offset `stop`: from a snapshot, and from the batches between it and there."""
+        if self.options.read_only:
+            producer_batches.load_for_reader(self.producers, stop)
+        else:
+            self.producers.truncate_and_reload(start, stop, self.clock.time_ms())
+        producer_batches.replay(self.producers, self.local, stop)
+
+    def _met_bad_batch(
+        self, segments: list[LogSegment], index: int, position: int, status: int, flushed: int
+    ) -> bool:
+        segment = segments[index]
+        is_last = index == len(segments) - 1
+        reason = NAMES[status]
+        if self._was_safe(segment, position, flushed):
+            self.damage = self._damage_at(segments, index, position, reason)
+            return False
+        if is_last and self._only_zeros(segment, position):
+            # The file was allocated ahead of the writer.
+            self._cut(segment, position)
+            return False
+        for later in reversed(segments[index + 1 :]):
+            self._keep_aside(later, 0, reason)
+            self._drop(later)
+        self._keep_aside(segment, position, reason)
+        self._cut(segment, position)
+        return False
+
+    def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
+        """Whether the bytes at `position` were once whole, so that they can only have rotted."""
+        standing = self.standing
+        if self.next_offset < flushed:
+            return True
+        if not self.same_boot or standing is None:
+            return False
+        if segment.base_offset == standing.active_base_offset:
+            return position < standing.valid_length
+        return segment.base_offset < standing.active_base_offset
+
+    def _check_nothing_missing(self, segment: LogSegment, flushed: int) -> None:
+        # Every byte that is there is good; but are they all there?
+        standing = self.standing
+        short = (
+            standing is not None
+            and self.same_boot
+            and (
+                segment.base_offset < standing.active_base_offset
+                or (
+                    segment.base_offset == standing.active_base_offset
+                    and segment.size < standing.valid_length
+                )
+            )
+        )
+        if short or self.next_offset < flushed:
+            self.damage = Damage(
+                self.next_offset,
+                None,
+                segment.region.path,
+                segment.size,
+                segment.size,
+                "the file is cut short",
+            )
+
+    def _damage_at(self, segments: list[LogSegment], index: int, position: int, reason: str) -> Damage:
+        segment = segments[index]
+        path = segment.region.path
+        found = resync(segment, position, self.next_offset)
+        if found is not None:
+            return Damage(self.next_offset, found[0], path, position, found[1], reason)
+        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
+        return Damage(self.next_offset, following, path, position, segment.size, reason)
+
+    # ---- cutting a tail -----------------------------------------------------------------------------------
+
+    def _only_zeros(self, segment: LogSegment, position: int) -> bool:
+        for start in range(position, segment.size, COMPARE_BYTES):
+            if segment.region.read(start, min(COMPARE_BYTES, segment.size - start)).strip(b"\0"):
+                return False
+        return True
+
+    def _keep_aside(self, segment: LogSegment, position: int, reason: str) -> None:
+        size = segment.size - position
+        if self.options.read_only or size == 0:
+            return
+        kept_in = f"{segment.region.path}.{position}{CUT_SUFFIX}"
+        self.storage.write_file_atomically(kept_in, bytes(segment.region.slice(position, size)))
+        self.recovery.cut.append(CutTail(segment.region.path, position, size, kept_in, reason))
+
+    def _cut(self, segment: LogSegment, position: int) -> None:
+        if self.options.read_only:
+            segment.limit_to(position)
+        else:
+            segment.region.truncate(position)
+
+    def _drop(self, segment: LogSegment) -> None:
+        if self.options.read_only:
+            self.local.segments = self.local.segments.without({segment.base_offset})
+        else:
+            for path in self.local.remove([segment]):
+                self.storage.remove(path)
+
+    def _check_indexes(self, segment: LogSegment, following: int) -> None:
+        """A closed segment below the flush point is believed; its indexes are only looked at."""
+        if self.options.read_only:
+            segment.check_indexes()
+            return
+        if segment.offset_index.is_plausible(segment.size) and segment.time_index.is_plausible():
+            return
+        self.recovery.rebuilt_indexes.append(segment.region.path)
+        segment.forget()
+        position, epoch, offset, status = 0, -1, segment.base_offset, 1
+        while status > 0:
+            status, position, offset, header = scan(
+                segment, position, segment.size, offset, epoch, rebuild=True
+            )
+            epoch = header[2] if header else epoch
+        if status < 0 and self.damage is None:
+            self.next_offset = offset
+            self.damage = Damage(
+                offset, following, segment.region.path, position, segment.size, NAMES[status]
+            )
+
+    # ---- the log ------------------------------------------------------------------------------------------
+
+    def _begin(self, start: int) -> None:
+        self.next_offset = start
+        self.local.roll(start)
+        self._load_producers(start, start)
+
+    def _finished(self, start: int) -> UnifiedLog:
+        local, end = self.local, self.next_offset
+        if not self.options.read_only and self.damage is None:
+            self.epochs.truncate_from_end(end)
+            self.epochs.truncate_from_start(start)
+        state = self._open_state()
+        if self.options.read_only:
+            return self._finished_reader(start, state)
+        high_watermark = self.options.high_watermark
+        state.follows = high_watermark is None
+        mark = end if high_watermark is None else max(start, min(high_watermark, end))
+        active = local.segments.active
+        state.update(
+            log_start_offset=start,
+            high_watermark=mark,
+            last_stable_offset=mark,
+            log_end_offset=end,
+            active_base_offset=active.base_offset,
+            valid_length=active.size,
+            flush_offset=min(end, self._flushed()),
+            leader_epoch=self.epoch,
+        )
+        log = UnifiedLog(
+            self.topic_partition, local, state, self.epochs, self.producers, self.clock, damage=self.damage
+        )
+        log.recovered = self.recovery
+        log.update_high_watermark(mark)
+        return log
+
+    def _finished_reader(self, start: int, state: LogState) -> UnifiedLog:
+        local, standing = self.local, self.options.standing
+        end = self.next_offset
+        if self.options.end_bound is not None:
+            end = max(start, min(end, self.options.end_bound))
+        state.update(
+            log_start_offset=start,
+            log_end_offset=end,
+            high_watermark=end,
+            last_stable_offset=end,
+            flush_offset=0,
+            active_base_offset=local.segments.active.base_offset,
+            valid_length=local.segments.active.size,
+            leader_epoch=self.epoch,
+        )
+        log = UnifiedLog(
+            self.topic_partition, local, state, self.epochs, self.producers, self.clock, damage=self.damage
+        )
+        log.recovered = self.recovery
+        if standing is not None:
+            log.follow(standing)
+        else:
+            log.update_high_watermark(end)
+        return log
+
+    def _flushed(self) -> int:
+        if self.recovery.clean:
+            return self.next_offset
+        return max(self.options.recovery_point, self.standing.flush_offset if self.standing else 0)
+
+    def _open_state(self) -> LogState:
+        if self.options.read_only or self.damage is not None:
+            # A damaged log's state stays as it is: the next recovery must find the same flush point and
+            # length.
+            return LogState(None, "")
+        region = self.storage.open_region(
+            f"{self.local.directory}/{STATE_FILE}", 4096, writable=True, create=True
+        )
+        self.local.names_changed = True
+        return LogState(region, self.storage.boot_id(), self.storage.process_id())

@@ -1,0 +1,343 @@
+"""LogManager: all logs of a node, over its log directories.
+
+It loads them in parallel, makes and deletes them, and from the Scheduler runs retention, flushing and
+checkpoints. A directory whose disk fails goes offline alone. Thread rule: `_lock` guards the tables of logs
+and directories; a log guards itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import (
+    InconsistentTopicId,
+    KafkaStorageError,
+    LogDirNotFound,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.locks import RLock
+from kreplica.common.ports import Cancellable, Clock, Random, Scheduler, Storage, Workers
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.log import log_loader
+from kreplica.log.file_names import DELETED_DIRECTORY_SUFFIX, check_topic, parse_directory_name
+from kreplica.log.log_directory import LogDirectory
+from kreplica.log.log_loader import OpenOptions
+from kreplica.log.partition_metadata_file import PartitionMetadataFile
+from kreplica.log.unified_log import UnifiedLog
+
+RETENTION_INTERVAL_MS = 300_000
+FLUSH_INTERVAL_MS = 1_000
+CHECKPOINT_INTERVAL_MS = 60_000
+HIGH_WATERMARK_INTERVAL_MS = 5_000
+INITIAL_DELAY_MS = 30_000
+
+Progress = Callable[[int, int], None]
+
+
+class LogManager:
+    """The logs of node `node_id` in `directories`.
+
+    `config`: what a log gets that has no configuration of its own; `configs` gives that by topic. A directory
+    that cannot be opened is offline; `startup` raises only if all are.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[str],
+        *,
+        cluster_id: str,
+        node_id: int,
+        storage: Storage,
+        clock: Clock,
+        scheduler: Scheduler,
+        workers: Workers,
+        random: Random,
+        config: LogConfig,
+        configs: Mapping[str, LogConfig] | None = None,
+    ) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._scheduler = scheduler
+        self._workers = workers
+        self._random = random
+        self._config = config
+        self._cluster_id = cluster_id
+        self._node_id = node_id
+        self._timers: list[Cancellable] = []
+        self._lock = RLock()
+        # Guarded by _lock:
+        self._configs = dict(configs or {})
+        self._directories = [LogDirectory(storage, path) for path in directories]
+        self._loaded = 0
+
+    # ---- start and stop -----------------------------------------------------------------------------------
+
+    def startup(self, on_progress: Progress | None = None) -> None:
+        """Open the directories, load every log in them, and start the periodic work.
+
+        `on_progress(done, all)` is called after each log. Raises KafkaStorageError if no directory could be
+        opened.
+        """
+        for directory in self._directories:
+            self._guarded(directory, partial(directory.open, self._cluster_id, self._node_id, self._random))
+        self._load_all(on_progress)
+        if all(directory.is_offline for directory in self._directories):
+            raise KafkaStorageError("no log directory is online") from self._directories[0].failure
+        schedule = self._scheduler.schedule
+        self._timers = [
+            schedule("log-retention", self.delete_old_segments, INITIAL_DELAY_MS, RETENTION_INTERVAL_MS),
+            schedule("log-flusher", self.flush_dirty_logs, FLUSH_INTERVAL_MS, FLUSH_INTERVAL_MS),
+            schedule("recovery-point-checkpoint", self.checkpoint, INITIAL_DELAY_MS, CHECKPOINT_INTERVAL_MS),
+        ]
+
+    def _load_all(self, on_progress: Progress | None) -> None:
+        tasks: list[Callable[[], None]] = []
+        for directory in self._directories:
+            if not directory.is_offline:
+                self._guarded(directory, partial(self._collect, directory, tasks))
+        self._loaded = 0
+        self._workers.run([partial(self._load_one, task, len(tasks), on_progress) for task in tasks])
+
+    def _collect(self, directory: LogDirectory, tasks: list[Callable[[], None]]) -> None:
+        tasks.extend(self._to_load(directory))
+
+    def _to_load(self, directory: LogDirectory) -> Iterator[Callable[[], None]]:
+        names, deleted = directory.partitions()
+        for name in deleted:
+            self._storage.remove_tree(f"{directory.path}/{name}")
+        points, starts, marks = directory.read_checkpoints()
+        for name in names:
+            partition = parse_directory_name(name)
+            assert partition is not None
+            options = OpenOptions(
+                recovery_point=points.get(partition, 0),
+                log_start_offset=starts.get(partition, 0),
+                high_watermark=marks.get(partition, 0),
+            )
+            yield partial(self._open_log, directory, partition, options)
+
+    def _load_one(self, task: Callable[[], None], total: int, on_progress: Progress | None) -> None:
+        task()
+        if on_progress is not None:
+            with self._lock:
+                self._loaded += 1
+                on_progress(self._loaded, total)
+
+    def _open_log(self, directory: LogDirectory, partition: TopicPartition, options: OpenOptions) -> None:
+        path = f"{directory.path}/{partition.topic}-{partition.partition}"
+
+        def load() -> None:
+            log = log_loader.load(
+                path, partition, self.config_of(partition.topic), self._storage, self._clock, options
+            )
+            log.on_deleted = self._remove_later
+            log.idle()
+            with self._lock:
+                directory.logs[partition] = log
+
+        self._guarded(directory, load)
+
+    def shutdown(self) -> None:
+        """Stop the periodic work, close every log and leave the directories marked as closed in order."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+        failed: list[TopicPartition] = []
+
+        def close(log: UnifiedLog) -> None:
+            try:
+                log.close()
+            except KafkaStorageError:
+                failed.append(log.topic_partition)
+
+        self._workers.run([partial(close, log) for log in self.logs()])
+        with self._lock:
+            for directory in self._directories:
+                directory.close(failed)
+
+    def _guarded(self, directory: LogDirectory, step: Callable[[], object]) -> None:
+        # An I/O error takes the directory offline; anything else is no fault of the disk and is raised.
+        try:
+            step()
+        except KafkaStorageError as error:
+            self.fail(directory.path, error)
+
+    def fail(self, path: str, error: BaseException) -> list[TopicPartition]:
+        """Take the directory offline, all its logs with it; returns their partitions."""
+        with self._lock:
+            directory = self._directory(path)
+            if directory.is_offline:
+                return []
+            directory.failure = error
+            gone = list(directory.logs)
+            for log in directory.logs.values():
+                log.fail(error)
+            directory.logs.clear()
+            directory.release()
+            return gone
+
+    # ---- logs ---------------------------------------------------------------------------------------------
+
+    def config_of(self, topic: str) -> LogConfig:
+        with self._lock:
+            return self._configs.get(topic, self._config)
+
+    def set_config(self, topic: str, config: LogConfig) -> None:
+        """Give the topic's logs a configuration, now and from now on."""
+        with self._lock:
+            self._configs[topic] = config
+            for log in self.logs():
+                if log.topic_partition.topic == topic:
+                    log.configure(config)
+
+    def logs(self) -> list[UnifiedLog]:
+        """Every log that is online."""
+        with self._lock:
+            return [log for directory in self._directories for log in directory.logs.values()]
+
+    def get_log(self, partition: TopicPartition) -> UnifiedLog | None:
+        with self._lock:
+            for directory in self._directories:
+                log = directory.logs.get(partition)
+                if log is not None:
+                    return log
+            return None
+
+    def get_or_create_log(
+        self, partition: TopicPartition, *, topic_id: Uuid | None = None, directory: str | None = None
+    ) -> UnifiedLog:
+        """The partition's log; a new one goes into `directory`, or into the one with the fewest logs.
+
+        Raises InconsistentTopicId if the log there belongs to another topic of the same name, InvalidTopic,
+        LogDirNotFound, KafkaStorageError.
+        """
+        check_topic(partition.topic)
+        with self._lock:
+            log = self.get_log(partition)
+            if log is None:
+                log = self._create(partition, self._choose(directory), topic_id)
+            elif topic_id is not None:
+                self._check_topic_id(log, topic_id)
+            return log
+
+    def _create(
+        self, partition: TopicPartition, directory: LogDirectory, topic_id: Uuid | None
+    ) -> UnifiedLog:
+        path = f"{directory.path}/{partition.topic}-{partition.partition}"
+        try:
+            self._storage.make_directory(path)
+            if topic_id is not None:
+                PartitionMetadataFile(self._storage, path).write(topic_id)
+            log = log_loader.load(
+                path,
+                partition,
+                self.config_of(partition.topic),
+                self._storage,
+                self._clock,
+                OpenOptions(high_watermark=0),
+            )
+            self._storage.sync_directory(directory.path)
+        except KafkaStorageError as error:
+            self.fail(directory.path, error)
+            raise
+        log.on_deleted = self._remove_later
+        directory.logs[partition] = log
+        return log
+
+    def _check_topic_id(self, log: UnifiedLog, topic_id: Uuid) -> None:
+        file = PartitionMetadataFile(self._storage, log.local.directory)
+        found = file.read()
+        if found is None:
+            file.write(topic_id)
+        elif found != topic_id:
+            raise InconsistentTopicId(f"{log.topic_partition}: the log's topic id is {found}, not {topic_id}")
+
+    def _choose(self, path: str | None) -> LogDirectory:
+        if path is not None:
+            directory = self._directory(path)
+            if directory.is_offline:
+                raise KafkaStorageError(f"{path} is offline") from directory.failure
+            return directory
+        online = [directory for directory in self._directories if not directory.is_offline]
+        if not online:
+            raise KafkaStorageError("no log directory is online")
+        return min(online, key=lambda directory: len(directory.logs))
+
+    def _directory(self, path: str) -> LogDirectory:
+        for directory in self._directories:
+            if directory.path == path:
+                return directory
+        raise LogDirNotFound(f"{path} is no log directory of this node")
+
+    @property
+    def offline_directories(self) -> dict[str, BaseException]:
+        """The directories that failed, and what they failed with."""
+        return {d.path: d.failure for d in self._directories if d.failure is not None}
+
+    def delete_log(self, partition: TopicPartition) -> None:
+        """Delete the partition's log: its directory is renamed at once and removed after
+        file.delete.delay.ms.
+
+        Raises UnknownTopicOrPartition, KafkaStorageError.
+        """
+        with self._lock:
+            for directory in self._directories:
+                log = directory.logs.pop(partition, None)
+                if log is not None:
+                    break
+            else:
+                raise UnknownTopicOrPartition(f"{partition}: no log of it here")
+            log.abandon()
+            # A name that no other deletion of this partition has, and not above 255 characters.
+            unique = self._random.randbytes(16).hex()
+            name = f"{partition.topic}-{partition.partition}"[
+                : 254 - len(unique) - len(DELETED_DIRECTORY_SUFFIX)
+            ]
+            target = f"{directory.path}/{name}.{unique}{DELETED_DIRECTORY_SUFFIX}"
+            self._guarded(directory, lambda: self._rename(log.local.directory, target, directory.path))
+            self._scheduler.schedule(
+                "delete-log", lambda: self._storage.remove_tree(target), log.config.file_delete_delay_ms
+            )
+
+    def _rename(self, source: str, target: str, parent: str) -> None:
+        self._storage.rename(source, target)
+        self._storage.sync_directory(parent)
+
+    def _remove_later(self, path: str) -> None:
+        delay_ms = self._config.file_delete_delay_ms
+        self._scheduler.schedule("delete-file", lambda: self._storage.remove(path), delay_ms)
+
+    # ---- periodic work ------------------------------------------------------------------------------------
+
+    def delete_old_segments(self) -> None:
+        """Apply retention to every log."""
+        self._each(lambda log: log.delete_old_segments())
+
+    def flush_dirty_logs(self) -> None:
+        """Flush the logs whose flush.ms has passed since their last flush."""
+        now_ms = self._clock.time_ms()
+        self._each(lambda log: log.flush_if_due(now_ms))
+
+    def checkpoint(self) -> None:
+        """Write the recovery points and log start offsets of every directory."""
+        for directory in self._online():
+            self._guarded(directory, directory.write_recovery_points)
+            self._guarded(directory, directory.write_log_starts)
+
+    def checkpoint_high_watermarks(self) -> None:
+        """Write every log's high watermark."""
+        for directory in self._online():
+            marks = {tp: log.high_watermark for tp, log in list(directory.logs.items())}
+            self._guarded(directory, partial(directory.write_high_watermarks, marks))
+
+    def _online(self) -> list[LogDirectory]:
+        with self._lock:
+            return [directory for directory in self._directories if not directory.is_offline]
+
+    def _each(self, step: Callable[[UnifiedLog], object]) -> None:
+        for directory in self._online():
+            for log in list(directory.logs.values()):
+                if log.is_writable:
+                    self._guarded(directory, partial(step, log))

@@ -1,0 +1,245 @@
+"""Reading a log: slices for a fetch, batches one by one, and the search by time.
+
+A read looks at one immutable collection of segments and at published offsets, holds no lock, and pins what it
+returns. It never goes past the bound of its isolation level: the log's end, the high watermark, or the last
+stable offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.records import RecordBatch
+from kreplica._core.records import batches as batches_in
+from kreplica._core.region import Slice
+from kreplica.common.errors import DamagedLog, InvalidCrc, LogClosed, OffsetOutOfRange
+from kreplica.log.log_segments import LogSegments
+from kreplica.log.transaction_index import AbortedTxn
+
+if TYPE_CHECKING:
+    from kreplica.log.unified_log import UnifiedLog
+
+EARLIEST_TIMESTAMP = -2
+LATEST_TIMESTAMP = -1
+MAX_TIMESTAMP = -3
+
+# What a reader that follows batch by batch asks of a segment at a time.
+READ_CHUNK_BYTES = 4 << 20
+
+
+class FetchDataInfo(NamedTuple):
+    """The answer to a read: whole batches as one pinned slice (None: nothing there yet), and what they mean.
+
+    `aborted` lists the transactions whose records in the slice a reader of committed data must leave out.
+    """
+
+    fetch_offset: int
+    records: Slice | None
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    log_end_offset: int
+    aborted: Sequence[AbortedTxn]
+
+
+class TimestampOffset(NamedTuple):
+    """A record's timestamp (ms), its offset, and the leader epoch it was written in."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+def read(
+    log: UnifiedLog, start_offset: int, max_bytes: int, isolation: str, at_least_one: bool
+) -> FetchDataInfo:
+    """Whole batches from the one that holds `start_offset` on, at most `max_bytes` of them.
+
+    `at_least_one`: the first batch comes whole even if it is larger. The slice may begin below
+    `start_offset`, since batches are not taken apart. Raises OffsetOutOfRange below the log start and above
+    the log's end, DamagedLog where the bytes rotted, LogClosed.
+    """
+    bound = upper_bound(log, isolation)
+    check_start(log, start_offset)
+    records = None
+    if start_offset < bound:
+        for segment, limit in _bounded(log, start_offset, bound):
+            records = segment.read(start_offset, max_bytes, limit=limit, at_least_one=at_least_one)
+            if records is not None:
+                break
+    state = log.state
+    aborted: Sequence[AbortedTxn] = ()
+    if isolation == "txn_committed" and records is not None:
+        aborted = aborted_transactions(log, start_offset, bound)
+    return FetchDataInfo(
+        start_offset,
+        records,
+        state.high_watermark,
+        state.last_stable_offset,
+        state.log_start_offset,
+        state.log_end_offset,
+        aborted,
+    )
+
+
+def batches(
+    log: UnifiedLog, start_offset: int, stop_offset: int | None, isolation: str
+) -> Iterator[RecordBatch]:
+    """Every batch with an offset in [start, stop), in order, its CRC checked; `stop` None: up to the
+    isolation's bound.
+
+    With "txn_committed" the batches of aborted transactions are left out. Raises as `read`, and
+    CorruptMessage for a batch that does not fit its CRC.
+    """
+    check_start(log, start_offset)
+    bound = upper_bound(log, isolation)
+    if stop_offset is not None:
+        bound = min(bound, stop_offset)
+    aborted = (
+        AbortedFilter(aborted_transactions(log, start_offset, bound))
+        if isolation == "txn_committed"
+        else None
+    )
+    offset = start_offset
+    for segment, limit in _bounded(log, start_offset, bound):
+        while True:
+            chunk = segment.read(offset, READ_CHUNK_BYTES, limit=limit)
+            if chunk is None:
+                break
+            for batch in batches_in(chunk):
+                check_crc(log, batch)
+                offset = batch.next_offset
+                if batch.last_offset >= start_offset and (aborted is None or aborted.admits(batch)):
+                    yield batch
+
+
+def check_crc(log: UnifiedLog, batch: RecordBatch) -> None:
+    if not batch.crc_valid:
+        raise InvalidCrc(
+            f"{log.topic_partition}: the batch at offset {batch.base_offset} rotted", where=batch.base_offset
+        )
+
+
+def upper_bound(log: UnifiedLog, isolation: str) -> int:
+    """The offset up to which (exclusive) a reader of this isolation level may look."""
+    if isolation == "log_end":
+        return log.state.log_end_offset
+    if isolation == "high_watermark":
+        return log.state.high_watermark
+    if isolation == "txn_committed":
+        return log.state.last_stable_offset
+    raise ValueError(f"isolation {isolation!r}: log_end, high_watermark or txn_committed")
+
+
+def check_start(log: UnifiedLog, offset: int) -> None:
+    if log.closed:
+        raise LogClosed(f"{log.topic_partition}: the log is closed")
+    damage = log.damage
+    if damage is not None and offset >= damage.first_offset:
+        if damage.next_offset is None or offset < damage.next_offset:
+            raise DamagedLog(
+                f"{log.topic_partition}: offset {offset} lies in the damaged range "
+                f"from {damage.first_offset} to "
+                f"{'the end' if damage.next_offset is None else damage.next_offset - 1} "
+                f"({damage.path}, bytes {damage.position} to {damage.end_position}: {damage.reason})",
+                where=offset,
+            )
+        return
+    if not log.state.log_start_offset <= offset <= log.state.log_end_offset:
+        raise OffsetOutOfRange(
+            f"{log.topic_partition}: offset {offset} is not in [{log.state.log_start_offset}, "
+            f"{log.state.log_end_offset}]",
+            where=offset,
+        )
+
+
+def _bounded(log: UnifiedLog, start: int, bound: int) -> Iterator[tuple[LogSegment, int]]:
+    # The segments that hold [start, bound), each with the position it may be read up to (-1: its valid
+    # length).
+    segments = log.local.segments
+    for index in range(max(0, segments.index_for(start)), len(segments)):
+        segment = segments[index]
+        if segment.base_offset >= bound:
+            return
+        yield segment, _limit(segments, index, bound)
+
+
+def _limit(segments: LogSegments, index: int, bound: int) -> int:
+    if index + 1 < len(segments) and segments[index + 1].base_offset <= bound:
+        return -1
+    found = segments[index].position_of(bound)
+    return -1 if found is None else int(found[0]) + (found[1] if found[2] < bound else 0)
+
+
+def aborted_transactions(log: UnifiedLog, start: int, bound: int) -> list[AbortedTxn]:
+    """The aborted transactions with a record in [start, bound), from the segments' transaction indexes."""
+    found: list[AbortedTxn] = []
+    segments = log.local.segments
+    for index in range(max(0, segments.index_for(start)), len(segments)):
+        some, complete = log.local.transaction_index(segments[index].base_offset).collect(start, bound)
+        found += some
+        if complete:
+            break
+    return found
+
+
+class AbortedFilter:
+    """Tells a reader of committed data which batches belong to an aborted transaction.
+
+    It must see the batches in order: a transaction is over at its producer's abort marker.
+    """
+
+    __slots__ = ("_active", "_waiting")
+
+    def __init__(self, aborted: Sequence[AbortedTxn]) -> None:
+        self._waiting = sorted(aborted, key=lambda txn: txn.first_offset, reverse=True)
+        self._active: set[int] = set()
+
+    def admits(self, batch: RecordBatch) -> bool:
+        while self._waiting and self._waiting[-1].first_offset <= batch.last_offset:
+            self._active.add(self._waiting.pop().producer_id)
+        if batch.producer_id not in self._active:
+            return True
+        if batch.is_control:
+            self._active.discard(batch.producer_id)
+            return True
+        return not batch.is_transactional
+
+
+def offset_for_timestamp(log: UnifiedLog, timestamp: int) -> TimestampOffset | None:
+    """The first record whose timestamp is at least `timestamp` (ms since 1970), or None.
+
+    EARLIEST_TIMESTAMP: the log start. LATEST_TIMESTAMP: the log's end. MAX_TIMESTAMP: the record with the
+    greatest timestamp (KIP-734).
+    """
+    if timestamp == EARLIEST_TIMESTAMP:
+        return TimestampOffset(-1, log.log_start_offset, _epoch_at(log, log.log_start_offset))
+    if timestamp == LATEST_TIMESTAMP:
+        return TimestampOffset(-1, log.log_end_offset, _epoch_at(log, log.log_end_offset))
+    start, bound = log.log_start_offset, log.log_end_offset
+    if timestamp == MAX_TIMESTAMP:
+        largest = [s.largest_timestamp() for s in log.local.segments if s.size]
+        if not largest or max(largest) < 0:
+            return None
+        timestamp = max(largest)
+    for segment, limit in _bounded(log, start, bound):
+        if segment.largest_timestamp() < timestamp:
+            continue
+        found = segment.position_by_time(timestamp, start)
+        if found is None:
+            continue
+        chunk = segment.read(found[2], found[1], limit=limit)
+        for batch in batches_in(chunk) if chunk is not None else ():
+            check_crc(log, batch)
+            for record in batch:
+                at, offset = record.timestamp, record.offset
+                if at is not None and offset is not None and at >= timestamp and offset >= start:
+                    return TimestampOffset(at, offset, batch.leader_epoch)
+    return None
+
+
+def _epoch_at(log: UnifiedLog, offset: int) -> int:
+    epoch = log.epochs.epoch_for_offset(offset)
+    return -1 if epoch is None else epoch

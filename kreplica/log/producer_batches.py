@@ -1,0 +1,108 @@
+"""How batches and producers' state meet: on an append, and when a log is read again after a restart or a
+cut."""
+
+from __future__ import annotations
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.records import RecordBatch
+from kreplica._core.segment_scan import scan
+from kreplica.common.types import AppendOrigin
+from kreplica.log.local_log import LocalLog
+from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
+from kreplica.log.producer_state_entry import BatchMetadata, add_sequence
+from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.transaction_index import AbortedTxn
+from kreplica.record.control import ControlRecordType, parse_control_key, parse_end_transaction_marker
+
+# The transaction markers among the control batches; the others say nothing of producers.
+MARKERS = (ControlRecordType.ABORT, ControlRecordType.COMMIT)
+
+
+def take_in(
+    info: ProducerAppendInfo, batch: RecordBatch, base_offset: int
+) -> CompletedTxn | BatchMetadata | None:
+    """Check a producer's batch that gets `base_offset` and take it into `info`.
+
+    Returns the transaction that it ends, or the batch appended before that it
+    repeats (and is not taken in).
+    Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, DuplicateSequenceNumber, InvalidTxnState,
+    TransactionCoordinatorFenced, CorruptMessage.
+    """
+    count = batch.last_offset - batch.base_offset
+    if not batch.is_control:
+        return info.append_data_batch(
+            batch.producer_epoch,
+            batch.base_sequence,
+            add_sequence(batch.base_sequence, count),
+            batch.max_timestamp,
+            base_offset,
+            base_offset + count,
+            batch.is_transactional,
+        )
+    record = next(iter(batch), None)
+    if record is None or parse_control_key(record.key) not in MARKERS:
+        return None
+    marker = parse_end_transaction_marker(record.key, record.value)
+    return info.append_end_txn_marker(
+        batch.producer_epoch, marker.coordinator_epoch, base_offset, batch.max_timestamp, not marker.commit
+    )
+
+
+def complete(producers: ProducerStateManager, local: LocalLog, segment_base: int, done: CompletedTxn) -> None:
+    """A transaction's marker is in the log, in the segment that begins at `segment_base`."""
+    if done.is_aborted and not local.read_only:
+        index = local.transaction_index(segment_base)
+        entries = index.entries()
+        if not entries or entries[-1].last_offset < done.last_offset:
+            index.append(
+                AbortedTxn(
+                    done.producer_id, done.first_offset, done.last_offset, producers.last_stable_offset(done)
+                )
+            )
+    producers.complete_txn(done)
+
+
+def feed(producers: ProducerStateManager, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:
+    """A batch that is in the log already: it is not checked again."""
+    if batch.producer_id < 0:
+        return
+    info = producers.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
+    done = take_in(info, batch, batch.base_offset)
+    producers.update(info)
+    if isinstance(done, CompletedTxn):
+        complete(producers, local, segment.base_offset, done)
+
+
+def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
+    """Feed the log's batches from `map_end_offset` to `stop`, skipping natively what no producer state
+    needs."""
+    for segment in local.segments:
+        start = producers.map_end_offset
+        if segment.base_offset >= stop:
+            break
+        found = segment.position_of(start) if start > segment.base_offset else (0,)
+        if found is None:
+            continue
+        position, epoch = found[0], -1
+        while True:
+            status, position, offset, header = scan(segment, position, segment.size, 0, epoch)
+            if status <= 0 or offset > stop:
+                break
+            epoch = header[2]
+            feed(producers, local, segment, batch_before(segment, position, header))
+    producers.map_end_offset = stop
+
+
+def batch_before(segment: LogSegment, position: int, header: tuple[int, ...]) -> RecordBatch:
+    """The batch that ends at `position`, of which a scan gave `header`."""
+    size = header[-1]
+    return RecordBatch(segment.region.slice(position - size, size))
+
+
+def load_for_reader(producers: ProducerStateManager, stop: int) -> None:
+    """Take the newest snapshot at or below `stop`; nothing on disk changes. Raises InvalidFile."""
+    offset = producers.latest_snapshot_at_or_before(stop)
+    if offset is not None:
+        for entry in producers.read_snapshot(offset):
+            producers.load_producer_entry(entry)
+        producers.map_end_offset = offset

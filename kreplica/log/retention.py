@@ -1,0 +1,47 @@
+"""Which segments a log may let go: by age, by size, by the log start offset (Kafka's retention rules).
+
+Only a leading run of segments goes, so that no hole is left, and never a segment with an offset at or above
+the high watermark, which a follower may still need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kreplica._core.log_segment import LogSegment
+
+if TYPE_CHECKING:
+    from kreplica.log.unified_log import UnifiedLog
+
+
+def due(log: UnifiedLog, now_ms: int) -> list[LogSegment]:
+    """The segments that retention lets go now, oldest first; the caller holds the log's lock.
+
+    By time: the segment's largest timestamp is older than retention.ms. By size: without it the log still
+    holds retention.bytes. By start: all its offsets are below the log start offset. A topic that is only
+    compacted loses segments by the log start offset alone.
+    """
+    segments = list(log.local.segments)
+    config = log.config
+    excess = log.size - config.retention_bytes if config.delete and config.retention_bytes >= 0 else 0
+    gone: list[LogSegment] = []
+    for index, segment in enumerate(segments):
+        following = segments[index + 1] if index + 1 < len(segments) else None
+        end = following.base_offset if following else log.log_end_offset
+        if end > log.high_watermark or (following is None and segment.size == 0):
+            break
+        by_start = following is not None and end <= log.log_start_offset
+        by_size = excess >= segment.size > 0
+        by_time = (
+            config.delete and config.retention_ms >= 0 and _is_older(segment, now_ms - config.retention_ms)
+        )
+        if not (by_start or by_size or by_time):
+            break
+        excess -= segment.size
+        gone.append(segment)
+    return gone
+
+
+def _is_older(segment: LogSegment, timestamp: int) -> bool:
+    largest = segment.largest_timestamp()
+    return largest >= 0 and largest < timestamp

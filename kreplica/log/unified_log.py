@@ -1,0 +1,561 @@
+"""UnifiedLog: the log of one partition, as a leader or a follower keeps it.
+
+Around the segments (LocalLog) it keeps what gives offsets their meaning: the high watermark and last stable
+offset, leader epochs, producers' state, retention, durability, and what recovery found. Thread rule: `_lock`
+guards every change (appends, rolls, truncation, retention, the high watermark); readers take the published
+standing and the immutable collection of segments and hold no lock. A flush runs outside `_lock`, so appends
+go on meanwhile.
+
+Time comes from the Clock, files from the Storage: see common/ports.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kreplica._core.batch_builder import BatchBuilder
+from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.log_state import LogStanding, LogState
+from kreplica._core.records import RecordBatch, batches
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import KafkaStorageError, LogClosed, OffsetOutOfRange, ReadOnlyLog
+from kreplica.common.locks import RLock
+from kreplica.common.ports import Clock
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.log import careful_append, log_reader, producer_batches, retention
+from kreplica.log.damage import Damage
+from kreplica.log.group_commit import GroupCommit
+from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
+from kreplica.log.local_log import LocalLog
+from kreplica.log.log_reader import FetchDataInfo, TimestampOffset
+from kreplica.log.log_segments import LogSegments
+from kreplica.log.log_validator import LogValidator
+from kreplica.log.producer_state_manager import ProducerStateManager
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+
+
+class LogSnapshot(NamedTuple):
+    """One consistent look at a log: exclusive offsets, and the segments as they were."""
+
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+    segments: LogSegments
+
+
+class UnifiedLog:
+    """The log of one partition over an opened LocalLog; `log_loader.load` makes it.
+
+    `state` must hold where the log stands. `damage`: what recovery could not read; the log is then read-only.
+    """
+
+    __slots__ = (
+        "_active",
+        "_builder",
+        "_clock",
+        "_commit",
+        "_durable",
+        "_failure",
+        "_flushed_at_ms",
+        "_lock",
+        "_plain",
+        "closed",
+        "config",
+        "damage",
+        "epochs",
+        "leader_epoch",
+        "local",
+        "on_deleted",
+        "producers",
+        "recovered",
+        "state",
+        "topic_partition",
+        "validator",
+    )
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        local: LocalLog,
+        state: LogState,
+        epochs: LeaderEpochFileCache,
+        producers: ProducerStateManager,
+        clock: Clock,
+        *,
+        damage: Damage | None = None,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.local = local
+        self.state = state
+        self.epochs = epochs
+        self.producers = producers
+        self.damage = damage
+        self.closed = False
+        # What recovery did, for people: a log_loader.Recovery.
+        self.recovered: object = None
+        # Called with the paths of files renamed to .deleted; the owner removes them after
+        # file.delete.delay.ms.
+        self.on_deleted = local.storage.remove
+        self._clock = clock
+        self._lock = RLock()
+        # Guarded by _lock:
+        self._active = local.segments.active
+        self.leader_epoch = epochs.latest_epoch if epochs.latest_epoch is not None else -1
+        self._flushed_at_ms = clock.time_ms()
+        self._failure: BaseException | None = None
+        self._commit = GroupCommit(self._flush_to_end, state.flush_offset)
+        self.configure(local.config)
+
+    def configure(self, config: LogConfig) -> None:
+        """Use another configuration from the next append on."""
+        with self._lock:
+            self.config = self.local.config = config
+            self.validator = LogValidator(config)
+            self._durable = config.durability != "page_cache"
+            # A plain batch needs no decision in Python: the core's one call appends it.
+            self._plain = (
+                not config.compact
+                and not config.log_append_time
+                and (config.compression_type in ("producer", "uncompressed", "none"))
+            )
+            self._builder = BatchBuilder()
+            self._builder.max_size = self.validator.max_bytes
+            self._builder.log_append_time = config.log_append_time
+            self._active.max_bytes = config.segment_bytes
+            self._active.max_age_ms = config.segment_ms
+            self._active.index_interval_bytes = config.index_interval_bytes
+
+    # ---- where it stands ----------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.state.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.state.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.state.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.state.last_stable_offset
+
+    @property
+    def flush_offset(self) -> int:
+        """All below is on disk."""
+        return self.state.flush_offset
+
+    @property
+    def latest_epoch(self) -> int | None:
+        return self.epochs.latest_epoch
+
+    @property
+    def size(self) -> int:
+        """Valid bytes in all segments."""
+        return self.local.segments.size
+
+    def snapshot(self) -> LogSnapshot:
+        with self._lock:
+            state = self.state
+            return LogSnapshot(
+                state.log_start_offset,
+                state.last_stable_offset,
+                state.high_watermark,
+                state.log_end_offset,
+                self.leader_epoch,
+                self.local.segments,
+            )
+
+    # ---- append -------------------------------------------------------------------------------------------
+
+    def append_as_leader(
+        self, records: Buffer, leader_epoch: int, *, origin: AppendOrigin = AppendOrigin.CLIENT
+    ) -> LogAppendInfo:
+        """Append a producer's batch; it gets the next offset and this leader epoch.
+
+        `records`: one batch in format v2 (several where a coordinator or the quorum appends, by `origin`).
+        Returns when the log's durability is met.
+
+        Raises CorruptMessage and its kinds, MessageTooLarge, InvalidTimestamp, InvalidRecord,
+        OutOfOrderSequenceNumber, InvalidProducerEpoch, StorageFull, KafkaStorageError; nothing is appended
+        then.
+        """
+        with self._lock:
+            info = None
+            if self._plain and leader_epoch == self.leader_epoch and self._writable():
+                info = self._active.append(
+                    records,
+                    self.state,
+                    leader_epoch=leader_epoch,
+                    only_plain=True,
+                    may_roll=True,
+                    latest=self.validator.latest(self._clock.time_ms()),
+                    max_bytes=self.validator.max_bytes,
+                )
+            if info is None:
+                info = self._append_with_care(records, leader_epoch, origin)
+        if self._durable:
+            self._make_durable(info)
+        return info
+
+    def append_records(self, records: Sequence[RecordLike], leader_epoch: int = 0) -> LogAppendInfo:
+        """Build one batch from Python values (see BatchBuilder) and append it as the leader.
+
+        Raises TypeError for a value that is none, and as `append_as_leader`.
+        """
+        with self._lock:
+            now_ms = self._clock.time_ms()
+            if not self._plain or leader_epoch != self.leader_epoch or not self._writable():
+                return self._append_built(records, leader_epoch, now_ms)
+            info = self._active.append_records(
+                self._builder,
+                records,
+                now_ms,
+                self.state,
+                leader_epoch=leader_epoch,
+                may_roll=True,
+                latest=self.validator.latest(now_ms),
+            )
+            if info is None:
+                return self._append_built(records, leader_epoch, now_ms)
+        if self._durable:
+            self._make_durable(info)
+        return info
+
+    def append_as_follower(self, records: Buffer, leader_epoch: int | None = None) -> LogAppendInfo | None:
+        """Append a leader's batches as they are, with the leader's offsets and epochs.
+
+        Batches of a later epoch than `leader_epoch` (of the fetch) are left out (KAFKA-18723). Returns the
+        info of the last batch, or None if there was none. Raises OffsetsOutOfOrder when a batch lies below
+        the log's end.
+        """
+        info = None
+        with self._lock:
+            self._require_writable()
+            for batch in batches(records):
+                if leader_epoch is not None and batch.leader_epoch > leader_epoch:
+                    break
+                info = careful_append.as_follower(self, batch)
+        if self._durable and info is not None:
+            self._make_durable(info)
+        return info
+
+    def _append_built(self, records: Sequence[RecordLike], leader_epoch: int, now_ms: int) -> LogAppendInfo:
+        return self.append_as_leader(self._builder.build(records, now_ms=now_ms), leader_epoch)
+
+    def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
+        self._require_writable()
+        return careful_append.as_leader(self, records, leader_epoch, origin, self._clock.time_ms())
+
+    def begin_epoch(self, epoch: int, start_offset: int) -> None:
+        """Note that leader epoch `epoch` begins at `start_offset`; it must be newer than those known."""
+        with self._lock:
+            self._require_writable()
+            self.epochs.assign(epoch, start_offset)
+            self.leader_epoch = epoch
+
+    def _writable(self) -> bool:
+        return not self.closed and self._failure is None and self.damage is None and not self.local.read_only
+
+    def _require_writable(self) -> None:
+        self._require_open()
+        if self.damage is not None:
+            raise ReadOnlyLog(f"{self.topic_partition}: damaged from offset {self.damage.first_offset} on")
+        if self.local.read_only:
+            raise ReadOnlyLog(f"{self.topic_partition}: opened for reading")
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise LogClosed(f"{self.topic_partition}: the log is closed")
+        if self._failure is not None:
+            raise KafkaStorageError(
+                f"{self.topic_partition}: offline since {self._failure}"
+            ) from self._failure
+
+    # ---- read ---------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        start_offset: int,
+        max_bytes: int,
+        *,
+        isolation: str = "high_watermark",
+        at_least_one: bool = True,
+    ) -> FetchDataInfo:
+        """Whole batches from the one that holds `start_offset`, as a pinned slice of the mapping: see
+        log_reader."""
+        return log_reader.read(self, start_offset, max_bytes, isolation, at_least_one)
+
+    def batches(
+        self, start_offset: int, stop_offset: int | None = None, *, isolation: str = "log_end"
+    ) -> Iterator[RecordBatch]:
+        """Every batch that holds an offset of [start, stop), CRC checked: see log_reader."""
+        return log_reader.batches(self, start_offset, stop_offset, isolation)
+
+    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
+        """The first record at or after `timestamp` (ms), or for EARLIEST_, LATEST_ and MAX_TIMESTAMP what
+        they say."""
+        return log_reader.offset_for_timestamp(self, timestamp)
+
+    # ---- high watermark, last stable offset, log start ----------------------------------------------------
+
+    def update_high_watermark(self, offset: int) -> int:
+        """Set the high watermark to `offset`, kept within [log start, log end]; returns what it became."""
+        with self._lock:
+            state = self.state
+            offset = max(state.log_start_offset, min(offset, state.log_end_offset))
+            state.update(high_watermark=offset, last_stable_offset=min(offset, state.last_stable_offset))
+            self.publish_stable_offset()
+            return offset
+
+    def maybe_increment_high_watermark(self, offset: int) -> int | None:
+        """Move the high watermark up to `offset`; returns the former one if it moved. Raises
+        OffsetOutOfRange."""
+        with self._lock:
+            if offset > self.state.log_end_offset:
+                raise OffsetOutOfRange(f"high watermark {offset} past the log's end {self.log_end_offset}")
+            before = self.state.high_watermark
+            if offset <= before:
+                return None
+            self.update_high_watermark(offset)
+            return before
+
+    def publish_stable_offset(self) -> None:
+        """Publish the last stable offset that the producers' transactions allow; under the lock."""
+        # The first offset of a transaction that is open, or completed above the high watermark, bounds
+        # readers of committed data.
+        state = self.state
+        high_watermark = state.high_watermark
+        self.producers.on_high_watermark_updated(high_watermark)
+        unstable = self.producers.first_unstable_offset
+        state.stable = unstable is None
+        stable = high_watermark if unstable is None else min(unstable, high_watermark)
+        if stable != state.last_stable_offset:
+            state.update(last_stable_offset=stable)
+
+    def maybe_increment_log_start_offset(self, offset: int) -> bool:
+        """Drop everything below `offset` for readers; raises OffsetOutOfRange above the high watermark."""
+        with self._lock:
+            self._require_writable()
+            state = self.state
+            if offset > state.high_watermark:
+                raise OffsetOutOfRange(f"log start {offset} past the high watermark {state.high_watermark}")
+            if offset <= state.log_start_offset:
+                return False
+            state.update(log_start_offset=offset)
+            self.epochs.truncate_from_start(offset)
+            self.publish_stable_offset()
+            return True
+
+    def follow(self, standing: LogStanding) -> None:
+        """A reader's log: stand where the log's writer has published that it stands."""
+        with self._lock:
+            self.local.limit_to(standing)
+            self._active = self.local.segments.active
+            self.state.update(
+                log_start_offset=standing.log_start_offset,
+                log_end_offset=standing.log_end_offset,
+                high_watermark=standing.high_watermark,
+                last_stable_offset=standing.last_stable_offset,
+                active_base_offset=standing.active_base_offset,
+                valid_length=standing.valid_length,
+                leader_epoch=standing.leader_epoch,
+                flush_offset=standing.flush_offset,
+            )
+
+    # ---- roll, retention, truncation ----------------------------------------------------------------------
+
+    def roll(self, base_offset: int | None = None) -> None:
+        """Begin a new segment, at `base_offset` or at the log's end; nothing happens where the active one is
+        empty and begins there already."""
+        with self._lock:
+            self._require_writable()
+            state = self.state
+            base = max(state.log_end_offset, -1 if base_offset is None else base_offset)
+            if self._active.base_offset == base and self._active.size == 0:
+                return
+            # A restart replays producers from the last snapshot, so each roll leaves one.
+            self.producers.map_end_offset = base
+            self.producers.take_snapshot(sync=self._durable)
+            self._active = self.local.roll(base)
+            state.update(active_base_offset=base, valid_length=0, log_end_offset=base)
+
+    def delete_old_segments(self) -> int:
+        """Remove whole segments that retention.ms, retention.bytes or the log start offset let go; their
+        number.
+
+        Never one that holds an offset at or above the high watermark.
+        """
+        with self._lock:
+            self._require_writable()
+            due = retention.due(self, self._clock.time_ms())
+            if not due:
+                return 0
+            if len(due) == len(self.local.segments):
+                self.roll()
+            if not self.local.segments[0].base_offset < self.local.segments.active.base_offset:
+                return 0
+            gone = self.local.remove(due)
+            start = max(self.state.log_start_offset, self.local.segments[0].base_offset)
+            self.state.update(log_start_offset=start)
+            self.epochs.truncate_from_start(start)
+            self.producers.on_log_start_offset_incremented(start)
+            self.producers.delete_snapshots_before(start)
+        for path in gone:
+            self.on_deleted(path)
+        return len(due)
+
+    def truncate_to(self, offset: int) -> bool:
+        """Cut everything from `offset` on; whether anything was cut. Epochs at or above are forgotten in any
+        case."""
+        with self._lock:
+            self._require_writable()
+            self.epochs.truncate_from_end(min(offset, self.log_end_offset))
+            self.leader_epoch = self.epochs.latest_epoch if self.epochs.latest_epoch is not None else -1
+            if offset >= self.log_end_offset:
+                return False
+            if offset < self.local.segments[0].base_offset:
+                self.truncate_fully_and_start_at(offset)
+                return True
+            keep = self.local.segments.index_for(offset)
+            for path in self.local.remove(list(self.local.segments)[keep + 1 :]):
+                self.on_deleted(path)
+            self._active = self.local.segments.active
+            self._active.truncate_to(offset)
+            self.local.transaction_index(self._active.base_offset).truncate_to(offset)
+            end = self._active.next_offset()
+            # A batch that held the offset went as a whole, so the log may end below what was asked for.
+            self._ended_at(self._active.base_offset if end is None else end)
+            return True
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Drop everything and begin again at `offset`, an empty log."""
+        with self._lock:
+            self._require_open()
+            gone = self.local.remove(list(self.local.segments))
+            self._active = self.local.roll(offset)
+            self.epochs.clear()
+            self.producers.truncate_fully_and_start_at(offset)
+            self.leader_epoch = -1
+            self.state.update(log_start_offset=offset)
+            self._ended_at(offset)
+        for path in gone:
+            self.on_deleted(path)
+
+    def _ended_at(self, offset: int) -> None:
+        # What a cut changes besides the segments. The flush offset goes back at once: recovery must not take
+        # a range for flushed that is about to hold other records.
+        state = self.state
+        start = min(state.log_start_offset, offset)
+        state.update(
+            log_start_offset=start,
+            log_end_offset=offset,
+            high_watermark=min(state.high_watermark, offset),
+            active_base_offset=self._active.base_offset,
+            valid_length=self._active.size,
+            flush_offset=min(state.flush_offset, offset),
+            last_stable_offset=min(state.last_stable_offset, offset),
+        )
+        self._commit.truncated(offset)
+        self.producers.truncate_and_reload(start, offset, self._clock.time_ms())
+        producer_batches.replay(self.producers, self.local, offset)
+        self.publish_stable_offset()
+
+    # ---- durability ---------------------------------------------------------------------------------------
+
+    def _make_durable(self, info: LogAppendInfo) -> None:
+        config = self.config
+        if config.durability == "fsync":
+            self._commit.wait(info.last_offset + 1)
+        elif self.log_end_offset - self.flush_offset >= config.flush_messages:
+            self.flush()
+
+    def flush(self) -> int:
+        """Put everything that was appended by now on disk; returns the log's end it covers.
+
+        Raises KafkaStorageError when the disk refuses; the log is offline from then on, and the flush is
+        never tried again, since the system may have dropped the pages and would report success.
+        """
+        end = self.log_end_offset
+        self._commit.wait(end)
+        return end
+
+    def flush_if_due(self, now_ms: int) -> None:
+        """Flush if flush.ms has passed since the last time and there is something to flush."""
+        if now_ms - self._flushed_at_ms >= self.config.flush_ms and self.flush_offset < self.log_end_offset:
+            self._flushed_at_ms = now_ms
+            self.flush()
+
+    def _flush_to_end(self) -> int:
+        end = self.state.log_end_offset
+        try:
+            self.local.flush(self.state.flush_offset)
+        except BaseException as error:
+            self._failure = error
+            raise
+        with self._lock:
+            # A truncation may have come in between: only what still stands counts.
+            end = min(end, self.state.log_end_offset)
+            self.state.update(flush_offset=max(self.state.flush_offset, end))
+        return end
+
+    # ---- life ---------------------------------------------------------------------------------------------
+
+    def idle(self) -> None:
+        """Hold no map, no descriptor and no slack on disk until the log is used again."""
+        with self._lock:
+            self.local.idle()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether appends may come: open, not offline, not damaged, not a reader's."""
+        return self._writable()
+
+    def fail(self, error: BaseException) -> None:
+        """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""
+        with self._lock:
+            self._failure = self._failure or error
+
+    def abandon(self) -> None:
+        """Close without flushing or writing anything: the log is about to be deleted, or its disk is gone."""
+        with self._lock:
+            self.closed = True
+            self.local.close()
+            if self.state.region is not None:
+                self.state.region.close()
+
+    def close(self) -> None:
+        """Flush, leave a producer snapshot and the mark of a clean close, and let go of the files. Slices
+        stay."""
+        with self._lock:
+            if self.closed:
+                return
+            try:
+                if self._writable():
+                    self._close_in_order()
+            finally:
+                self.abandon()
+
+    def _close_in_order(self) -> None:
+        self._active.seal()
+        self.flush()
+        self.producers.map_end_offset = self.log_end_offset
+        self.producers.take_snapshot(sync=True)
+        self.epochs.flush()
+        self.state.mark_clean()
+        if self.state.region is not None:
+            self.state.region.flush()
+            self.state.region.trim()
+
+    def __repr__(self) -> str:
+        return f"UnifiedLog({self.topic_partition}, [{self.log_start_offset}, {self.log_end_offset}))"
