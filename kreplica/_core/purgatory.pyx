@@ -203,21 +203,28 @@ cdef class Purgatory:
     cdef int64_t complete_into(self, int64_t partition, int64_t watermark, finished_t *finished,
                                int64_t limit) noexcept:
         cdef int32_t head = self.heads[self.place_of(partition)]
-        cdef int64_t count = 0
-        cdef int32_t index
-        cdef operation_t *operation
         if head == NO_SLOT:
             return 0
-        while count < limit:
-            index = self.watch_at(head).next
-            if index == head or self.watch_at(index).offset > watermark:
+        cdef int32_t index = self.watch_at(head).next
+        cdef int64_t count = 0
+        cdef int64_t i
+        cdef watch_t *part
+        # First along the ring, cutting it once. What is done is kept in `finished`, by its index as the tag.
+        while index != head and count < limit:
+            part = self.watch_at(index)
+            if part.offset > watermark:
                 break
-            self.unlink(index)
-            operation = self.operation_at(self.watch_at(index).operation)
-            operation.waiting -= 1
-            if operation.waiting == 0:
-                self.finish(self.watch_at(index).operation, finished + count)
+            index = part.next
+            part.previous = NO_SLOT
+            self.watched -= 1
+            self.operation_at(part.operation).waiting -= 1
+            if self.operation_at(part.operation).waiting == 0:
+                finished[count].tag = part.operation
                 count += 1
+        self.watch_at(head).next = index
+        self.watch_at(index).previous = head
+        for i in range(count):
+            self.finish(<int32_t> finished[i].tag, finished + i)
         if self.watch_at(head).next == head:
             self.forget(head)
         return count

@@ -1,0 +1,96 @@
+"""What the benchmarks share: Kafka as a peer where it can run, and each figure beside its peers at the end.
+
+A benchmark whose rounds do the same thing many times asks for `row`, and says in its docstring what that is.
+The table that pytest-benchmark prints has the rounds; the lines above it have the median for one thing, beside
+that of a limit or a peer timed in the same run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.peers.kafka_harness import KafkaHarness, missing
+
+LINES: list[str] = []
+
+
+class Row:
+    """The time of one thing in ns, and those beside it."""
+
+    def __init__(self, benchmark: Any, what: str) -> None:
+        self._benchmark = benchmark
+        self._what = what
+        self._ns: float | None = None
+        self._beside_ns: dict[str, float] = {}
+
+    def time(
+        self,
+        function: Callable[..., Any],
+        count: int,
+        setup: Callable[[], tuple[Any, ...]],
+        *,
+        rounds: int = 9,
+    ) -> None:
+        """Time rounds of `function`, which does the thing `count` times, on the arguments `setup` returns."""
+        self._benchmark.pedantic(function, setup=lambda: (setup(), {}), rounds=rounds, warmup_rounds=1)
+        if self._benchmark.stats is not None:
+            self._ns = self._benchmark.stats.stats.median / count * 1e9
+
+    def beside(self, peer: str, function: Callable[[], Any], count: int, *, rounds: int = 9) -> None:
+        """Time a peer or a limit, which does its thing `count` times."""
+        function()
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            function()
+            seconds.append(time.perf_counter() - start)
+        self._beside_ns[peer] = statistics.median(seconds) / count * 1e9
+
+    def beside_kafka(self, kafka: KafkaHarness | None, measure: str, **parameters: object) -> None:
+        """Ask Kafka's own classes for the same, which answer in ns; nothing where they cannot run."""
+        if kafka is not None:
+            self._beside_ns["Kafka"] = kafka.measure(measure, rounds=7, **parameters).median
+
+    def line(self) -> str | None:
+        """The figures for the reader; None where benchmarks are switched off."""
+        if self._ns is None:
+            return None
+        self._benchmark.extra_info |= {"ns": self._ns, "beside_ns": self._beside_ns}
+        peers = [f"{peer} {ns:,.1f} ns ({self._ns / ns:.2f}x)" for peer, ns in self._beside_ns.items()]
+        return "; ".join([f"{self._what}: {self._ns:,.1f} ns", *peers])
+
+
+@pytest.fixture
+def row(benchmark: Any, request: pytest.FixtureRequest) -> Iterator[Row]:
+    """A Row for what the test's docstring says, with the test's parameters in it."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    made = Row(benchmark, request.function.__doc__.format(**parameters))
+    yield made
+    if line := made.line():
+        LINES.append(line)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaHarness | None]:
+    """Kafka's own classes in a JVM, or None where they cannot run."""
+    if reason := missing():
+        LINES.append(reason)
+        yield None
+        return
+    directory = Path(__file__).parents[1] / "build"
+    directory.mkdir(exist_ok=True)
+    with KafkaHarness(directory) as harness:
+        yield harness
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if LINES:
+        terminalreporter.section("one thing, and beside it")
+        for line in LINES:
+            terminalreporter.line(line)
