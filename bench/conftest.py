@@ -1,8 +1,8 @@
 """What the benchmarks share: Kafka as a peer where it can run, and each figure beside its peers at the end.
 
 A benchmark whose rounds do the same thing many times asks for `row`, and says in its docstring what that is.
-The table that pytest-benchmark prints has the rounds; the lines above it have the median for one thing, beside
-that of a limit or a peer timed in the same run.
+pytest-benchmark's table has the rounds; the lines above it have the median for one thing, beside that of a
+limit or a peer timed in the same run.
 """
 
 from __future__ import annotations
