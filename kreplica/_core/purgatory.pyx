@@ -4,7 +4,7 @@ Purpose, layout, ownership and thread rule: purgatory.pxd.
 """
 
 cimport cython
-from cpython.object cimport PyObject, PyTypeObject, inquiry, traverseproc, visitproc
+from cpython.object cimport PyObject, PyTypeObject, traverseproc, visitproc
 from cpython.ref cimport Py_DECREF, Py_XDECREF, Py_XINCREF
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -407,7 +407,8 @@ cdef int hand_over(finished_t *finished, int64_t count, list tokens) except -1:
 # ---- garbage collection ---------------------------------------------------------------------------------
 #
 # Tokens are held by plain pointers, which the functions that Cython makes for the collector do not know of.
-# These show it the tokens, then do what Cython's do.
+# These show it the tokens, and let go of them. The wheel, which refers to nothing, stays: so a purgatory that
+# was cleared can still be called.
 
 cdef int traverse(PyObject *self, visitproc visit, void *argument) except -1:
     cdef slots_t *operations = &(<Purgatory> self).operations
@@ -422,8 +423,7 @@ cdef int traverse(PyObject *self, visitproc visit, void *argument) except -1:
 
 
 cdef int clear(object self) except -1:
-    let_go(<Purgatory> self)
-    return clear_attributes(self)
+    return let_go(<Purgatory> self)
 
 
 # Let go of all tokens. Their destructors may do anything, so nothing is kept from one to the next.
@@ -440,7 +440,6 @@ cdef int let_go(Purgatory self) except -1:
 
 cdef PyTypeObject *purgatory_type = <PyTypeObject *> Purgatory
 cdef traverseproc traverse_attributes = purgatory_type.tp_traverse
-cdef inquiry clear_attributes = purgatory_type.tp_clear
-assert traverse_attributes != NULL and clear_attributes != NULL
+assert traverse_attributes != NULL
 purgatory_type.tp_traverse = traverse
 purgatory_type.tp_clear = clear
