@@ -44,11 +44,16 @@ cdef class BatchBuilder:
     cdef Scratch headers
     cdef Scratch held             # Py_buffer after Py_buffer
     cdef Scratch section          # the records of a batch that is compressed
-    cdef object compressed
+    cdef const uint8_t *compressed    # the same, compressed; NULL: the records are written as they are
+    cdef int64_t compressed_size
     cdef object sequence          # keeps alive what was borrowed
+    cdef object compressed_keeper
 
     cdef int64_t measure(self, object records, int64_t now_ms) except -1
     cdef int emit(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) except? -128
+    # The part of emit() that touches `target`: no Python object, nothing to clean up if it is cut short
+    # (kr_guard_call).
+    cdef int write(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) noexcept nogil
     cdef void release(self) noexcept
 
     cdef int _gather(self, int64_t now_ms) except -1
@@ -58,4 +63,4 @@ cdef class BatchBuilder:
                      str what) except -1
     cdef int64_t _plan(self, int64_t now_ms) except -1
     cdef int64_t _compress(self, int64_t size) except -1
-    cdef void _write_records(self, uint8_t *p) noexcept
+    cdef void _write_records(self, uint8_t *p) noexcept nogil

@@ -112,20 +112,21 @@ cdef class BatchBuilder:
         return self.h.size
 
     cdef int emit(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) except? -128:
-        cdef Py_buffer compressed
         if self.sequence is None:
             raise RuntimeError("emit() without measure()")
+        self.write(target, base_offset, leader_epoch)
+        self.release()
+        return 0
+
+    cdef int write(self, uint8_t *target, int64_t base_offset, int32_t leader_epoch) noexcept nogil:
         self.h.base_offset = base_offset
         self.h.leader_epoch = leader_epoch
         write_header(target, &self.h)
-        if self.compressed is None:
+        if self.compressed == NULL:
             self._write_records(target + HEADER_SIZE)
         else:
-            PyObject_GetBuffer(self.compressed, &compressed, PyBUF_SIMPLE)
-            memcpy(target + HEADER_SIZE, compressed.buf, <size_t>compressed.len)
-            PyBuffer_Release(&compressed)
+            memcpy(target + HEADER_SIZE, self.compressed, <size_t>self.compressed_size)
         seal(target, self.h.size)
-        self.release()
         return 0
 
     cdef void release(self) noexcept:
@@ -134,7 +135,8 @@ cdef class BatchBuilder:
             PyBuffer_Release(&(<Py_buffer *>self.held.data)[i])
         self.held.size = 0
         self.sequence = None
-        self.compressed = None
+        self.compressed = NULL
+        self.compressed_keeper = None
 
     # ---- measuring ---------------------------------------------------------------------------------------
 
@@ -264,18 +266,25 @@ cdef class BatchBuilder:
 
     cdef int64_t _compress(self, int64_t size) except -1:
         # Write the records into scratch and compress them; returns the compressed size.
+        cdef Py_buffer *held
         if size > INT32_MAX:
             check(BATCH_TOO_LARGE, f"building a batch of {size} bytes before compression")
         self.section.size = 0
         reserve(&self.section, size)
         self._write_records(self.section.data)
         section = PyMemoryView_FromMemory(<char *>self.section.data, size, PyBUF_READ)
-        self.compressed = codec.compress(self.codec_number, section, self.level)
-        return len(self.compressed)
+        self.compressed_keeper = codec.compress(self.codec_number, section, self.level)
+        reserve(&self.held, sizeof(Py_buffer))
+        held = <Py_buffer *>(self.held.data + self.held.size)
+        PyObject_GetBuffer(self.compressed_keeper, held, PyBUF_SIMPLE)
+        self.held.size += sizeof(Py_buffer)
+        self.compressed = <const uint8_t *>held.buf
+        self.compressed_size = held.len
+        return held.len
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    cdef void _write_records(self, uint8_t *p) noexcept:
+    cdef void _write_records(self, uint8_t *p) noexcept nogil:
         cdef const PendingRecord *r = <const PendingRecord *>self.pending.data
         cdef const uint8_t *headers
         cdef int64_t base = self.h.base_timestamp

@@ -31,6 +31,7 @@ from kreplica._core.binary_column cimport (
 from kreplica._core.record cimport check_fault
 from kreplica._core.record_batch cimport (
     CODEC_MASK,
+    COMPRESSED,
     CONTROL,
     HEADER_SIZE,
     LOG_APPEND_TIME,
@@ -59,8 +60,7 @@ from kreplica._core.status cimport (
 )
 
 cdef enum:
-    # What walk() cannot do by itself, beside the outcomes of Status.
-    COMPRESSED = 100
+    # What walk() cannot do by itself, beside COMPRESSED and the outcomes of Status.
     NEW_SOURCE = 101
 
     HELD_GIL_BYTES = 16384        # below this, giving up the GIL costs more than keeping it

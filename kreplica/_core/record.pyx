@@ -190,10 +190,20 @@ cdef class Record:
         return hash((self.record_offset, self.time_ms, self.key, self.value))
 
     def __reduce__(self):
-        raise TypeError("a Record cannot be pickled: take its key, value, headers and timestamp")
+        when = None if self.time_ms == INT64_MIN else self.time_ms
+        return _restored, (self.value, self.key, self.headers, when, self.record_offset, self.log_append)
 
     def __repr__(self):
         at = "" if self.record_offset == NO_OFFSET else f"offset={self.record_offset}, "
         headers = f", headers={self.headers!r}" if self.view.header_count else ""
         when = "" if self.time_ms == INT64_MIN else f", timestamp={self.time_ms}"
         return f"Record({at}key={self.key!r}, value={self.value!r}{headers}{when})"
+
+
+def _restored(value, key, headers, timestamp, int64_t offset, bint log_append):
+    # A pickled record: with its own bytes, away from its batch.
+    cdef Record record = Record(value, key, headers)
+    record.time_ms = INT64_MIN if timestamp is None else timestamp
+    record.record_offset = offset
+    record.log_append = log_append
+    return record

@@ -13,6 +13,9 @@
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 cdef enum:
+    COMPRESSED = 100              # beside Status: a batch whose records must be decompressed
+
+cdef enum:
     MAGIC = 2
     HEADER_SIZE = 61
     LOG_OVERHEAD = 12             # baseOffset and batchLength
@@ -79,6 +82,11 @@ cdef int validate_records(const uint8_t *records, int64_t size, const BatchHeade
 # The same, telling what it found.
 cdef int scan_records(const uint8_t *records, int64_t size, const BatchHeader *h, bint dense,
                       RecordScan *scan) noexcept nogil
+# All that a leader asks of p[0:left], as records.check_produced: exactly one batch, right in every field and
+# record. COMPRESSED where all but the records was checked, which must be decompressed and scanned.
+# `check_sum` False leaves the CRC to the caller, who copies.
+cdef int check_produced_batch(const uint8_t *p, int64_t left, bint allow_control, bint check_sum,
+                              BatchHeader *h, RecordScan *found) noexcept nogil
 # One record at p[0:left], its headers checked too; *used gets its bytes.
 cdef int parse_record(const uint8_t *p, int64_t left, RecordView *out, int64_t *used) noexcept nogil
 # One header of a parsed record at p[0:left]; a NULL value is null. *used gets its bytes.

@@ -139,6 +139,24 @@ cdef int check_produced_fields(const BatchHeader *h, bint allow_control) noexcep
     return OK
 
 
+cdef int check_produced_batch(const uint8_t *p, int64_t left, bint allow_control, bint check_sum,
+                              BatchHeader *h, RecordScan *found) noexcept nogil:
+    cdef int status = parse_header(p, left, h)
+    if status == END:
+        return SHORT_INPUT
+    if status == OK and h.size != left:
+        return TRAILING_BYTES
+    if status == OK and check_sum:
+        status = check_crc(p, h)
+    if status == OK:
+        status = check_produced_fields(h, allow_control)
+    if status == OK and h.attributes & CODEC_MASK:
+        return COMPRESSED
+    if status == OK:
+        return scan_records(p + HEADER_SIZE, h.size - HEADER_SIZE, h, True, found)
+    return status
+
+
 # ---- the records -----------------------------------------------------------------------------------------
 
 

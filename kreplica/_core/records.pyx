@@ -15,6 +15,7 @@ from kreplica._core.big_endian cimport load16
 from kreplica._core.record cimport Record, check_fault
 from kreplica._core.record_batch cimport (
     CODEC_MASK,
+    COMPRESSED,
     CONTROL,
     DELETE_HORIZON,
     HEADER_SIZE,
@@ -25,7 +26,7 @@ from kreplica._core.record_batch cimport (
     RecordView,
     check_crc,
     check_fields,
-    check_produced_fields,
+    check_produced_batch,
     parse_header,
     parse_record,
     record_timestamp,
@@ -33,7 +34,10 @@ from kreplica._core.record_batch cimport (
 )
 from kreplica._core.record_batch import CODECS as _CODECS
 from kreplica._core.region cimport Slice
-from kreplica._core.status cimport BAD_CONTROL_RECORD, END, OK, SHORT_INPUT, TRAILING_BYTES, check
+from kreplica._core.status cimport BAD_CONTROL_RECORD, OK, SHORT_INPUT, check
+
+cdef enum:
+    HELD_GIL_BYTES = 16384        # below this, giving up the GIL costs more than keeping it
 
 
 cdef const int32_t *fault_of(object owner) except? NULL:
@@ -365,19 +369,14 @@ cdef RecordBatch wrap(object owner, const uint8_t *p, int64_t left, bint checked
 cdef int check_produced(const uint8_t *p, int64_t left, bint allow_control, bint check_sum,
                         int64_t max_decompressed, BatchHeader *h, RecordScan *found) except? -128:
     cdef Py_buffer section
-    cdef int status = parse_header(p, left, h)
-    if status == END:
-        return SHORT_INPUT
-    if status == OK and h.size != left:
-        return TRAILING_BYTES
-    if status == OK and check_sum:
-        status = check_crc(p, h)
-    if status == OK:
-        status = check_produced_fields(h, allow_control)
-    if status != OK:
+    cdef int status
+    if left < HELD_GIL_BYTES:
+        status = check_produced_batch(p, left, allow_control, check_sum, h, found)
+    else:
+        with nogil:
+            status = check_produced_batch(p, left, allow_control, check_sum, h, found)
+    if status != COMPRESSED:
         return status
-    if h.attributes & CODEC_MASK == 0:
-        return scan_records(p + HEADER_SIZE, h.size - HEADER_SIZE, h, True, found)
     keeper = _decompressed(p, h, max_decompressed, &section)
     status = scan_records(<const uint8_t *>section.buf, section.len, h, True, found)
     del keeper

@@ -1,6 +1,7 @@
 """Building, reading and checking uncompressed batches; the codecs are tested in tests/unit/record."""
 
 import contextlib
+import pickle
 import struct
 
 import pytest
@@ -225,8 +226,14 @@ def test_records_compare_and_show_what_they_are():
     assert repr(first) == "Record(offset=0, key=b'k', value=b'v', timestamp=1000)"
     assert repr(Record(b"v", headers=[("h", None)])) == "Record(key=None, value=b'v', headers=[('h', None)])"
     assert Record().offset is Record().timestamp is None
-    with pytest.raises(TypeError, match="pickled"):
-        first.__reduce__()
+
+
+def test_records_can_be_pickled():
+    batch = RecordBatch(
+        build([(b"k", b"v", [("h", None)], 5), None], base_offset=9, log_append_time=True, now_ms=6)
+    )
+    for record in [*batch, Record(b"v"), Record(None, b"k", [("h", b"1")], 3)]:
+        assert pickle.loads(pickle.dumps(record)) == record
 
 
 def test_a_batch_with_gaps_reads_but_no_producer_may_send_it():
