@@ -35,6 +35,9 @@ SOURCES := $(wildcard kreplica/_core/*.pyx kreplica/_core/*.pxd kreplica/_core/n
 # Benchmarks have a target of their own, and their plugin warns when tests run side by side.
 PYTEST := $(BIN)/python -m pytest -p no:benchmark
 
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
+
 .PHONY: build test lint format demo bench sanitize conformance crash flips fuzz wheel-check constraints \
 	clean distclean
 
@@ -44,8 +47,8 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 	@test -n "$(PYTHON)" || { echo "kreplica needs Python 3.11 or later: make PYTHON=..." >&2; exit 1; }
 	@mkdir -p $(@D)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip setuptools wheel cython
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test,lint]'
+	$(INSTALL) --upgrade pip setuptools wheel cython
+	$(INSTALL_SELF) --editable '.[test,lint]'
 	@touch $@
 
 # Flags and the compiler's version are in no dependency list: with new ones everything is made again.
@@ -113,14 +116,14 @@ bench: .make/bench
 	$(BIN)/python -m pytest bench --benchmark-only
 
 .make/bench: .make/build
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test,bench]'
+	$(INSTALL_SELF) --editable '.[test,bench]'
 	@touch $@
 
 demo: .make/demo
 	$(BIN)/python bench/demo.py
 
 .make/demo: .make/build
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[demo]'
+	$(INSTALL_SELF) --editable '.[demo]'
 	@touch $@
 
 # ---- packaging ---------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 KREPLICA_DEBUG=1     turns Cython's bounds and initialisation checks on.
 KREPLICA_SANITIZE=1  compiles with AddressSanitizer and UBSan (see `make sanitize`).
+KREPLICA_PURE=1      leaves the native modules out: an editable install beside an --inplace build, which would
+                     compile all of them once more.
 
 Everything that is made goes under build/, one folder for each of these flavours, so that none is taken for
 another; --inplace copies the modules from there to their sources.
@@ -21,6 +23,7 @@ CORE = Path("kreplica/_core")
 NATIVE = CORE / "native"
 DEBUG = bool(os.environ.get("KREPLICA_DEBUG"))
 SANITIZE = bool(os.environ.get("KREPLICA_SANITIZE"))
+PURE = bool(os.environ.get("KREPLICA_PURE"))
 
 # A module that has a plain C companion names it here; the companion is compiled into that module alone.
 COMPANIONS: dict[str, list[str]] = {
@@ -66,7 +69,7 @@ def extension(source: Path) -> Extension:
 os.chdir(ROOT)
 setup(
     ext_modules=cythonize(
-        [extension(source) for source in sorted(CORE.glob("*.pyx"))],
+        [] if PURE else [extension(source) for source in sorted(CORE.glob("*.pyx"))],
         build_dir=str(BUILD / "cython"),
         compiler_directives=DIRECTIVES,
         quiet=True,
