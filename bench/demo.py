@@ -147,8 +147,8 @@ def sums_from_table(flights: pandas.DataFrame) -> dict[str, Sums]:
 def show(console: Console, logs: dict[str, Sums], table: dict[str, Sums]) -> None:
     names = pandas.read_csv(data_file("airlines.csv")).set_index("carrier")["name"].to_dict()
     shown = Table(title="Per carrier: read back from the segments", title_justify="left")
-    shown.add_column("carrier", no_wrap=True)
-    for name in ("flights", "late off, min", "late on, min", "miles", "as the table"):
+    shown.add_column("carrier", no_wrap=True, max_width=24)
+    for name in ("flights", "minutes late off", "and on", "miles", "as the table"):
         shown.add_column(name, justify="right", no_wrap=True)
     for carrier in sorted(logs.keys() | table.keys()):
         sums = logs.get(carrier, Sums(0, 0, 0, 0))
