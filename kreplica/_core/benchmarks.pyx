@@ -7,9 +7,17 @@ Thread rule: that of the objects passed in.
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
 
+from kreplica._core.crc32c cimport crc32c
+from kreplica._core.log_segment cimport (
+    AS_LEADER, CHECK_RECORDS, MAY_ROLL, ONLY_PLAIN, Append, LogSegment, Walk,
+)
+from kreplica._core.log_state cimport LogState
 from kreplica._core.purgatory cimport Purgatory, finished_t, part_t
+from kreplica._core.region cimport Region
+from kreplica._core.status cimport OK
 from kreplica._core.timing_wheel cimport TimingWheel
 
 cdef enum:
@@ -78,3 +86,49 @@ def complete_partitions(Purgatory purgatory not None, const int64_t[::1] partiti
             for j in range(count):
                 Py_XDECREF(finished[j].token)
     return done
+
+
+def append_batches(LogSegment segment not None, LogState state not None, const uint8_t[::1] batch not None,
+                   int64_t count):
+    """Append one ready batch `count` times as a leader does, and publish each end."""
+    cdef Append a
+    cdef int64_t _i
+    cdef int status = 0
+    a.data = &batch[0]
+    a.size = batch.shape[0]
+    a.leader_epoch = 0
+    a.append_time = -1
+    a.latest = 0x7FFFFFFFFFFFFFFF
+    a.max_size = 0x7FFFFFFF
+    a.flags = AS_LEADER | ONLY_PLAIN | CHECK_RECORDS | MAY_ROLL
+    with nogil:
+        for _i in range(count):
+            a.base_offset = state.now.log_end_offset
+            status = segment.append_native(&a, state)
+            if status != OK:
+                break
+    return status
+
+
+def copy_batches(Region region not None, const uint8_t[::1] batch not None, int64_t count):
+    """The limit: checksum the batch, then copy it, `count` times one behind the other into faulted-in memory."""
+    cdef int64_t _i, size = batch.shape[0]
+    cdef uint8_t *target = region.r.base
+    cdef uint32_t checksum = 0
+    with nogil:
+        for _i in range(count):
+            checksum += crc32c(&batch[21], size - 21)
+            memcpy(target, &batch[0], size)
+            target += size
+    return checksum
+
+
+def locate_offsets(LogSegment segment not None, const int64_t[::1] offsets not None):
+    """Look each offset's batch up; the sum of their positions."""
+    cdef Walk walk
+    cdef int64_t i, total = 0
+    with nogil:
+        for i in range(offsets.shape[0]):
+            if segment.locate(offsets[i], &walk) == OK:
+                total += walk.position
+    return total

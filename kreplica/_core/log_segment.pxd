@@ -43,6 +43,19 @@ cdef struct Walk:
     int64_t max_timestamp
 
 
+cdef struct Landing:
+    # One append under the guard: where it lands, and who hears of it.
+    void *segment
+    void *state
+    void *builder                 # of append_records
+    Append *append
+    uint8_t *target
+    int64_t last_offset
+    int64_t max_timestamp
+    bint publishes                # the state's file is mapped
+    bint landed                   # the batch is in the log, whatever happens after
+
+
 cdef class LogSegment:
     cdef readonly Region region
     cdef readonly OffsetIndex offset_index
@@ -58,7 +71,11 @@ cdef class LogSegment:
     cdef bint known                         # the timestamps were learnt since the open
     cdef object __weakref__
 
-    cdef int append_native(self, Append *a) noexcept nogil
+    cdef int append_native(self, Append *a, LogState state) noexcept nogil
+    cdef int guarded_append(self, kr_guarded step, Landing *to) noexcept nogil
+    cdef void land(self, Landing *to) noexcept nogil
+    cdef LogAppendInfo _append(self, object data, Append *a, LogState state)
+    cdef void foresee(self, const Walk *w, int64_t limit) noexcept nogil
     cdef int should_roll(self, int64_t size, int64_t timestamp, int64_t last_offset) noexcept nogil
     cdef int prepare(self, int64_t size) noexcept nogil
     cdef void committed(self, int64_t position, int64_t size, int64_t last_offset, int64_t max_timestamp) noexcept nogil

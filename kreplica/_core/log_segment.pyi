@@ -31,6 +31,9 @@ class LogSegment:
         max_age_ms: int = ...,
         index_interval_bytes: int = 4096,
     ) -> LogSegment: ...
+    def append_plain(
+        self, data: Buffer, state: LogState, leader_epoch: int, latest: int, max_bytes: int
+    ) -> LogAppendInfo | None: ...
     def append(
         self,
         data: Buffer,
@@ -38,12 +41,9 @@ class LogSegment:
         *,
         leader_epoch: int = 0,
         as_leader: bool = True,
-        only_plain: bool = False,
         check_records: bool = True,
         may_roll: bool = False,
         append_time: int = -1,
-        latest: int = ...,
-        max_bytes: int = ...,
     ) -> LogAppendInfo | None: ...
     def append_records(
         self,
@@ -51,10 +51,8 @@ class LogSegment:
         records: Sequence[_RecordLike],
         now_ms: int,
         state: LogState,
-        *,
-        leader_epoch: int = 0,
-        may_roll: bool = False,
-        latest: int = ...,
+        leader_epoch: int,
+        latest: int,
     ) -> LogAppendInfo | None: ...
     def position_of(self, offset: int) -> tuple[int, int, int, int] | None: ...
     def read(
@@ -63,7 +61,6 @@ class LogSegment:
     def position_by_time(self, timestamp: int, start_offset: int) -> tuple[int, int, int, int] | None: ...
     def limit_to(self, position: int) -> None: ...
     def forget(self) -> None: ...
-    def check_indexes(self) -> None: ...
     def know(self) -> None: ...
     def learn(self) -> None: ...
     def seal(self) -> None: ...

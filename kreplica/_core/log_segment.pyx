@@ -30,27 +30,24 @@ from kreplica._core.status cimport (
 )
 from kreplica._core.time_index cimport TimeIndex, TimestampOffset
 
+cdef extern from *:
+    void prefetch "__builtin_prefetch"(const void *p) nogil
+
 cdef enum:
     # Appends of at least this many bytes release the GIL (measured with a busy thread beside:
     # docs/ARCHITECTURE).
     RELEASE_GIL_BYTES = 32768
 
 
-cdef struct Copy:
-    Append *append
-    uint8_t *target
-
-
 cdef int _copy_batch(void *argument) noexcept nogil:
     # Body first, with its CRC; the header's first twelve bytes last, so that a process killed in between
     # leaves a batch length of zero, which every reader takes for the end of the log.
-    cdef Copy *c = <Copy *> argument
-    cdef Append *a = c.append
-    cdef uint8_t *target = c.target
-    cdef const uint8_t *data = a.data
+    cdef Landing *to = <Landing *> argument
+    cdef Append *a = to.append
+    cdef uint8_t *target = to.target
     cdef int64_t size = a.header.size
     cdef int status
-    if crc32c_copy(target + 21, data + 21, size - 21) != a.header.crc:
+    if crc32c_copy(target + 21, a.data + 21, size - 21) != a.header.crc:
         return BAD_CRC
     store32(target + 12, a.leader_epoch if a.flags & AS_LEADER else a.header.leader_epoch)
     target[16] = 2
@@ -63,38 +60,22 @@ cdef int _copy_batch(void *argument) noexcept nogil:
         stamp_log_append_time(target, size, a.append_time)
     store64(target, a.base_offset if a.flags & AS_LEADER else a.header.base_offset)
     publish32(target + 8, <int32_t> (size - LOG_OVERHEAD))
+    (<LogSegment> to.segment).land(to)
     return OK
-
-
-cdef int _erase(void *argument) noexcept nogil:
-    cdef Copy *c = <Copy *> argument
-    memset(c.target, 0, c.append.header.size)
-    return OK
-
-
-cdef struct Emit:
-    void *builder
-    uint8_t *target
-    int64_t base_offset
-    int32_t leader_epoch
 
 
 cdef int _emit_batch(void *argument) noexcept:
-    cdef Emit *e = <Emit *> argument
-    return (<BatchBuilder> e.builder).emit(e.target, e.base_offset, e.leader_epoch)
+    # Called with the GIL; the builder only copies what it has measured.
+    cdef Landing *to = <Landing *> argument
+    cdef int status = (<BatchBuilder> to.builder).emit(to.target, to.append.base_offset, to.append.leader_epoch)
+    if status == OK:
+        (<LogSegment> to.segment).land(to)
+    return status
 
 
-cdef struct Commit:
-    void *segment
-    int64_t position
-    int64_t size
-    int64_t last_offset
-    int64_t max_timestamp
-
-
-cdef int _commit_guarded(void *argument) noexcept nogil:
-    cdef Commit *c = <Commit *> argument
-    (<LogSegment> c.segment).committed(c.position, c.size, c.last_offset, c.max_timestamp)
+cdef int _erase(void *argument) noexcept nogil:
+    cdef Landing *to = <Landing *> argument
+    memset(to.target, 0, to.append.header.size)
     return OK
 
 
@@ -208,10 +189,9 @@ cdef class LogSegment:
             self.committed(position, h.size, h.base_offset + h.last_offset_delta, h.max_timestamp)
         return status
 
-    cdef int append_native(self, Append *a) noexcept nogil:
+    cdef int append_native(self, Append *a, LogState state) noexcept nogil:
         cdef BatchHeader *h = &a.header
-        cdef Copy copy
-        cdef Commit commit
+        cdef Landing landing
         cdef int64_t last_offset
         cdef int status = parse_header(a.data, a.size, h)
         if status != OK:
@@ -243,25 +223,39 @@ cdef class LogSegment:
         status = self.prepare(h.size)
         if status != OK:
             return status
-        a.position = load_length(&self.region.r)
-        copy.append = a
-        copy.target = self.region.r.base + a.position
-        status = kr_guard_call(_copy_batch, &copy)
-        if status != OK:
-            if status != PAGE_FAULT:
-                kr_guard_call(_erase, &copy)
-            return status
-        publish_length(&self.region.r, a.position + h.size)
-        commit.segment = <void *> self
-        commit.position = a.position
-        commit.size = h.size
-        commit.last_offset = last_offset
-        commit.max_timestamp = a.append_time if a.append_time >= 0 else h.max_timestamp
-        # A page of an index that is lost costs a longer search, not the append: the index is rebuilt at the
-        # next open.
-        kr_guard_call(_commit_guarded, &commit)
-        self.region.advanced()
-        return OK
+        landing.append = a
+        landing.state = <void *> state
+        landing.last_offset = last_offset
+        landing.max_timestamp = a.append_time if a.append_time >= 0 else h.max_timestamp
+        return self.guarded_append(_copy_batch, &landing)
+
+    cdef int guarded_append(self, kr_guarded step, Landing *to) noexcept nogil:
+        # Space was asked for; from here on only a lost page can come in between.
+        cdef int status
+        to.segment = <void *> self
+        to.append.position = load_length(&self.region.r)
+        to.target = self.region.r.base + to.append.position
+        to.publishes = (<LogState> to.state).can_publish()
+        to.landed = False
+        status = kr_guard_call(step, to)
+        if to.landed:
+            # A page of an index or of the state that is lost costs a longer search, not the append: the index is
+            # rebuilt at the next open.
+            self.region.advanced()
+            return OK
+        if status != PAGE_FAULT:
+            kr_guard_call(_erase, to)
+        return status
+
+    cdef void land(self, Landing *to) noexcept nogil:
+        # The batch is written: make it part of the log.
+        cdef int64_t size = to.append.header.size
+        publish_length(&self.region.r, to.append.position + size)
+        to.landed = True
+        self.committed(to.append.position, size, to.last_offset, to.max_timestamp)
+        (<LogState> to.state).appended(
+            to.last_offset + 1, to.append.position + size,
+            to.append.leader_epoch if to.append.flags & AS_LEADER else to.append.header.leader_epoch, to.publishes)
 
     cdef LogAppendInfo _info(self, int64_t base_offset, int64_t last_offset, int32_t leader_epoch,
                              int64_t max_timestamp, int64_t append_time, int32_t count, int64_t size,
@@ -276,90 +270,95 @@ cdef class LogSegment:
         info.record_count = count
         info.size = size
         info.position = position
-        state.appended(last_offset + 1, position + size, leader_epoch)
         return info
 
-    def append(self, data, LogState state not None, *, int32_t leader_epoch=0, bint as_leader=True,
-               bint only_plain=False, bint check_records=True, bint may_roll=False, int64_t append_time=-1,
-               int64_t latest=0x7FFFFFFFFFFFFFFF, int64_t max_bytes=0x7FFFFFFF):
-        """Append one ready batch at the log's end, as `state` has it, and publish the new end.
-
-        `as_leader`: the batch gets the next offset and `leader_epoch`; otherwise it keeps its own, which must
-        not lie below the log's end. Returns a LogAppendInfo, or None when the batch needs a decision:
-        `only_plain` met a producer id, a codec, several batches, a timestamp above `latest` or a size above
-        `max_bytes`, or `may_roll` met a segment that should be rolled. Raises CorruptMessage and its kinds,
-        StorageFull, KafkaStorageError; nothing is appended then.
-        """
+    cdef LogAppendInfo _append(self, object data, Append *a, LogState state):
         cdef Py_buffer view
-        cdef Append a
-        cdef int status
         cdef int64_t base
+        cdef int status
         self.know()
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            a.data = <const uint8_t *> view.buf
-            a.size = view.len
-            a.base_offset = state.now.log_end_offset
-            a.leader_epoch = leader_epoch
-            a.append_time = append_time
-            a.latest = latest
-            a.max_size = max_bytes
-            a.flags = ((AS_LEADER if as_leader else 0) | (ONLY_PLAIN if only_plain else 0)
-                       | (CHECK_RECORDS if check_records else 0) | (MAY_ROLL if may_roll else 0))
-            if view.len >= RELEASE_GIL_BYTES:
-                with nogil:
-                    status = self.append_native(&a)
-            else:
-                status = self.append_native(&a)
-        finally:
-            PyBuffer_Release(&view)
+        a.data = <const uint8_t *> view.buf
+        a.size = view.len
+        a.base_offset = state.now.log_end_offset
+        if view.len >= RELEASE_GIL_BYTES:
+            with nogil:
+                status = self.append_native(a, state)
+        else:
+            status = self.append_native(a, state)
+        PyBuffer_Release(&view)
         if status != OK:
             check(status, "appending a batch", a.base_offset)
             return None
-        base = a.base_offset if as_leader else a.header.base_offset
+        base = a.base_offset if a.flags & AS_LEADER else a.header.base_offset
         return self._info(
-            base, base + a.header.last_offset_delta, leader_epoch if as_leader else a.header.leader_epoch,
-            append_time if append_time >= 0 else a.header.max_timestamp, append_time, a.header.record_count,
+            base, base + a.header.last_offset_delta,
+            a.leader_epoch if a.flags & AS_LEADER else a.header.leader_epoch,
+            a.append_time if a.append_time >= 0 else a.header.max_timestamp, a.append_time, a.header.record_count,
             a.header.size, a.position, state)
 
-    def append_records(self, BatchBuilder builder not None, records, int64_t now_ms, LogState state not None, *,
-                       int32_t leader_epoch=0, bint may_roll=False, int64_t latest=0x7FFFFFFFFFFFFFFF):
+    def append_plain(self, data, LogState state not None, int32_t leader_epoch, int64_t latest, int64_t max_bytes):
+        """Append one ready batch as a leader, the whole of the common case in one call.
+
+        The batch gets the log's end, as `state` has it, and `leader_epoch`, and the new end is published. Returns a
+        LogAppendInfo, or None when the batch needs a decision: a producer id, a codec, several batches, a timestamp
+        above `latest` (ms), more than `max_bytes`, or a segment that should be rolled. Raises CorruptMessage and
+        its kinds, StorageFull, KafkaStorageError; nothing is appended then.
+        """
+        cdef Append a
+        a.leader_epoch = leader_epoch
+        a.append_time = -1
+        a.latest = latest
+        a.max_size = max_bytes
+        a.flags = AS_LEADER | ONLY_PLAIN | CHECK_RECORDS | MAY_ROLL
+        return self._append(data, &a, state)
+
+    def append(self, data, LogState state not None, *, int32_t leader_epoch=0, bint as_leader=True,
+               bint check_records=True, bint may_roll=False, int64_t append_time=-1):
+        """Append one ready batch at the log's end, as `state` has it, and publish the new end.
+
+        `as_leader`: the batch gets the next offset and `leader_epoch`; otherwise it keeps its own, which must not
+        lie below the log's end. `append_time`: stamp LogAppendTime (ms). Returns a LogAppendInfo, or None where
+        `may_roll` met a segment that should be rolled. Raises as `append_plain`.
+        """
+        cdef Append a
+        a.leader_epoch = leader_epoch
+        a.append_time = append_time
+        a.flags = ((AS_LEADER if as_leader else 0) | (CHECK_RECORDS if check_records else 0)
+                   | (MAY_ROLL if may_roll else 0))
+        return self._append(data, &a, state)
+
+    def append_records(self, BatchBuilder builder not None, records, int64_t now_ms, LogState state not None,
+                       int32_t leader_epoch, int64_t latest):
         """Build one batch from `records` (see BatchBuilder) straight in the mapping and publish the new end.
 
-        Returns and raises as `append`; None where the segment should be rolled first, where a timestamp lies
+        Returns and raises as `append_plain`; None where the segment should be rolled first, where a timestamp lies
         above `latest`, or where the batch is one for a producer's state.
         """
-        cdef int64_t base = state.now.log_end_offset
-        cdef int64_t position = load_length(&self.region.r)
-        cdef int64_t size, max_timestamp
-        cdef int32_t count
-        cdef Emit emit
-        cdef Commit commit
-        cdef int status
+        cdef Append a
+        cdef Landing landing
+        cdef int64_t size, base = state.now.log_end_offset
         self.know()
         size = builder.measure(records, now_ms)
-        count = builder.h.record_count
-        max_timestamp = builder.h.max_timestamp
-        status = self.should_roll(size, max_timestamp, base + count - 1)
-        if (status != OK and may_roll) or max_timestamp > latest or builder.h.producer_id >= 0:
+        a.header = builder.h
+        a.header.size = size
+        a.base_offset = base
+        a.leader_epoch = leader_epoch
+        a.flags = AS_LEADER
+        landing.append = &a
+        landing.state = <void *> state
+        landing.builder = <void *> builder
+        landing.last_offset = base + a.header.record_count - 1
+        landing.max_timestamp = a.header.max_timestamp
+        if (a.header.producer_id >= 0 or landing.max_timestamp > latest
+                or self.should_roll(size, landing.max_timestamp, landing.last_offset) != OK):
             builder.release()
             return None
         check(self.prepare(size), "appending records", base)
-        emit.builder = <void *> builder
-        emit.target = self.region.r.base + position
-        emit.base_offset = base
-        emit.leader_epoch = leader_epoch
-        check(kr_guard_call(<kr_guarded> <void *> _emit_batch, &emit), "appending records", base)
-        publish_length(&self.region.r, position + size)
-        commit.segment = <void *> self
-        commit.position = position
-        commit.size = size
-        commit.last_offset = base + count - 1
-        commit.max_timestamp = max_timestamp
-        kr_guard_call(_commit_guarded, &commit)
-        self.region.advanced()
-        return self._info(base, commit.last_offset, leader_epoch, max_timestamp,
-                          max_timestamp if builder.log_append_time else -1, count, size, position, state)
+        check(self.guarded_append(<kr_guarded> <void *> _emit_batch, &landing), "appending records", base)
+        return self._info(
+            base, landing.last_offset, leader_epoch, landing.max_timestamp,
+            landing.max_timestamp if builder.log_append_time else -1, a.header.record_count, size, a.position, state)
 
     # ---- search and read --------------------------------------------------------------------------------
 
@@ -403,9 +402,24 @@ cdef class LogSegment:
         status = self.peek_at(hint.position, limit, w)
         if hint.position > 0 and (status != OK or w.base_offset > offset or w.base_offset < self.base_offset):
             status = self.peek_at(0, limit, w)
+        if status == OK and w.last_offset < offset:
+            self.foresee(w, limit)
         while status == OK and w.last_offset < offset:
             status = self.peek_at(w.position + w.size, limit, w)
         return status
+
+    cdef void foresee(self, const Walk *w, int64_t limit) noexcept nogil:
+        # Batches often have one size: ask for the next headers' cache lines before the walk comes to them.
+        cdef const uint8_t *base = self.region.r.base
+        cdef int64_t _step, position = w.position
+        if base == NULL:
+            return
+        for _step in range(4):
+            position += w.size
+            if position + HEADER_SIZE > limit:
+                return
+            prefetch(base + position)
+            prefetch(base + position + HEADER_SIZE - 1)
 
     cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128:
         # The GIL is held, so nobody unmaps meanwhile. A region that cannot be mapped is read header by
@@ -470,8 +484,7 @@ cdef class LogSegment:
     # ---- recovery and change ----------------------------------------------------------------------------
 
     def limit_to(self, int64_t position):
-        """For a reader: take the file to end at `position`, which the writer has published; nothing on disk
-        changes."""
+        """For a reader: take the file to end at `position`; nothing on disk changes."""
         publish_length(&self.region.r, min(position, self.region.r.capacity))
         self.known = False
 
@@ -482,16 +495,6 @@ cdef class LogSegment:
         self.first_timestamp = self.max_timestamp = self.offset_of_max_timestamp = -1
         self.bytes_since_index = 0
         self.known = True
-
-    def check_indexes(self):
-        """For a reader, who cannot rebuild: leave out an index's padding, and the whole of one that does not
-        fit."""
-        self.offset_index.forget_padding()
-        self.time_index.forget_padding()
-        if not self.offset_index.is_plausible(load_length(&self.region.r)):
-            publish_length(&self.offset_index.region.r, 0)
-        if not self.time_index.is_plausible():
-            publish_length(&self.time_index.region.r, 0)
 
     def know(self):
         """Learn the timestamps if that has not been done since the open: a clean open looks at no batch."""

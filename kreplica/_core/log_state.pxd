@@ -50,6 +50,9 @@ cdef class LogState:
     cdef bint begun               # the file is this writer's
 
     cdef void publish(self) noexcept nogil
-    # After an append: the new end, in one publication.
-    cdef void appended(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch) noexcept nogil
+    # Whether the file is mapped; to be asked before the guard is entered.
+    cdef bint can_publish(self) noexcept nogil
+    # After an append, under the guard: the new end, in one publication if `publishes` (can_publish).
+    cdef void appended(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch,
+                       bint publishes) noexcept nogil
     cdef int _begin(self) except -1

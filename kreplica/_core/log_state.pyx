@@ -89,17 +89,22 @@ cdef class LogState:
         self.begun = True
         return 0
 
+    cdef bint can_publish(self) noexcept nogil:
+        return self.region is not None and self.begun and self.region.ready(True) == OK
+
     cdef void publish(self) noexcept nogil:
         # A state page that cannot be written costs readers elsewhere their news, never the append its
         # success; the region remembers the fault and the next flush reports it.
         cdef Publication what
-        if self.region is None or not self.begun or self.region.ready(True) != OK:
+        if not self.can_publish():
             return
         what.base = self.region.r.base
         what.standing = &self.now
         kr_guard_call(_publish, &what)
 
-    cdef void appended(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch) noexcept nogil:
+    cdef void appended(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch,
+                       bint publishes) noexcept nogil:
+        cdef Publication what
         self.now.log_end_offset = log_end_offset
         self.now.valid_length = valid_length
         self.now.leader_epoch = leader_epoch
@@ -107,7 +112,10 @@ cdef class LogState:
             self.now.high_watermark = log_end_offset
             if self.stable:
                 self.now.last_stable_offset = log_end_offset
-        self.publish()
+        if publishes:
+            what.base = self.region.r.base
+            what.standing = &self.now
+            _publish(&what)
 
     # ---- the Python edge --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from kreplica._core.log_segment cimport MAX_RELATIVE_OFFSET, LogSegment
 from kreplica._core.record_batch cimport (
     CONTROL, HEADER_SIZE, BatchHeader, check_crc, check_fields, parse_header,
 )
-from kreplica._core.region cimport Slice, kr_guard_call, load_length
+from kreplica._core.region cimport Slice, kr_guard_call, load_length, publish_length
 from kreplica._core.status cimport (
     BAD_BATCH_LENGTH, END, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, SHORT_INPUT, check,
 )
@@ -155,3 +155,14 @@ def resync(LogSegment segment not None, int64_t position, int64_t next_offset):
             return s.header.base_offset, s.position
         start += size
     return None
+
+
+def check_indexes(LogSegment segment not None):
+    """For a reader, who cannot rebuild: leave out an index's padding, and the whole of one that does not
+    fit."""
+    segment.offset_index.forget_padding()
+    segment.time_index.forget_padding()
+    if not segment.offset_index.is_plausible(load_length(&segment.region.r)):
+        publish_length(&segment.offset_index.region.r, 0)
+    if not segment.time_index.is_plausible():
+        publish_length(&segment.time_index.region.r, 0)

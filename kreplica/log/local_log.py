@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
+from kreplica._core.memory_region import MemoryFile
 from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
@@ -96,10 +97,7 @@ class LocalLog:
         if self.read_only:
             there = self.storage.exists(path) if names is None else file_name(base_offset, suffix) in names
             if not there:
-                from kreplica._core.region import MemoryRegion  # type: ignore[attr-defined]
-
-                memory: Region = MemoryRegion(capacity)
-                return memory
+                return _empty_region(path)
             capacity = max(capacity, self.storage.size(path))
         return self.storage.open_region(
             path, capacity, writable=not self.read_only, create=not self.read_only
@@ -107,7 +105,6 @@ class LocalLog:
 
     def end_of_swap(self, base_offset: int) -> int:
         """The offset after the last batch of a segment whose files still carry the suffix .swap."""
-        from kreplica._core.region import MemoryRegion  # type: ignore[attr-defined]
 
         path = self.path(base_offset, LOG_SUFFIX) + SWAP_SUFFIX
         size = self.storage.size(path)
@@ -115,8 +112,8 @@ class LocalLog:
         try:
             segment = LogSegment(
                 region,
-                OffsetIndex(MemoryRegion(0), base_offset, 0),
-                TimeIndex(MemoryRegion(0), base_offset, 0),
+                OffsetIndex(_empty_region(path), base_offset, 0),
+                TimeIndex(_empty_region(path), base_offset, 0),
                 base_offset,
             )
             end = segment.next_offset()
@@ -205,3 +202,8 @@ class LocalLog:
         names = self.storage.list_directory(self.directory)
         bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
         return [self.open_segment(base, names=names) for base in bases if base not in known and base <= up_to]
+
+
+def _empty_region(path: str) -> Region:
+    # Stands in for an index that a reader misses: it has no entry, so a search walks the segment.
+    return MemoryFile(0).open(path, 0, writable=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
-from kreplica._core.segment_scan import resync, scan
+from kreplica._core.segment_scan import check_indexes, resync, scan
 from kreplica._core.status import NAMES
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile
@@ -242,7 +242,7 @@ class _LogLoader:
         segment = segments[index]
         position, limit = 0, segment.size
         if self.options.read_only:
-            segment.check_indexes()
+            check_indexes(segment)
         else:
             segment.forget()
             self.local.transaction_index(segment.base_offset).truncate_to(segment.base_offset)
@@ -376,7 +376,7 @@ class _LogLoader:
     def _check_indexes(self, segment: LogSegment, following: int) -> None:
         """A closed segment below the flush point is believed; its indexes are only looked at."""
         if self.options.read_only:
-            segment.check_indexes()
+            check_indexes(segment)
             return
         if segment.offset_index.is_plausible(segment.size) and segment.time_index.is_plausible():
             return

@@ -58,6 +58,7 @@ class UnifiedLog:
 
     __slots__ = (
         "_active",
+        "_ahead_ms",
         "_builder",
         "_clock",
         "_commit",
@@ -65,7 +66,9 @@ class UnifiedLog:
         "_failure",
         "_flushed_at_ms",
         "_lock",
-        "_plain",
+        "_max_bytes",
+        "_plain_epoch",
+        "_time_ms",
         "closed",
         "config",
         "damage",
@@ -104,6 +107,7 @@ class UnifiedLog:
         # file.delete.delay.ms.
         self.on_deleted = local.storage.remove
         self._clock = clock
+        self._time_ms = clock.time_ms
         self._lock = RLock()
         # Guarded by _lock:
         self._active = local.segments.active
@@ -119,18 +123,25 @@ class UnifiedLog:
             self.config = self.local.config = config
             self.validator = LogValidator(config)
             self._durable = config.durability != "page_cache"
-            # A plain batch needs no decision in Python: the core's one call appends it.
-            self._plain = (
-                not config.compact
-                and not config.log_append_time
-                and (config.compression_type in ("producer", "uncompressed", "none"))
-            )
+            self._max_bytes = self.validator.max_bytes
+            # How far ahead of now a create time may lie; bounded so that the sum stays in 64 bits.
+            self._ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
             self._builder = BatchBuilder()
             self._builder.max_size = self.validator.max_bytes
             self._builder.log_append_time = config.log_append_time
             self._active.max_bytes = config.segment_bytes
             self._active.max_age_ms = config.segment_ms
             self._active.index_interval_bytes = config.index_interval_bytes
+            self._choose_path()
+
+    def _choose_path(self) -> None:
+        """After any change of what appends depend on: the epoch whose plain batches the core's one call may
+        take, or a number that no epoch has."""
+        config = self.config
+        is_plain = not config.compact and not config.log_append_time
+        stored_as_sent = config.compression_type in ("producer", "uncompressed")
+        ready = is_plain and stored_as_sent and self._writable()
+        self._plain_epoch = self.leader_epoch if ready else -2
 
     # ---- where it stands ----------------------------------------------------------------------------------
 
@@ -192,16 +203,9 @@ class UnifiedLog:
         """
         with self._lock:
             info = None
-            if self._plain and leader_epoch == self.leader_epoch and self._writable():
-                info = self._active.append(
-                    records,
-                    self.state,
-                    leader_epoch=leader_epoch,
-                    only_plain=True,
-                    may_roll=True,
-                    latest=self.validator.latest(self._clock.time_ms()),
-                    max_bytes=self.validator.max_bytes,
-                )
+            if leader_epoch == self._plain_epoch:
+                latest = self._time_ms() + self._ahead_ms
+                info = self._active.append_plain(records, self.state, leader_epoch, latest, self._max_bytes)
             if info is None:
                 info = self._append_with_care(records, leader_epoch, origin)
         if self._durable:
@@ -214,17 +218,11 @@ class UnifiedLog:
         Raises TypeError for a value that is none, and as `append_as_leader`.
         """
         with self._lock:
-            now_ms = self._clock.time_ms()
-            if not self._plain or leader_epoch != self.leader_epoch or not self._writable():
+            now_ms = self._time_ms()
+            if leader_epoch != self._plain_epoch:
                 return self._append_built(records, leader_epoch, now_ms)
             info = self._active.append_records(
-                self._builder,
-                records,
-                now_ms,
-                self.state,
-                leader_epoch=leader_epoch,
-                may_roll=True,
-                latest=self.validator.latest(now_ms),
+                self._builder, records, now_ms, self.state, leader_epoch, now_ms + self._ahead_ms
             )
             if info is None:
                 return self._append_built(records, leader_epoch, now_ms)
@@ -263,6 +261,7 @@ class UnifiedLog:
             self._require_writable()
             self.epochs.assign(epoch, start_offset)
             self.leader_epoch = epoch
+            self._choose_path()
 
     def _writable(self) -> bool:
         return not self.closed and self._failure is None and self.damage is None and not self.local.read_only
@@ -422,6 +421,7 @@ class UnifiedLog:
             self._require_writable()
             self.epochs.truncate_from_end(min(offset, self.log_end_offset))
             self.leader_epoch = self.epochs.latest_epoch if self.epochs.latest_epoch is not None else -1
+            self._choose_path()
             if offset >= self.log_end_offset:
                 return False
             if offset < self.local.segments[0].base_offset:
@@ -447,6 +447,7 @@ class UnifiedLog:
             self.epochs.clear()
             self.producers.truncate_fully_and_start_at(offset)
             self.leader_epoch = -1
+            self._choose_path()
             self.state.update(log_start_offset=offset)
             self._ended_at(offset)
         for path in gone:
@@ -501,7 +502,7 @@ class UnifiedLog:
         try:
             self.local.flush(self.state.flush_offset)
         except BaseException as error:
-            self._failure = error
+            self.fail(error)
             raise
         with self._lock:
             # A truncation may have come in between: only what still stands counts.
@@ -525,11 +526,13 @@ class UnifiedLog:
         """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""
         with self._lock:
             self._failure = self._failure or error
+            self._choose_path()
 
     def abandon(self) -> None:
         """Close without flushing or writing anything: the log is about to be deleted, or its disk is gone."""
         with self._lock:
             self.closed = True
+            self._choose_path()
             self.local.close()
             if self.state.region is not None:
                 self.state.region.close()
