@@ -502,10 +502,7 @@ cdef class LogSegment:
             self.learn()
 
     def learn(self):
-        """The timestamps, from the time index and the batches behind its last entry.
-
-        Raises CorruptMessage when a header on the way is broken.
-        """
+        """The timestamps, from the time index and the batches behind its last entry; raises CorruptMessage."""
         cdef Walk w
         cdef int64_t limit = load_length(&self.region.r), entries = len(self.time_index), position = 0
         self.max_timestamp = self.offset_of_max_timestamp = self.first_timestamp = -1
