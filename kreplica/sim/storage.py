@@ -1,0 +1,424 @@
+"""SimStorage: the Storage port in memory, as a machine's page cache and its disk would play it.
+
+Two pictures are kept apart. What programs see is the page cache: every write, create, rename and delete at
+once. What is on the disk is only what was flushed: a file's bytes page by page after a flush of the file, a
+name after `sync_directory` of its parent. `after_power_cut` gives another storage with what a power cut at
+this moment might leave of the difference; `after_kill` one as a killed process leaves it, with everything
+written in it. Both leave the next machine's log to find out, so the same moment can be cut many times.
+
+`before`, if set, is called as before(operation, path) before every change and every flush: there a test or a
+simulation raises what the disk refuses (StorageFull, StorageIOError), lets virtual time pass for a slow disk,
+or stops the run. A flush that is refused loses its pages for good, as Linux does it: they count as clean, and
+a second flush reports success without having written them. `full` stops every file from growing.
+
+`trace` lists what was changed and flushed, in order. Writes through a mapping are seen only by what a flush
+or a crash finds changed. Deterministic: whatever is left to chance comes from the Random that is passed in.
+Thread rule: one thread, as the simulator; or several that only use regions.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from functools import partial
+from posixpath import basename, dirname, normpath
+from typing import NamedTuple
+
+from kreplica._core.memory_region import PAGE_SIZE, MemoryFile
+from kreplica._core.region import Region
+from kreplica.common.errors import (
+    InvalidFile,
+    KafkaStorageError,
+    KreplicaError,
+    LogDirLocked,
+    exception_for_os,
+)
+from kreplica.common.ports import Random
+
+TEMPORARY_SUFFIX = ".tmp"
+# A disk writes a sector whole or not at all; a page may be torn between its sectors.
+SECTOR_SIZE = 512
+UNLIMITED = (1 << 63) - 1
+
+
+class Event(NamedTuple):
+    """One line of the trace. `start` and `stop`: the bytes of a flush or a write; `target`: of a rename."""
+
+    operation: str
+    path: str
+    start: int = 0
+    stop: int = 0
+    target: str = ""
+
+
+class _Entry(NamedTuple):
+    """A change of names that is not on disk yet: `node` gets the name `path`, or, for None, it goes away."""
+
+    path: str
+    node: _Node | None
+    source: str = ""
+
+
+class _Directory:
+    pass
+
+
+class _File:
+    """One file: its pages and what a refused flush has lost of them."""
+
+    def __init__(self, capacity: int) -> None:
+        self.data = MemoryFile(capacity)
+        # Of pages that a refused flush has lost: what they held then, and what is on disk in their place.
+        self.lost: dict[int, tuple[bytes, bytes]] = {}
+
+    def lose_dirty_pages(self) -> None:
+        data = self.data
+        for page in data.dirty_pages():
+            self.lost[page] = (_page(data.read(), page), _page(data.durable, page))
+
+    def on_disk(self) -> bytes:
+        """What a power cut surely leaves."""
+        image = bytearray(self.data.durable)
+        for page, (gone, kept) in self.lost.items():
+            if _page(image, page) == gone:
+                start = page * PAGE_SIZE
+                image[start : start + len(gone)] = kept.ljust(len(gone), b"\0")[: len(gone)]
+        return bytes(image)
+
+
+_Node = _Directory | _File
+
+
+def _page(image: bytes | bytearray, page: int) -> bytes:
+    return bytes(image[page * PAGE_SIZE : (page + 1) * PAGE_SIZE])
+
+
+class SimStorage:
+    """Implements `kreplica.common.ports.Storage`; see the module. Paths are absolute, '/' is there.
+
+    `boot`: the number of this start of the machine. `process_id`: what the program believes to be.
+    """
+
+    def __init__(self, *, boot: int = 1, process_id: int = 1) -> None:
+        self.before: Callable[[str, str], None] | None = None
+        self.trace: list[Event] = []
+        self._boot = boot
+        self._process_id = process_id
+        self._locked: set[str] = set()
+        self._full = False
+        # The names as programs see them, those on disk, and the changes from these to those.
+        self._names: dict[str, _Node] = {"/": _Directory()}
+        self._durable: dict[str, _Node] = dict(self._names)
+        self._pending: list[_Entry] = []
+
+    # ---- regions and files --------------------------------------------------------------------------------
+
+    def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
+        """The file at `path` as a Region; `capacity` is the largest length it may grow to, in bytes."""
+        path = normpath(path)
+        if create and path not in self._names:
+            self._create(path, capacity)
+        return self._file(path, "opening").data.open(path, capacity, writable=writable)
+
+    def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
+        """The whole file; InvalidFile if larger than `limit` bytes."""
+        data = self._file(path, "reading").data
+        if data.size > limit:
+            raise InvalidFile(f"{path}: {data.size} bytes, more than {limit}")
+        return data.read()
+
+    def write_file_atomically(self, path: str, data: bytes) -> None:
+        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory."""
+        temporary = path + TEMPORARY_SUFFIX
+        try:
+            self.write_file(temporary, data)
+            self.sync_file(temporary)
+            self.rename(temporary, path)
+        except KafkaStorageError:
+            self._names.pop(normpath(temporary), None)
+            self._pending.append(_Entry(normpath(temporary), None))
+            raise
+        self.sync_directory(dirname(path))
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace the file; nothing is flushed."""
+        self._write(path, bytes(data), 0, len(data))
+
+    def write_at(self, path: str, position: int, data: bytes) -> None:
+        """Write at byte `position` of the file, which is created if missing; nothing is flushed."""
+        old = self.read_file(path, UNLIMITED) if self.exists(path) else b""
+        whole = old[:position].ljust(position, b"\0") + data + old[position + len(data) :]
+        self._write(path, whole, position, position + len(data))
+
+    def sync_file(self, path: str) -> None:
+        """Flush the file's contents; its name needs `sync_directory`."""
+        self._file(path, "flushing").data.flush()
+
+    # ---- names --------------------------------------------------------------------------------------------
+
+    def exists(self, path: str) -> bool:
+        return normpath(path) in self._names
+
+    def is_directory(self, path: str) -> bool:
+        return isinstance(self._names.get(normpath(path)), _Directory)
+
+    def size(self, path: str) -> int:
+        """The file's size in bytes."""
+        return self._file(path, "measuring").data.size
+
+    def list_directory(self, path: str) -> list[str]:
+        """The names in the directory, sorted."""
+        path = self._directory(path, "listing")
+        return sorted(basename(name) for name in self._names if name != "/" and dirname(name) == path)
+
+    def make_directory(self, path: str) -> None:
+        """Create the directory and its missing parents; nothing happens if it is there."""
+        path = normpath(path)
+        if self.is_directory(path):
+            return
+        self.make_directory(dirname(path))
+        self._note(Event("make_directory", path))
+        self._set(path, _Directory())
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename `source`, a file or a directory, replacing a file that is there."""
+        source, target = normpath(source), normpath(target)
+        node = self._names.get(source)
+        if node is None:
+            raise _refused(errno.ENOENT, source, "renaming")
+        self._note(Event("rename", source, target=target))
+        self._pending.append(_Entry(target, node, source))
+        _rename(self._names, source, target, node)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; nothing happens if it is gone already."""
+        path = normpath(path)
+        if path in self._names:
+            self._note(Event("remove", path))
+            del self._names[path]
+            self._pending.append(_Entry(path, None))
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all that is in it; nothing happens if it is gone already."""
+        path = normpath(path)
+        for name in sorted((n for n in self._names if n == path or n.startswith(path + "/")), reverse=True):
+            self.remove(name)
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in the directory last."""
+        path = self._directory(path, "flushing")
+        self._note(Event("sync_directory", path))
+        left = []
+        for entry in self._pending:
+            if path in (dirname(entry.path), dirname(entry.source)):
+                _apply(self._durable, entry)
+            else:
+                left.append(entry)
+        self._pending = left
+
+    def lock_directory(self, path: str) -> SimLock:
+        """Take the directory for one writer; raises LogDirLocked if it is taken."""
+        path = self._directory(path, "locking")
+        if path in self._locked:
+            raise LogDirLocked(f"{path}: another writer has the directory")
+        self._locked.add(path)
+        return SimLock(self._locked, path)
+
+    def is_locked(self, path: str) -> bool:
+        return normpath(path) in self._locked
+
+    def boot_id(self) -> str:
+        return f"00000000-0000-4000-8000-{self._boot:012x}"
+
+    def process_id(self) -> int:
+        return self._process_id
+
+    # ---- faults -------------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk has no room left: no file can be created or grow."""
+        return self._full
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        self._full = full
+        for node in self._names.values():
+            if isinstance(node, _File):
+                node.data.room = node.data.size if full else UNLIMITED
+
+    def after_kill(self) -> SimStorage:
+        """The machine's storage as the next process finds it, once this one was killed: nothing is lost.
+
+        Regions that were opened here belong to the dead process: they change nothing any more.
+        """
+        made = SimStorage(boot=self._boot, process_id=self._process_id + 1)
+        copies: dict[int, _Node] = {}
+
+        def copied(node: _Node) -> _Node:
+            if id(node) not in copies:
+                copies[id(node)] = made._copy_of(node) if isinstance(node, _File) else node
+            return copies[id(node)]
+
+        made._names = {path: copied(node) for path, node in self._names.items()}
+        made._durable = {path: copied(node) for path, node in self._durable.items()}
+        made._pending = [
+            entry._replace(node=None if entry.node is None else copied(entry.node)) for entry in self._pending
+        ]
+        return made
+
+    def after_power_cut(self, random: Random | None = None) -> SimStorage:
+        """The storage after a power cut at this moment and a new start of the machine.
+
+        Without `random` everything is lost that was not flushed. With it each change of a name, each page and
+        the size of a file may have reached the disk or not, in any order, and a page may be torn.
+        """
+        made = SimStorage(boot=self._boot + 1, process_id=self._process_id)
+        names = dict(self._durable)
+        for entry in self._pending:
+            if random is not None and random.randrange(2):
+                _apply(names, entry)
+        images: dict[int, bytes] = {}
+        for path in sorted(names):
+            node = names[path]
+            # What lies in a directory whose own name was lost is lost with it.
+            if path != "/" and dirname(path) not in made._names:
+                continue
+            if isinstance(node, _File):
+                if id(node) not in images:
+                    images[id(node)] = _left_of(node, random)
+                image = images[id(node)]
+                node = made._new_file(len(image))
+                node.data.write(image)
+                node.data.flush()
+            made._names[path] = node
+        made._durable = dict(made._names)
+        made.trace.clear()
+        return made
+
+    def write_back(self, random: Random) -> None:
+        """Let the kernel write some dirty pages to the disk by itself, as it may at any time."""
+        for path in sorted(self._names):
+            node = self._names[path]
+            if isinstance(node, _File):
+                asked, node.data.on_flush = node.data.on_flush, None
+                for page in node.data.dirty_pages():
+                    if page not in node.lost and random.randrange(2):
+                        node.data.flush(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
+                node.data.on_flush = asked
+
+    # ---- within -------------------------------------------------------------------------------------------
+
+    def _file(self, path: str, what: str) -> _File:
+        node = self._names.get(normpath(path))
+        if isinstance(node, _File):
+            return node
+        raise _refused(errno.ENOENT if node is None else errno.EISDIR, path, what)
+
+    def _directory(self, path: str, what: str) -> str:
+        path = normpath(path)
+        if self.is_directory(path):
+            return path
+        raise _refused(errno.ENOTDIR if path in self._names else errno.ENOENT, path, what)
+
+    def _create(self, path: str, capacity: int) -> _File:
+        self._directory(dirname(path), "creating")
+        if self._full:
+            raise _refused(errno.ENOSPC, path, "creating")
+        self._note(Event("create", path))
+        node = self._new_file(capacity)
+        self._set(path, node)
+        return node
+
+    def _new_file(self, capacity: int) -> _File:
+        node = _File(max(capacity, PAGE_SIZE))
+        node.data.on_flush = partial(self._flushing, node)
+        return node
+
+    def _copy_of(self, node: _File) -> _File:
+        made = self._new_file(node.data.capacity)
+        made.data.on_flush = None
+        made.data.write(node.data.durable)
+        made.data.flush()
+        made.data.write(node.data.read())
+        made.data.on_flush = partial(self._flushing, made)
+        made.lost = dict(node.lost)
+        return made
+
+    def _write(self, path: str, whole: bytes, start: int, stop: int) -> None:
+        path = normpath(path)
+        node = self._names.get(path)
+        if not isinstance(node, _File):
+            node = self._create(path, len(whole))
+        self._note(Event("write", path, start, stop))
+        if len(whole) > node.data.room:
+            raise _refused(errno.ENOSPC, path, "writing")
+        node.data.write(whole)
+
+    def _flushing(self, node: _File, start: int, stop: int) -> None:
+        path = next((path for path, known in self._names.items() if known is node), "(removed)")
+        try:
+            self._note(Event("flush", path, start, stop))
+        except Exception:
+            node.lose_dirty_pages()
+            raise
+
+    def _set(self, path: str, node: _Node) -> None:
+        self._names[path] = node
+        self._pending.append(_Entry(path, node))
+
+    def _note(self, event: Event) -> None:
+        if self.before is not None:
+            self.before(event.operation, event.path)
+        self.trace.append(event)
+
+
+class SimLock:
+    """A directory's lock, held; `release` may be called twice."""
+
+    def __init__(self, locked: set[str], path: str) -> None:
+        self._locked = locked
+        self._path = path
+
+    def release(self) -> None:
+        self._locked.discard(self._path)
+
+
+def _refused(number: int, path: str, what: str) -> KreplicaError:
+    return exception_for_os(OSError(number, os.strerror(number), path), what)
+
+
+def _rename(names: dict[str, _Node], source: str, target: str, node: _Node) -> None:
+    names.pop(source, None)
+    names[target] = node
+    for name in [name for name in names if name.startswith(source + "/")]:
+        names[target + name[len(source) :]] = names.pop(name)
+
+
+def _apply(names: dict[str, _Node], entry: _Entry) -> None:
+    """A change of names reaches the disk."""
+    if entry.node is None:
+        names.pop(entry.path, None)
+    elif entry.source:
+        _rename(names, entry.source, entry.path, entry.node)
+    else:
+        names[entry.path] = entry.node
+
+
+def _left_of(node: _File, random: Random | None) -> bytes:
+    """What of a file's bytes a power cut leaves."""
+    disk = node.on_disk()
+    if random is None:
+        return disk
+    now = node.data.read()
+    size = (len(disk), len(now), random.randrange(max(len(disk), len(now)) + 1))[random.randrange(3)]
+    size = max(size, min(len(disk), len(now)))
+    image = bytearray(disk[:size].ljust(size, b"\0"))
+    for page in node.data.dirty_pages():
+        chance = random.randrange(4)
+        for start in range(page * PAGE_SIZE, min((page + 1) * PAGE_SIZE, size, len(now)), SECTOR_SIZE):
+            if chance == 0 or (chance == 1 and random.randrange(2)):
+                part = now[start : min(start + SECTOR_SIZE, size)]
+                image[start : start + len(part)] = part
+    return bytes(image)
