@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from kreplica._core.arrow import rows_of
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
@@ -28,6 +29,7 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch as ArrowRecordBatch
     from typing_extensions import Buffer
 
     from kreplica._core.batch_builder import _RecordLike as RecordLike
@@ -111,6 +113,14 @@ class Log:
         OutOfOrderSequenceNumber, InvalidProducerEpoch, and as `append`.
         """
         return self._log.append_as_leader(batch, self._epoch(leader_epoch))
+
+    def append_arrow(self, batch: ArrowRecordBatch, *, leader_epoch: int | None = None) -> LogAppendInfo:
+        """Append the rows of a pyarrow.RecordBatch as one batch: columns `value`, and if there are any `key`,
+        `timestamp` (ms since 1970, or Arrow's timestamp) and `headers` (list of struct of key and value).
+
+        Values may be null. Raises ValueError for a batch without `value`, and as `append`.
+        """
+        return self.append(rows_of(batch), leader_epoch=leader_epoch)
 
     def _epoch(self, given: int | None) -> int:
         return max(self._log.leader_epoch, 0) if given is None else given

@@ -1,7 +1,7 @@
 """What all tests share: hypothesis takes the time it needs, and in CI the same examples every time.
 
-A machine under load is slow, not wrong, so no example has a deadline. `HYPOTHESIS_PROFILE=search` looks for new
-examples, as a run by hand does.
+A machine under load is slow, not wrong, so no example has a deadline. `HYPOTHESIS_PROFILE=search` looks for
+new examples, as a run by hand does.
 """
 
 import os

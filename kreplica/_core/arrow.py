@@ -108,3 +108,30 @@ def _headers_array(headers: HeadersColumn, rows: int) -> Any:
     return pyarrow.Array.from_buffers(
         pyarrow.list_(pairs.type), rows, [None, lists], null_count=0, children=[pairs]
     )
+
+
+def rows_of(batch: _RecordBatch) -> list[tuple[Any, Any, Any, int | None]]:
+    """The rows as (key, value, headers, timestamp in ms), to be built into a record batch.
+
+    `value` must be a column; `key`, `headers` and `timestamp` may be. Raises ValueError without `value`.
+    """
+    names = batch.schema.names
+    if "value" not in names:
+        raise ValueError(f"an Arrow batch without a column 'value': {', '.join(names)}")
+
+    def column(name: str) -> list[Any]:
+        return batch.column(name).to_pylist() if name in names else [None] * batch.num_rows
+
+    headers = [row and [(h["key"], h["value"]) for h in row] for row in column("headers")]
+    return list(zip(column("key"), column("value"), headers, _milliseconds(batch), strict=True))
+
+
+def _milliseconds(batch: _RecordBatch) -> list[int | None]:
+    import pyarrow
+
+    if "timestamp" not in batch.schema.names:
+        return [None] * batch.num_rows
+    times = batch.column("timestamp")
+    if pyarrow.types.is_timestamp(times.type):
+        times = times.cast(pyarrow.timestamp("ms", tz=times.type.tz)).cast(pyarrow.int64())
+    return list(times.to_pylist())

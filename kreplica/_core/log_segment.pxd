@@ -43,6 +43,13 @@ cdef struct Walk:
     int64_t max_timestamp
 
 
+cdef struct Locate:
+    # A walk under the guard.
+    void *segment
+    int64_t target
+    int64_t limit
+    Walk *walk
+
 cdef struct Landing:
     # One append under the guard: where it lands, and who hears of it.
     void *segment
@@ -82,6 +89,8 @@ cdef class LogSegment:
     cdef int fed(self, int64_t position, const BatchHeader *h) noexcept nogil
     cdef int peek_at(self, int64_t position, int64_t limit, Walk *w) noexcept nogil
     cdef int locate(self, int64_t offset, Walk *w) noexcept nogil
+    # locate() under the guard, the regions mapped.
+    cdef int reach(self, int64_t offset, Walk *w) except? -128
     cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128
     cdef LogAppendInfo _info(self, int64_t base_offset, int64_t last_offset, int32_t leader_epoch,
                              int64_t max_timestamp, int64_t append_time, int32_t count, int64_t size,

@@ -6,7 +6,7 @@ the whole of the common case in one call and answer None where a decision is nee
 roll, a producer's state, a codec). Contract, ownership and thread rule: log_segment.pxd.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.string cimport memset
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -18,8 +18,9 @@ from kreplica._core.log_append_info cimport LogAppendInfo
 from kreplica._core.log_state cimport LogState
 from kreplica._core.offset_index cimport OffsetIndex, OffsetPosition
 from kreplica._core.record_batch cimport (
-    CODEC_MASK, CONTROL, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL, BatchHeader, check_fields,
-    check_produced_fields, parse_header, stamp_log_append_time, validate_records,
+    CODEC_MASK, CONTROL, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL, BatchHeader, RecordScan, check_fields,
+    check_produced_fields, parse_header, scan_records, stamp_log_append_time,
+    stamp_max_timestamp,
 )
 from kreplica._core.region cimport (
     Region, ensure_writable, kr_guard_call, kr_guarded, load_length, publish_length,
@@ -28,7 +29,7 @@ from kreplica._core.status cimport (
     BAD_BATCH_LENGTH, BAD_CRC, END, FULL, NEEDS_ROLL,
     OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT, SHORT_INPUT, TRAILING_BYTES, check,
 )
-from kreplica._core.time_index cimport TimeIndex, TimestampOffset
+from kreplica._core.time_index cimport TimeIndex
 
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *p) nogil
@@ -46,6 +47,7 @@ cdef int _copy_batch(void *argument) noexcept nogil:
     cdef Append *a = to.append
     cdef uint8_t *target = to.target
     cdef int64_t size = a.header.size
+    cdef RecordScan found
     cdef int status
     if crc32c_copy(target + 21, a.data + 21, size - 21) != a.header.crc:
         return BAD_CRC
@@ -53,9 +55,15 @@ cdef int _copy_batch(void *argument) noexcept nogil:
     target[16] = 2
     store32(target + 17, <int32_t> a.header.crc)
     if a.flags & CHECK_RECORDS and a.header.attributes & CODEC_MASK == 0:
-        status = validate_records(target + HEADER_SIZE, size - HEADER_SIZE, &a.header, True)
+        status = scan_records(target + HEADER_SIZE, size - HEADER_SIZE, &a.header, True, &found)
         if status != OK:
             return status
+        if found.max_timestamp != a.header.max_timestamp:
+            # The header lies, and searches by time would believe it: a leader corrects that.
+            if found.max_timestamp > a.latest:
+                return END
+            a.header.max_timestamp = to.max_timestamp = found.max_timestamp
+            stamp_max_timestamp(target, size, found.max_timestamp)
     if a.append_time >= 0:
         stamp_log_append_time(target, size, a.append_time)
     store64(target, a.base_offset if a.flags & AS_LEADER else a.header.base_offset)
@@ -64,10 +72,9 @@ cdef int _copy_batch(void *argument) noexcept nogil:
     return OK
 
 
-cdef int _emit_batch(void *argument) noexcept:
-    # Called with the GIL; the builder only copies what it has measured.
+cdef int _write_batch(void *argument) noexcept nogil:
     cdef Landing *to = <Landing *> argument
-    cdef int status = (<BatchBuilder> to.builder).emit(to.target, to.append.base_offset, to.append.leader_epoch)
+    cdef int status = (<BatchBuilder> to.builder).write(to.target, to.append.base_offset, to.append.leader_epoch)
     if status == OK:
         (<LogSegment> to.segment).land(to)
     return status
@@ -77,13 +84,6 @@ cdef int _erase(void *argument) noexcept nogil:
     cdef Landing *to = <Landing *> argument
     memset(to.target, 0, to.append.header.size)
     return OK
-
-
-cdef struct Locate:
-    void *segment
-    int64_t target
-    int64_t limit
-    Walk *walk
 
 
 cdef int _locate_guarded(void *argument) noexcept nogil:
@@ -104,18 +104,6 @@ cdef int _span_guarded(void *argument) noexcept nogil:
             return OK
         w.position += w.size
     return OK
-
-
-cdef int _by_time_guarded(void *argument) noexcept nogil:
-    # From walk.position on, the first batch whose max timestamp is at least target.
-    cdef Locate *c = <Locate *> argument
-    cdef Walk *w = c.walk
-    cdef int status
-    while True:
-        status = (<LogSegment> c.segment).peek_at(w.position, c.limit, w)
-        if status != OK or w.max_timestamp >= c.target:
-            return status
-        w.position += w.size
 
 
 cdef class LogSegment:
@@ -324,6 +312,7 @@ cdef class LogSegment:
         cdef Append a
         a.leader_epoch = leader_epoch
         a.append_time = append_time
+        a.latest = INT64_MAX
         a.flags = ((AS_LEADER if as_leader else 0) | (CHECK_RECORDS if check_records else 0)
                    | (MAY_ROLL if may_roll else 0))
         return self._append(data, &a, state)
@@ -338,6 +327,7 @@ cdef class LogSegment:
         cdef Append a
         cdef Landing landing
         cdef int64_t size, base = state.now.log_end_offset
+        cdef int status
         self.know()
         size = builder.measure(records, now_ms)
         a.header = builder.h
@@ -354,8 +344,11 @@ cdef class LogSegment:
                 or self.should_roll(size, landing.max_timestamp, landing.last_offset) != OK):
             builder.release()
             return None
-        check(self.prepare(size), "appending records", base)
-        check(self.guarded_append(<kr_guarded> <void *> _emit_batch, &landing), "appending records", base)
+        status = self.prepare(size)
+        if status == OK:
+            status = self.guarded_append(_write_batch, &landing)
+        builder.release()
+        check(status, "appending records", base)
         return self._info(
             base, landing.last_offset, leader_epoch, landing.max_timestamp,
             landing.max_timestamp if builder.log_append_time else -1, a.header.record_count, size, a.position, state)
@@ -433,13 +426,16 @@ cdef class LogSegment:
         self.offset_index.region.ready(False)
         return kr_guard_call(step, &c)
 
+    cdef int reach(self, int64_t offset, Walk *w) except? -128:
+        return self._guarded(_locate_guarded, offset, 0, w)
+
     def position_of(self, int64_t offset):
         """(position, size, base offset, last offset) of the first batch that reaches `offset`, or None.
 
         Positions and sizes in bytes. Raises CorruptMessage where the headers on the way are broken.
         """
         cdef Walk w
-        if check(self._guarded(_locate_guarded, offset, 0, &w), "looking for an offset", offset) == END:
+        if check(self.reach(offset, &w), "looking for an offset", offset) == END:
             return None
         return w.position, w.size, w.base_offset, w.last_offset
 
@@ -453,7 +449,7 @@ cdef class LogSegment:
         cdef int64_t start, end, length = load_length(&self.region.r)
         if limit < 0 or limit > length:
             limit = length
-        if check(self._guarded(_locate_guarded, offset, 0, &w), "reading at an offset", offset) == END:
+        if check(self.reach(offset, &w), "reading at an offset", offset) == END:
             return None
         start = w.position
         if start >= limit:
@@ -466,20 +462,6 @@ cdef class LogSegment:
             check(self._guarded(_span_guarded, min(start + max_bytes, limit), limit, &w), "reading", offset)
             end = w.position
         return self.region.pin(start, end - start)
-
-    def position_by_time(self, int64_t timestamp, int64_t start_offset):
-        """(position, size, base offset, last offset) of the first batch at or above `start_offset` with a
-        record of at least `timestamp` (ms), or None."""
-        cdef TimestampOffset hint
-        cdef Walk w
-        hint.timestamp, hint.offset = self.time_index.find(timestamp)
-        if check(self._guarded(_locate_guarded, max(hint.offset, start_offset), 0, &w), "searching by time",
-                 timestamp) == END:
-            return None
-        if check(self._guarded(_by_time_guarded, timestamp, load_length(&self.region.r), &w), "searching by time",
-                 timestamp) == END:
-            return None
-        return w.position, w.size, w.base_offset, w.last_offset
 
     # ---- recovery and change ----------------------------------------------------------------------------
 

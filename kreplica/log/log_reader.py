@@ -14,6 +14,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
 from kreplica._core.records import batches as batches_in
 from kreplica._core.region import Slice
+from kreplica._core.segment_scan import position_by_time
 from kreplica.common.errors import DamagedLog, InvalidCrc, LogClosed, OffsetOutOfRange
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.transaction_index import AbortedTxn
@@ -227,7 +228,7 @@ def offset_for_timestamp(log: UnifiedLog, timestamp: int) -> TimestampOffset | N
     for segment, limit in _bounded(log, start, bound):
         if segment.largest_timestamp() < timestamp:
             continue
-        found = segment.position_by_time(timestamp, start)
+        found = position_by_time(segment, timestamp, start)
         if found is None:
             continue
         chunk = segment.read(found[2], found[1], limit=limit)
