@@ -24,6 +24,7 @@ from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_snapshot import parse_snapshot
 from kreplica.log.transaction_index import parse_entries
+from kreplica.log.verify.indexes import used_bytes
 from kreplica.log.verify.segment import BatchWalk
 from kreplica.record import Record, RecordBatch
 from kreplica.record.control import ControlRecordType, parse_control_key
@@ -192,10 +193,10 @@ def _index(entry: struct.Struct, names: tuple[str, str]) -> Reader:
         data = FileStorage().read_file(path)
         base = int(Path(path).name.split(".")[0])
         whole = len(data) // entry.size * entry.size
-        used = -(-len(data[:whole].rstrip(b"\0")) // entry.size) * entry.size
-        for fields in entry.iter_unpack(data[:used]):
+        used = used_bytes(data, entry.size)
+        for fields in entry.iter_unpack(data[: min(used, whole)]):
             yield {name: value + base * (name == "offset") for name, value in zip(names, fields, strict=True)}
-        if whole < len(data):
+        if used > whole:
             yield {"problem": f"{len(data) - whole} bytes behind the last entry, at {whole}"}
 
     return read

@@ -258,6 +258,8 @@ class _LogLoader:
         self.producers.map_end_offset = expected
         self.recovery.scanned_bytes += position
         if status == 0:
+            if index + 1 < len(segments) and not self.options.read_only:
+                segment.seal()
             return True
         return self._met_bad_batch(segments, index, position, status, flushed)
 
@@ -388,6 +390,7 @@ class _LogLoader:
                 segment, position, segment.size, offset, epoch, rebuild=True
             )
             epoch = header[2] if header else epoch
+        segment.seal()
         if status < 0 and self.damage is None:
             self.next_offset = offset
             self.damage = Damage(

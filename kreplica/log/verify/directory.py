@@ -51,11 +51,11 @@ def verify(
     if path.endswith(".log"):
         directory, slash, name = path.rpartition("/")
         storage.size(path)
-        yield from PartitionVerifier(storage, directory if slash else ".", [name], progress).problems()
+        yield from PartitionVerifier(storage, directory if slash else ".", progress, name).problems()
         return
     names = storage.list_directory(path)
     if _is_partition(names):
-        yield from PartitionVerifier(storage, path, names, progress).problems()
+        yield from PartitionVerifier(storage, path, progress).problems()
         yield from _small_files(storage, path, names)
     else:
         yield from _log_directory(storage, path, names, progress)
@@ -94,7 +94,7 @@ def _log_directory(
         except KafkaStorageError as error:
             yield Problem(below, type(error).__name__, str(error))
             continue
-        partition = PartitionVerifier(storage, below, files, progress)
+        partition = PartitionVerifier(storage, below, progress)
         yield from partition.problems()
         yield from _small_files(storage, below, files)
         if partition.whole and _is_partition(files):

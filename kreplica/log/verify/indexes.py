@@ -22,6 +22,11 @@ class IndexEntry:
     position: int
 
 
+def used_bytes(data: bytes, entry_size: int) -> int:
+    """Where the zeros begin that an index has behind its entries: its size, where there are none."""
+    return -(-len(data.rstrip(b"\0")) // entry_size) * entry_size
+
+
 def read_entries(
     path: str, data: bytes, entry: struct.Struct, padded: bool
 ) -> tuple[list[IndexEntry], list[Problem]]:
@@ -30,16 +35,16 @@ def read_entries(
     `padded` allows zeros behind the entries: the index of a segment that is still written to.
     """
     problems = []
-    if len(data) % entry.size:
-        text = f"{len(data)} bytes are no multiple of {entry.size}"
-        problems.append(Problem(path, "IndexCut", text, None, len(data) // entry.size * entry.size))
     stop = len(data) // entry.size * entry.size
-    used = -(-len(data[:stop].rstrip(b"\0")) // entry.size) * entry.size
-    if used < stop and not padded:
+    used = used_bytes(data, entry.size)
+    if used > stop or (used == stop < len(data) and not padded):
+        text = f"{len(data)} bytes are no multiple of {entry.size}"
+        problems.append(Problem(path, "IndexCut", text, None, stop))
+    elif used < stop and not padded:
         text = f"zeros from byte {used} on in the index of a closed segment"
         problems.append(Problem(path, "IndexPadding", text, None, used))
     entries: list[IndexEntry] = []
-    for n, (key, value) in enumerate(entry.iter_unpack(data[:used])):
+    for n, (key, value) in enumerate(entry.iter_unpack(data[: min(used, stop)])):
         found = IndexEntry(key, value, n * entry.size)
         if entries and not (key > entries[-1].key and value > entries[-1].value):
             text = f"entry ({key}, {value}) does not follow ({entries[-1].key}, {entries[-1].value})"
@@ -75,7 +80,8 @@ class OffsetIndexCheck:
 
     def finish(self, whole: bool) -> Iterator[Problem]:
         yield from self._broken
-        yield from self._close()
+        if whole:
+            yield from self._close()
         while whole and self._next is not None:
             yield self._problem(self._next, f"byte {self._next.value} is behind the segment's last batch")
             self._next = next(self._waiting, None)

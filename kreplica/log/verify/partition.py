@@ -6,14 +6,22 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.errors import KreplicaError
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpointFile
+from kreplica.log.file_names import STATE_FILE
 from kreplica.log.producer_snapshot import offset_of, parse_snapshot
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
 from kreplica.log.verify.epochs import EpochCheck
 from kreplica.log.verify.indexes import OffsetIndexCheck, TimeIndexCheck
 from kreplica.log.verify.problem import Problem
-from kreplica.log.verify.segment import BatchCheck, BatchWalk, RecordsCheck, verify_batches
+from kreplica.log.verify.segment import (
+    BatchCheck,
+    BatchWalk,
+    RecordsCheck,
+    SegmentEnd,
+    verify_batches,
+)
 from kreplica.log.verify.transactions import TransactionCheck
 
 if TYPE_CHECKING:
@@ -24,54 +32,119 @@ _OF_A_SEGMENT = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
 
 
 class PartitionVerifier:
-    """Walks the segments among `names`, the files of `directory`; afterwards `next_offset` is the log's end.
+    """Walks the segments of `directory`, or `only` the one of that name by itself.
 
-    With one name, that segment is looked at by itself. `whole`: every segment was walked to its last batch.
+    Afterwards `next_offset` is the log's end, and `whole` tells whether every segment was walked to its last
+    batch. Where a writer of this boot publishes how far the log goes, that is how far it is walked: behind it
+    the writer may be at work.
     """
 
     def __init__(
         self,
         storage: Storage,
         directory: str,
-        names: list[str],
         progress: Callable[[int], None] | None = None,
+        only: str | None = None,
     ) -> None:
         self._storage = storage
         self._directory = directory
-        self._names = set(names)
         self._progress = progress
+        self._only = only
         self.next_offset = 0
         self.whole = True
         self._leader_epoch = -1
         self._has_gaps = False  # compaction was here
         self._began: dict[int, int] = {}  # the producers in a transaction, and its first offset
         self._epochs: EpochCheck | None = None
+        self._standing: LogStanding | None = None
+        self._bound: LogStanding | None = None  # the standing, while its writer may be at work
+        self._names: set[str] = set()
+        self._bases: list[int] = []
 
     def problems(self) -> Iterator[Problem]:
-        bases = sorted(int(found[1]) for name in self._names if (found := SEGMENT.fullmatch(name)))
+        # In this order, so that what was published is there in all that is looked at afterwards.
+        yield from self._read_standing()
+        self._names = {self._only} if self._only else set(self._storage.list_directory(self._directory))
+        self._bases = self._segments()
         yield from self._read_epochs()
+        yield from self._walk()
+        if self.whole:
+            yield from self._shorter_than_published()
+            if self._epochs is not None and self._bound is None:
+                yield from self._epochs.finish_log(self.next_offset)
+        yield from self._beside_segments()
+
+    # ---- segments ------------------------------------------------------------------------------------
+
+    def _segments(self) -> list[int]:
+        """The base offsets of the segments to walk."""
+        bases = sorted(int(found[1]) for name in self._names if (found := SEGMENT.fullmatch(name)))
+        if self._bound is None:
+            return bases
+        return [base for base in bases if base <= self._bound.active_base_offset]
+
+    def _walk(self) -> Iterator[Problem]:
         missing: list[Problem] = []
-        for base in bases:
-            if base > self.next_offset and base != bases[0]:
+        for base in self._bases:
+            path = self._path(base, ".log")
+            if base > self.next_offset and base != self._bases[0]:
                 text = f"offsets {self.next_offset} to {base - 1} are in no segment"
-                missing.append(Problem(self._path(base, ".log"), "MissingOffsets", text, self.next_offset, 0))
+                missing.append(Problem(path, "MissingOffsets", text, self.next_offset, 0))
             try:
-                yield from self._segment(base, is_last=base == bases[-1])
+                yield from self._segment(base)
             except KreplicaError as error:
+                if self._only is None and not self._storage.exists(path):
+                    continue  # retention removed it meanwhile
                 self.whole = False
-                yield _unreadable(self._path(base, ".log"), error)
+                yield _unreadable(path, error)
         if not self._has_gaps:
             yield from missing
-        if self._epochs is not None and self.whole:
-            yield from self._epochs.finish_log(self.next_offset)
-        for name in sorted(self._names):
-            found = _OF_A_SEGMENT.fullmatch(name)
-            if found and int(found[1]) not in bases:
-                text = "there is no segment of that name"
-                yield Problem(f"{self._directory}/{name}", "IndexWithoutSegment", text)
-            offset = offset_of(name)
-            if offset is not None:
-                yield from self._snapshot(f"{self._directory}/{name}", offset)
+
+    def _segment(self, base: int) -> Iterator[Problem]:
+        path = self._path(base, ".log")
+        self.next_offset = max(self.next_offset, base)
+        records = RecordsCheck(path, base, self.next_offset, self._leader_epoch)
+        end = self._end_of(base)
+        checks: list[BatchCheck] = [records]
+        for suffix, kind in ((".index", OffsetIndexCheck), (".timeindex", TimeIndexCheck)):
+            index = self._path(base, suffix)
+            if self._has(base, suffix):
+                checks.append(kind(index, self._storage.read_file(index), base, end.may_be_unused))
+            elif self._only is None and not (self._crashed() and base == self._bases[-1]):
+                yield Problem(index, "MissingIndex", "its segment has no such index")
+        if self._epochs is not None:
+            self._epochs.segment = path
+            checks.append(self._epochs)
+        if self._only is None:
+            try:
+                aborted = self._aborted_transactions(base)
+                checks.append(TransactionCheck(self._path(base, ".txnindex"), aborted, self._began))
+            except KreplicaError as error:
+                yield _unreadable(self._path(base, ".txnindex"), error, position=error.where)
+        with self._storage.open_region(path, max(1, self._storage.size(path)), writable=False) as region:
+            walk = BatchWalk(region, end.published, self._progress)
+            yield from verify_batches(path, walk, checks, end)
+            self.whole &= walk.whole
+        self.next_offset = records.next_offset
+        self._leader_epoch = records.leader_epoch
+        self._has_gaps |= records.has_gaps
+
+    def _end_of(self, base: int) -> SegmentEnd:
+        if self._bound is not None and base == self._bound.active_base_offset:
+            return SegmentEnd(may_be_unused=True, published=self._bound.valid_length)
+        if self._standing is None:
+            return SegmentEnd(may_be_unused=base == self._bases[-1])
+        # A crash while a segment was rolled leaves two that were not trimmed.
+        return SegmentEnd(may_be_unused=self._crashed() and base in self._bases[-2:])
+
+    def _crashed(self) -> bool:
+        return self._standing is not None and not self._standing.clean and self._bound is None
+
+    def _aborted_transactions(self, base: int) -> list[AbortedTxn]:
+        if not self._has(base, ".txnindex"):
+            return []
+        path = self._path(base, ".txnindex")
+        return parse_entries(self._storage.read_file(path), path, base)
 
     def _path(self, base: int, suffix: str) -> str:
         return f"{self._directory}/{base:020d}{suffix}"
@@ -79,54 +152,33 @@ class PartitionVerifier:
     def _has(self, base: int, suffix: str) -> bool:
         return f"{base:020d}{suffix}" in self._names
 
-    def _segment(self, base: int, is_last: bool) -> Iterator[Problem]:
-        path = self._path(base, ".log")
-        self.next_offset = max(self.next_offset, base)
-        records = RecordsCheck(path, base, self.next_offset, self._leader_epoch)
-        checks: list[BatchCheck] = [records]
-        for suffix, kind in ((".index", OffsetIndexCheck), (".timeindex", TimeIndexCheck)):
-            index = self._path(base, suffix)
-            if self._has(base, suffix):
-                checks.append(kind(index, self._storage.read_file(index), base, padded=is_last))
-            elif len(self._names) > 1:
-                yield Problem(index, "MissingIndex", "its segment has no such index")
-        if self._epochs is not None:
-            self._epochs.segment = path
-            checks.append(self._epochs)
-        if len(self._names) > 1:
-            try:
-                aborted = self._aborted_transactions(base)
-                checks.append(TransactionCheck(self._path(base, ".txnindex"), aborted, self._began))
-            except KreplicaError as error:
-                yield _unreadable(self._path(base, ".txnindex"), error, position=error.where)
-        with self._storage.open_region(path, max(1, self._storage.size(path)), writable=False) as region:
-            walk = BatchWalk(region, self._progress)
-            yield from verify_batches(path, walk, checks, is_last)
-            self.whole &= walk.error is None or (is_last and walk.rest_is_zero())
-        self.next_offset = records.next_offset
-        self._leader_epoch = records.leader_epoch
-        self._has_gaps |= records.has_gaps
+    # ---- beside them ---------------------------------------------------------------------------------
 
-    def _snapshot(self, path: str, offset: int) -> Iterator[Problem]:
-        """The producers' state before `offset` speaks only of what was before it."""
-        try:
-            producers = parse_snapshot(self._storage.read_file(path), path)
-        except KreplicaError as error:
-            yield _unreadable(path, error, position=error.where)
+    def _read_standing(self) -> Iterator[Problem]:
+        path = f"{self._directory}/{STATE_FILE}"
+        if self._only is not None or not self._storage.exists(path):
             return
-        if self.whole and offset > self.next_offset:
-            yield Problem(path, "OffsetBeyondLog", f"the log ends at {self.next_offset}", offset)
-        for producer in producers:
-            last = max(producer.last_data_offset, producer.current_txn_first_offset)
-            if last >= offset:
-                text = f"producer {producer.producer_id} is said to have written offset {last}"
-                yield Problem(path, "SnapshotMismatch", text, last)
+        try:
+            standing = read_standing(self._storage.read_file(path))
+        except KreplicaError as error:
+            yield _unreadable(path, error)
+            return
+        if standing is None:
+            yield Problem(path, "InvalidFile", "holds no whole state")
+        elif not standing.clean and standing.boot_id == self._storage.boot_id():
+            self._bound = standing
+        self._standing = standing
 
-    def _aborted_transactions(self, base: int) -> list[AbortedTxn]:
-        if not self._has(base, ".txnindex"):
-            return []
-        path = self._path(base, ".txnindex")
-        return parse_entries(self._storage.read_file(path), path, base)
+    def _shorter_than_published(self) -> Iterator[Problem]:
+        """What was published in this boot is there up to its end, later what was flushed."""
+        standing = self._standing
+        if standing is None:
+            return
+        end = standing.flush_offset if self._crashed() else standing.log_end_offset
+        if self.next_offset < end:
+            path = f"{self._directory}/{STATE_FILE}"
+            text = f"the log went to {end} and ends at {self.next_offset}"
+            yield Problem(path, "OffsetBeyondLog", text, self.next_offset)
 
     def _read_epochs(self) -> Iterator[Problem]:
         if LEADER_EPOCH_CHECKPOINT not in self._names:
@@ -137,6 +189,33 @@ class PartitionVerifier:
             self._epochs = EpochCheck(path, entries)
         except KreplicaError as error:
             yield _unreadable(path, error)
+
+    def _beside_segments(self) -> Iterator[Problem]:
+        for name in sorted(self._names):
+            path = f"{self._directory}/{name}"
+            found = _OF_A_SEGMENT.fullmatch(name)
+            if found and f"{found[1]}.log" not in self._names:
+                yield Problem(path, "IndexWithoutSegment", "there is no segment of that name")
+            offset = offset_of(name)
+            # The writer may be about to write that of the published end.
+            if offset is not None and (self._bound is None or offset < self.next_offset):
+                yield from self._snapshot(path, offset)
+
+    def _snapshot(self, path: str, offset: int) -> Iterator[Problem]:
+        """The producers' state before `offset` speaks only of what was before it."""
+        try:
+            producers = parse_snapshot(self._storage.read_file(path), path)
+        except KreplicaError as error:
+            if self._storage.exists(path):
+                yield _unreadable(path, error, position=error.where)
+            return
+        if self.whole and offset > self.next_offset:
+            yield Problem(path, "OffsetBeyondLog", f"the log ends at {self.next_offset}", offset)
+        for producer in producers:
+            last = max(producer.last_data_offset, producer.current_txn_first_offset)
+            if last >= offset:
+                text = f"producer {producer.producer_id} is said to have written offset {last}"
+                yield Problem(path, "SnapshotMismatch", text, last)
 
 
 def _unreadable(path: str, error: KreplicaError, position: int | None = None) -> Problem:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kreplica._core.region import Region
 from kreplica.common.errors import CorruptMessage, KreplicaError, TruncatedInput
@@ -30,7 +30,7 @@ class BatchCheck(Protocol):
         ...
 
     def finish(self, whole: bool) -> Iterator[Problem]:
-        """Called behind the last batch; `whole`: all of the file was walked."""
+        """Called behind the last batch; `whole`: there is nothing behind it in the file."""
         ...
 
 
@@ -42,12 +42,15 @@ class BatchWalk:
     its place.
     """
 
-    def __init__(self, region: Region, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, region: Region, end: int | None = None, progress: Callable[[int], None] | None = None
+    ) -> None:
         self._region = region
         self._progress = progress
-        self.end = region.length
+        self.end = region.length if end is None else min(end, region.length)
         self.position = 0
         self.error: KreplicaError | None = None
+        self.whole = True
 
     def __iter__(self) -> Iterator[tuple[int, RecordBatch | KreplicaError]]:
         size = CHUNK_BYTES
@@ -145,10 +148,21 @@ class RecordsCheck:
         return Problem(self._path, kind, text, batch.base_offset, position)
 
 
+class SegmentEnd(NamedTuple):
+    """Where a segment ends.
+
+    `may_be_unused`: zeros may follow the last batch, space that was allocated ahead. `published`: the byte up
+    to which its writer says that it goes; behind it nothing is looked at.
+    """
+
+    may_be_unused: bool
+    published: int | None = None
+
+
 def verify_batches(
-    path: str, walk: BatchWalk, checks: Iterable[BatchCheck], is_last: bool
+    path: str, walk: BatchWalk, checks: Iterable[BatchCheck], end: SegmentEnd
 ) -> Iterator[Problem]:
-    """Run the checks over a segment. `is_last`: it may be written to, so zeros may follow its last batch."""
+    """Run the checks over a segment; `walk.whole` then tells whether all its batches could be read."""
     watching = list(checks)
     for position, batch in walk:
         if isinstance(batch, KreplicaError):
@@ -157,13 +171,22 @@ def verify_batches(
         for check in watching:
             yield from check.see(batch, position)
     if walk.error is not None:
-        left = walk.end - walk.position
-        if not walk.rest_is_zero():
-            kind = "TornTail" if is_last else "BrokenBatch"
-            text = f"{walk.error}; nothing in the last {left} bytes could be read"
-            yield Problem(path, kind, text, None, walk.position)
-        elif not is_last:
-            text = f"the last {left} bytes of a closed segment are zeros"
-            yield Problem(path, "ZeroedRange", text, None, walk.position)
+        wrong = _wrong_end(path, walk, end)
+        walk.whole = wrong is None
+        if wrong is not None:
+            yield wrong
     for check in watching:
-        yield from check.finish(whole=walk.error is None)
+        yield from check.finish(walk.whole and end.published is None)
+
+
+def _wrong_end(path: str, walk: BatchWalk, end: SegmentEnd) -> Problem | None:
+    """The problem with what stopped the walk, if it is one."""
+    left = walk.end - walk.position
+    if walk.rest_is_zero():
+        if end.may_be_unused and end.published is None:
+            return None
+        text = f"{left} bytes of zeros where the segment should go on or end"
+        return Problem(path, "ZeroedRange", text, None, walk.position)
+    kind = "TornTail" if end.may_be_unused else "BrokenBatch"
+    text = f"{walk.error}; nothing in the last {left} bytes could be read"
+    return Problem(path, kind, text, None, walk.position)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import kreplica
 from kreplica._core.record_batch import stamp_crc, stamp_offsets
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import KafkaStorageError
@@ -365,6 +366,74 @@ def test_a_snapshot_that_knows_the_future(copy: Callable[[str], Path]) -> None:
     assert kinds(partition) == {"OffsetBeyondLog"}
     (partition / "00000000000000000120.snapshot").rename(partition / "00000000000000000081.snapshot")
     assert kinds(partition) == {"SnapshotMismatch"}
+
+
+# ---- what kreplica writes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[kreplica.Log]:
+    """An open log of several segments."""
+    with kreplica.Log.open(tmp_path / "orders-0", segment_bytes=1 << 14, index_interval_bytes=512) as log:
+        for n in range(300):
+            log.append([(b"key %d" % n, b"v" * (n % 200)), b"second"], leader_epoch=n // 100)
+        yield log
+
+
+def test_a_log_that_is_written_to_and_one_that_was_closed(written: kreplica.Log) -> None:
+    assert problems(Path(written.path)) == []
+    written.append([b"v"], leader_epoch=3)
+    assert problems(Path(written.path)) == []
+    written.close()
+    assert problems(Path(written.path)) == []
+    assert len(list(Path(written.path).glob("*.log"))) > 2
+
+
+def killed(log: kreplica.Log, tmp_path: Path) -> Path:
+    """The directory as it is left when the process dies now."""
+    return shutil.copytree(log.path, tmp_path / "killed-0")
+
+
+def test_a_log_whose_writer_was_killed(written: kreplica.Log, tmp_path: Path) -> None:
+    partition = killed(written, tmp_path)
+    assert problems(partition) == []
+    path = segment(partition, -1)
+    end = frames_end(path)
+    # Half an append: no reader was told of it.
+    put(path, end + 61, b"half of what was to come")
+    assert problems(partition) == []
+    put(path, end - 1, b"!")
+    assert kinds(partition) == {"InvalidCrc"}
+
+
+def frames_end(path: Path) -> int:
+    return len(path.read_bytes().rstrip(b"\0")) + 1  # a record ends with its number of headers, 0
+
+
+def test_published_batches_gone(written: kreplica.Log, tmp_path: Path) -> None:
+    partition = killed(written, tmp_path)
+    path = segment(partition, -1)
+    end = frames_end(path)
+    put(path, end - 100, bytes(100))
+    assert kinds(partition) & {"BrokenBatch", "TornTail", "InvalidCrc"}
+    path.write_bytes(b"")
+    (found,) = problems(partition)
+    assert (found.path, found.kind) == (str(partition / "kreplica.state"), "OffsetBeyondLog")
+
+
+def test_zeros_behind_a_log_that_was_closed(written: kreplica.Log) -> None:
+    written.close()
+    path = segment(Path(written.path), -1)
+    rewrite(path, lambda data: data.extend(bytes(100)))
+    assert kinds(path.parent) == {"ZeroedRange"}
+
+
+def test_a_state_file_that_says_nothing(written: kreplica.Log) -> None:
+    written.close()
+    path = Path(written.path) / "kreplica.state"
+    path.write_bytes(path.read_bytes()[:100])
+    (found,) = problems(path.parent)
+    assert (found.path, found.kind) == (str(path), "InvalidFile")
 
 
 # ---- small files ---------------------------------------------------------------------------------------

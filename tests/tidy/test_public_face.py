@@ -1,0 +1,40 @@
+"""What users import is pinned: a name that goes or changes is a decision, not an accident."""
+
+from __future__ import annotations
+
+import inspect
+
+import kreplica
+
+NAMES = {"KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"}
+
+MEMBERS = {
+    "Log": {
+        *("open", "close", "path", "config"),
+        *("append", "append_batch"),
+        *("read", "batches", "offset_for_timestamp"),
+        *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset", "size"),
+        *("damage", "recovery"),
+        *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments"),
+    },
+    "Record": {"key", "value", "headers", "offset", "timestamp", "timestamp_type"},
+}
+
+
+def test_names_of_the_package() -> None:
+    assert set(kreplica.__all__) == NAMES
+    assert not [name for name in NAMES if not hasattr(kreplica, name)]
+
+
+def test_names_of_its_classes() -> None:
+    for name, members in MEMBERS.items():
+        assert {member for member in dir(getattr(kreplica, name)) if not member.startswith("_")} == members
+
+
+def test_every_error_is_reached_and_told_apart() -> None:
+    for name, kind in vars(kreplica.errors).items():
+        if inspect.isclass(kind) and issubclass(kind, kreplica.KreplicaError):
+            assert kind.__name__ == name
+            assert kind.__doc__
+            assert isinstance(kind.code, int)
+            assert isinstance(kind.retriable, bool)
