@@ -11,10 +11,10 @@ NAMES = {"KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "erro
 MEMBERS = {
     "Log": {
         *("open", "close", "path", "config"),
-        *("append", "append_batch"),
+        *("append", "append_batch", "append_arrow"),
         *("read", "batches", "offset_for_timestamp"),
-        *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset", "size"),
-        *("damage", "recovery"),
+        *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset"),
+        *("size", "damage", "recovery"),
         *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments"),
     },
     "Record": {"key", "value", "headers", "offset", "timestamp", "timestamp_type"},
