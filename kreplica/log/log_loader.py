@@ -210,13 +210,15 @@ class _LogLoader:
         for index, segment in enumerate(segments[:first]):
             self._check_indexes(segment, segments[index + 1].base_offset)
         self._load_producers(start, segments[first].base_offset)
-        self.next_offset = max(start, segments[first].base_offset)
+        # The log may start inside a batch, so the scan begins at the segment's own offset.
+        self.next_offset = segments[first].base_offset
         latest = self.epochs.epoch_for_offset(self.next_offset)
         self.epoch = -1 if latest is None else latest
         for index in range(first, len(segments)):
             if not self._scan(segments, index, flushed):
                 return
         self._check_nothing_missing(segments[-1], flushed)
+        self.next_offset = max(self.next_offset, start)
 
     def _believe(self, standing: LogStanding, start: int) -> None:
         """Take over where the log's writer says it stands; nothing is read."""
@@ -286,13 +288,16 @@ class _LogLoader:
         self, segments: list[LogSegment], index: int, position: int, status: int, flushed: int
     ) -> bool:
         segment = segments[index]
-        is_last = index == len(segments) - 1
+        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
         reason = NAMES[status]
+        if following == self.next_offset and self._only_zeros(segment, position):
+            # Allocated ahead of the writer and, when it rolled, not trimmed in time: the log goes on.
+            self._cut(segment, position)
+            return True
         if self._was_safe(segment, position, flushed):
             self.damage = self._damage_at(segments, index, position, reason)
             return False
-        if is_last and self._only_zeros(segment, position):
-            # The file was allocated ahead of the writer.
+        if following is None and self._only_zeros(segment, position):
             self._cut(segment, position)
             return False
         for later in reversed(segments[index + 1 :]):
@@ -414,6 +419,13 @@ class _LogLoader:
             return self._finished_reader(start, state)
         high_watermark = self.options.high_watermark
         state.follows = high_watermark is None
+        if (
+            high_watermark is not None
+            and self.standing is not None
+            and (self.recovery.clean or self.same_boot)
+        ):
+            # What was published last is newer than the checkpoint, which is written every few seconds.
+            high_watermark = max(high_watermark, self.standing.high_watermark)
         mark = end if high_watermark is None else max(start, min(high_watermark, end))
         active = local.segments.active
         state.update(
@@ -459,9 +471,11 @@ class _LogLoader:
         return log
 
     def _flushed(self) -> int:
+        """The flush point: the log's own if it has one, since a truncation lowers that before it cuts; the
+        directory's checkpoint may be older than the last truncation."""
         if self.recovery.clean:
             return self.next_offset
-        return max(self.options.recovery_point, self.standing.flush_offset if self.standing else 0)
+        return self.standing.flush_offset if self.standing else self.options.recovery_point
 
     def _open_state(self) -> LogState:
         if self.options.read_only or self.damage is not None:

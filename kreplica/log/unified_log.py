@@ -427,6 +427,7 @@ class UnifiedLog:
             if offset < self.local.segments[0].base_offset:
                 self.truncate_fully_and_start_at(offset)
                 return True
+            self._lower_flush_offset(offset)
             keep = self.local.segments.index_for(offset)
             for path in self.local.remove(list(self.local.segments)[keep + 1 :]):
                 self.on_deleted(path)
@@ -442,6 +443,7 @@ class UnifiedLog:
         """Drop everything and begin again at `offset`, an empty log."""
         with self._lock:
             self._require_open()
+            self._lower_flush_offset(offset)
             gone = self.local.remove(list(self.local.segments))
             self._active = self.local.roll(offset)
             self.epochs.clear()
@@ -453,9 +455,16 @@ class UnifiedLog:
         for path in gone:
             self.on_deleted(path)
 
+    def _lower_flush_offset(self, offset: int) -> None:
+        # On disk before the cut: recovery must not take a range for flushed that is about to hold other
+        # records, and call the difference damage.
+        if offset < self.state.flush_offset:
+            self.state.update(flush_offset=offset)
+            if self.state.region is not None:
+                self.state.region.flush()
+
     def _ended_at(self, offset: int) -> None:
-        # What a cut changes besides the segments. The flush offset goes back at once: recovery must not take
-        # a range for flushed that is about to hold other records.
+        # What a cut changes besides the segments.
         state = self.state
         start = min(state.log_start_offset, offset)
         state.update(
@@ -497,9 +506,15 @@ class UnifiedLog:
             self._flushed_at_ms = now_ms
             self.flush()
 
+    def _flush_state(self) -> None:
+        # The flush point of the commit before goes to disk with this one, so that it is never further behind.
+        if self._durable and self.state.region is not None:
+            self.state.region.flush()
+
     def _flush_to_end(self) -> int:
         end = self.state.log_end_offset
         try:
+            self._flush_state()
             self.local.flush(self.state.flush_offset)
         except BaseException as error:
             self.fail(error)
@@ -543,15 +558,21 @@ class UnifiedLog:
         with self._lock:
             if self.closed:
                 return
-            try:
-                if self._writable():
+            in_order = self._writable()
+            self.closed = True
+            self._choose_path()
+        try:
+            if in_order:
+                # Outside of the lock, which a flush that is under way may still need.
+                self.flush()
+                with self._lock:
                     self._close_in_order()
-            finally:
-                self.abandon()
+        finally:
+            self.abandon()
 
     def _close_in_order(self) -> None:
         self._active.seal()
-        self.flush()
+        self.local.flush(self.log_end_offset)
         self.producers.map_end_offset = self.log_end_offset
         self.producers.take_snapshot(sync=True)
         self.epochs.flush()
