@@ -1,7 +1,8 @@
 """The log: append, sustained append, look-up and recovery, each beside its limit or a peer.
 
 One thread unless a line says so, into files on the file system of build/ (never tmpfs). A round writes
-ROUND_BYTES, four times as much as the prefaulter may run ahead; what stands beside is timed in the same run.
+ROUND_BYTES, sixteen times as much as the prefaulter may run ahead; what stands beside is timed in the same
+run.
 """
 
 import itertools
@@ -24,7 +25,7 @@ from kreplica._core.region import Region
 from kreplica._core.segment_scan import scan
 from kreplica._core.time_index import TimeIndex
 
-ROUND_BYTES = 128 << 20
+ROUND_BYTES = 512 << 20
 SUSTAINED_BYTES = 4 << 30
 SEGMENT_BYTES = 1 << 30
 INDEX_BYTES = 10 << 20
@@ -137,7 +138,7 @@ def test_append_as_leader(row, fresh, kafka):
         log.append_batch(batch)
         return (log,)
 
-    row.time(append_all, count, opened, rounds=7)
+    row.time(append_all, count, opened, rounds=5)
     row.beside_kafka(kafka, "append", records=1, bytes=1000)
 
 
@@ -153,7 +154,7 @@ def test_append_values(row, fresh):
     values = [os.urandom(1000) for _ in range(16)]
     data = b"".join(values)
     count = ROUND_BYTES // len(data)
-    row.time(appends, count * 16, lambda: (kreplica.Log.open(fresh() / "t-0"), values, count), rounds=7)
+    row.time(appends, count * 16, lambda: (kreplica.Log.open(fresh() / "t-0"), values, count), rounds=5)
 
     def write_all():
         descriptor = os.open(fresh() / "plain", os.O_WRONLY | os.O_CREAT)
@@ -168,7 +169,7 @@ def test_append_values(row, fresh):
                     for at, value in enumerate(values, base):
                         transaction.put(at.to_bytes(8, "big"), value, append=True)
 
-    row.beside("os.write", write_all, count * 16, rounds=7)
+    row.beside("os.write", write_all, count * 16, rounds=5)
     row.beside("lmdb put(append=True), unsynced", put_all, count * 16, rounds=3)
 
 
@@ -215,8 +216,8 @@ def test_two_threads(row, fresh):
     def one():
         append_all(kreplica.Log.open(fresh() / "t-0"))
 
-    row.time(two, 2 * count, tuple, rounds=7)
-    row.beside("one thread, one log", one, count, rounds=7)
+    row.time(two, 2 * count, tuple, rounds=5)
+    row.beside("one thread, one log", one, count, rounds=5)
 
 
 @pytest.fixture(scope="module")
