@@ -88,6 +88,9 @@ cdef class LogSegment:
     cdef void committed(self, int64_t position, int64_t size, int64_t last_offset, int64_t max_timestamp) noexcept nogil
     cdef int fed(self, int64_t position, const BatchHeader *h) noexcept nogil
     cdef int peek_at(self, int64_t position, int64_t limit, Walk *w) noexcept nogil
+    cdef int next_at(self, int64_t limit, Walk *w) noexcept nogil
+    cdef int64_t hinted_at(self, int64_t offset, int64_t limit, Walk *w) noexcept nogil
+    cdef int64_t hint_by_time(self, entry, int64_t limit, Walk *w) except? -1
     cdef int locate(self, int64_t offset, Walk *w) noexcept nogil
     # locate() under the guard, the regions mapped.
     cdef int reach(self, int64_t offset, Walk *w) except? -128

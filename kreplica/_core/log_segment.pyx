@@ -18,15 +18,14 @@ from kreplica._core.log_append_info cimport LogAppendInfo
 from kreplica._core.log_state cimport LogState
 from kreplica._core.offset_index cimport OffsetIndex, OffsetPosition
 from kreplica._core.record_batch cimport (
-    CODEC_MASK, CONTROL, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL, BatchHeader, RecordScan, check_fields,
-    check_produced_fields, parse_header, scan_records, stamp_log_append_time,
-    stamp_max_timestamp,
+    CODEC_MASK, CONTROL, HEADER_SIZE, LOG_OVERHEAD, MAGIC, TRANSACTIONAL, BatchHeader, RecordScan,
+    check_fields, check_produced_fields, parse_header, scan_records, stamp_log_append_time, stamp_max_timestamp,
 )
 from kreplica._core.region cimport (
     Region, ensure_writable, kr_guard_call, kr_guarded, load_length, publish_length,
 )
 from kreplica._core.status cimport (
-    BAD_BATCH_LENGTH, BAD_CRC, END, FULL, NEEDS_ROLL,
+    BAD_BATCH_LENGTH, BAD_CRC, BAD_MAGIC, BAD_OFFSET_DELTA, END, FULL, NEEDS_ROLL,
     OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT, SHORT_INPUT, TRAILING_BYTES, check,
 )
 from kreplica._core.time_index cimport TimeIndex
@@ -35,9 +34,10 @@ cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *p) nogil
 
 cdef enum:
-    # Appends of at least this many bytes release the GIL (measured with a busy thread beside:
-    # docs/ARCHITECTURE).
+    # Appends of at least this many bytes release the GIL (measured with a busy thread beside: docs/ARCHITECTURE).
     RELEASE_GIL_BYTES = 32768
+
+cdef int64_t MAX_OFFSET = 1 << 62         # above all that a segment holds
 
 
 cdef int _copy_batch(void *argument) noexcept nogil:
@@ -92,18 +92,35 @@ cdef int _locate_guarded(void *argument) noexcept nogil:
 
 
 cdef int _span_guarded(void *argument) noexcept nogil:
-    # Walk whole batches from walk.position while they end at or before target; walk.position gets the end.
+    # Walk whole batches above walk.last_offset, from walk.position, while they end at or before target.
     cdef Locate *c = <Locate *> argument
     cdef Walk *w = c.walk
     cdef int status
+    cdef int64_t last_offset = w.last_offset
     while w.position < c.target:
         status = (<LogSegment> c.segment).peek_at(w.position, c.limit, w)
         if status != OK:
             return OK if status == END else status
+        if w.base_offset <= last_offset:
+            return OFFSET_REGRESSION
         if w.position + w.size > c.target:
             return OK
+        last_offset = w.last_offset
         w.position += w.size
     return OK
+
+
+cdef int _learn_guarded(void *argument) noexcept nogil:
+    # From the batch at walk on: the greatest timestamp and its batch's last offset.
+    cdef Locate *c = <Locate *> argument
+    cdef Walk *w = c.walk
+    cdef int status = OK
+    while status == OK:
+        if w.max_timestamp > (<LogSegment> c.segment).max_timestamp:
+            (<LogSegment> c.segment).max_timestamp = w.max_timestamp
+            (<LogSegment> c.segment).offset_of_max_timestamp = w.last_offset
+        status = (<LogSegment> c.segment).next_at(c.limit, w)
+    return status
 
 
 cdef class LogSegment:
@@ -360,7 +377,7 @@ cdef class LogSegment:
         cdef uint8_t copied[HEADER_SIZE]
         cdef const uint8_t *p = self.region.r.base
         cdef int64_t left = limit - position
-        cdef int64_t length
+        cdef int64_t length, delta, base
         cdef int status
         if left <= 0:
             return END
@@ -376,29 +393,44 @@ cdef class LogSegment:
         length = load32(p + 8)
         if length < HEADER_SIZE - LOG_OVERHEAD or length + LOG_OVERHEAD > left:
             return END if length == 0 else BAD_BATCH_LENGTH
+        delta = load32(p + 23)
+        base = load64(p)
+        if p[16] != MAGIC:
+            return BAD_MAGIC
+        if base < self.base_offset:
+            return OFFSET_REGRESSION
+        if delta < 0 or base - self.base_offset > MAX_RELATIVE_OFFSET - delta:
+            return BAD_OFFSET_DELTA if delta < 0 else OFFSET_OVERFLOW
         w.position = position
         w.size = length + LOG_OVERHEAD
-        w.base_offset = load64(p)
-        w.last_offset = w.base_offset + load32(p + 23)
+        w.base_offset = base
+        w.last_offset = base + delta
         w.max_timestamp = load64(p + 35)
         return OK
 
-    cdef int locate(self, int64_t offset, Walk *w) noexcept nogil:
-        # The first batch whose last offset is at least `offset`. The index's answer is checked: a batch that
-        # starts past what is looked for, or no batch at all, means that it lies, and the walk begins at the
-        # file's start.
+    cdef int next_at(self, int64_t limit, Walk *w) noexcept nogil:
+        # From one batch to the next, whose offsets must lie above.
+        cdef int64_t last_offset = w.last_offset
+        cdef int status = self.peek_at(w.position + w.size, limit, w)
+        return OFFSET_REGRESSION if status == OK and w.base_offset <= last_offset else status
+
+    cdef int64_t hinted_at(self, int64_t offset, int64_t limit, Walk *w) noexcept nogil:
+        # Where to begin a search for `offset`, from the offset index: 0 where its entry lies, and points at no batch.
         cdef OffsetPosition hint
+        if self.offset_index.lookup(offset, &hint) != OK or not 0 < hint.position < limit:
+            return 0
+        if self.peek_at(hint.position, limit, w) != OK or w.base_offset > hint.offset:
+            return 0
+        return hint.position
+
+    cdef int locate(self, int64_t offset, Walk *w) noexcept nogil:
+        # The first batch whose last offset is at least `offset`.
         cdef int64_t limit = load_length(&self.region.r)
-        cdef int status = self.offset_index.lookup(offset, &hint)
-        if status != OK or hint.position >= limit:
-            hint.position = 0
-        status = self.peek_at(hint.position, limit, w)
-        if hint.position > 0 and (status != OK or w.base_offset > offset or w.base_offset < self.base_offset):
-            status = self.peek_at(0, limit, w)
+        cdef int status = self.peek_at(self.hinted_at(offset, limit, w), limit, w)
         if status == OK and w.last_offset < offset:
             self.foresee(w, limit)
         while status == OK and w.last_offset < offset:
-            status = self.peek_at(w.position + w.size, limit, w)
+            status = self.next_at(limit, w)
         return status
 
     cdef void foresee(self, const Walk *w, int64_t limit) noexcept nogil:
@@ -415,8 +447,7 @@ cdef class LogSegment:
             prefetch(base + position + HEADER_SIZE - 1)
 
     cdef int _guarded(self, kr_guarded step, int64_t target, int64_t limit, Walk *w) except? -128:
-        # The GIL is held, so nobody unmaps meanwhile. A region that cannot be mapped is read header by
-        # header.
+        # The GIL is held, so nobody unmaps meanwhile. A region that cannot be mapped is read header by header.
         cdef Locate c
         c.segment = <void *> self
         c.target = target
@@ -463,6 +494,13 @@ cdef class LogSegment:
             end = w.position
         return self.region.pin(start, end - start)
 
+    cdef int64_t hint_by_time(self, entry, int64_t limit, Walk *w) except? -1:
+        # The offset of a time index entry; the base offset where it lies, for then its batch has another timestamp.
+        timestamp, offset = entry
+        if timestamp >= 0 and self._guarded(_locate_guarded, offset, limit, w) == OK and w.max_timestamp == timestamp:
+            return offset
+        return self.base_offset
+
     # ---- recovery and change ----------------------------------------------------------------------------
 
     def limit_to(self, int64_t position):
@@ -486,20 +524,22 @@ cdef class LogSegment:
     def learn(self):
         """The timestamps, from the time index and the batches behind its last entry; raises CorruptMessage."""
         cdef Walk w
-        cdef int64_t limit = load_length(&self.region.r), entries = len(self.time_index), position = 0
+        cdef int64_t limit = load_length(&self.region.r), entries = len(self.time_index)
+        cdef int64_t hint = self.base_offset
         self.max_timestamp = self.offset_of_max_timestamp = self.first_timestamp = -1
+        self.bytes_since_index = 0
         self.known = True
         if limit == 0:
             return
+        self.bytes_since_index = max(0, limit - self.offset_index.find(MAX_OFFSET)[1])
         w.position = 0
+        w.last_offset = self.base_offset - 1
         check(self._guarded(_span_guarded, 1, limit, &w), "opening a segment", self.base_offset)
         self.first_timestamp = w.max_timestamp
         if entries:
-            self.max_timestamp, self.offset_of_max_timestamp = self.time_index[entries - 1]
-        if len(self.offset_index):
-            position = self.offset_index[len(self.offset_index) - 1][1]
-        self.bytes_since_index = limit - position
-        self._guarded(_learn_guarded, position, limit, &w)
+            hint = self.hint_by_time(self.time_index[entries - 1], limit, &w)
+        if self._guarded(_locate_guarded, hint, limit, &w) == OK:
+            self._guarded(_learn_guarded, 0, limit, &w)
 
     def seal(self):
         """The segment becomes a closed one: the last time entry, and every file trimmed to its length."""
@@ -546,14 +586,9 @@ cdef class LogSegment:
     def next_offset(self):
         """The offset after the segment's last batch, from its headers; None when it holds no batch."""
         cdef Walk w
-        cdef int64_t position = 0, limit = load_length(&self.region.r)
-        if limit == 0:
+        if load_length(&self.region.r) == 0:
             return None
-        if len(self.offset_index):
-            position = self.offset_index[len(self.offset_index) - 1][1]
-        w.position = position
-        w.last_offset = self.base_offset - 1
-        check(self._guarded(_span_guarded, limit, limit, &w), "looking for a segment's end", self.base_offset)
+        check(self.reach(MAX_OFFSET, &w), "looking for a segment's end", self.base_offset)
         return w.last_offset + 1
 
     @property
@@ -563,19 +598,3 @@ cdef class LogSegment:
 
     def __repr__(self):
         return f"LogSegment(base_offset={self.base_offset}, size={self.size})"
-
-
-cdef int _learn_guarded(void *argument) noexcept nogil:
-    # From position `target` on: the greatest timestamp and its batch's last offset.
-    cdef Locate *c = <Locate *> argument
-    cdef Walk *w = c.walk
-    cdef int64_t position = c.target
-    cdef int status
-    while True:
-        status = (<LogSegment> c.segment).peek_at(position, c.limit, w)
-        if status != OK:
-            return status
-        if w.max_timestamp > (<LogSegment> c.segment).max_timestamp:
-            (<LogSegment> c.segment).max_timestamp = w.max_timestamp
-            (<LogSegment> c.segment).offset_of_max_timestamp = w.last_offset
-        position += w.size

@@ -15,7 +15,6 @@ from kreplica._core.region cimport Slice, kr_guard_call, load_length, publish_le
 from kreplica._core.status cimport (
     BAD_BATCH_LENGTH, END, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, SHORT_INPUT, check,
 )
-from kreplica._core.time_index cimport TimestampOffset
 
 cdef enum:
     SCAN_WINDOW_BYTES = 8388608
@@ -170,27 +169,23 @@ def check_indexes(LogSegment segment not None):
 
 
 cdef int _by_time_guarded(void *argument) noexcept nogil:
-    # From walk.position on, the first batch whose max timestamp is at least target.
+    # From the batch at walk on, the first one whose max timestamp is at least target.
     cdef Locate *c = <Locate *> argument
     cdef Walk *w = c.walk
-    cdef int status
-    while True:
-        status = (<LogSegment> c.segment).peek_at(w.position, c.limit, w)
-        if status != OK or w.max_timestamp >= c.target:
-            return status
-        w.position += w.size
+    cdef int status = OK
+    while status == OK and w.max_timestamp < c.target:
+        status = (<LogSegment> c.segment).next_at(c.limit, w)
+    return status
 
 
 def position_by_time(LogSegment segment not None, int64_t timestamp, int64_t start_offset):
     """(position, size, base offset, last offset) of the first batch at or above `start_offset` with a
     record of at least `timestamp` (ms), or None."""
-    cdef TimestampOffset hint
     cdef Walk w
-    hint.timestamp, hint.offset = segment.time_index.find(timestamp)
-    if check(segment.reach(max(hint.offset, start_offset), &w), "searching by time",
-             timestamp) == END:
+    cdef int64_t limit = load_length(&segment.region.r)
+    cdef int64_t hint = segment.hint_by_time(segment.time_index.find(timestamp), limit, &w)
+    if check(segment.reach(max(hint, start_offset), &w), "searching by time", timestamp) == END:
         return None
-    if check(segment._guarded(_by_time_guarded, timestamp, load_length(&segment.region.r), &w), "searching by time",
-             timestamp) == END:
+    if check(segment._guarded(_by_time_guarded, timestamp, limit, &w), "searching by time", timestamp) == END:
         return None
     return w.position, w.size, w.base_offset, w.last_offset

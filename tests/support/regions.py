@@ -22,25 +22,28 @@ def append(region: Region, data: bytes) -> int:
     return position
 
 
+HEAD = """
+    import faulthandler, os, resource, signal, sys
+    from kreplica._core.region import Region
+    from kreplica.common import errors
+    """
+
+
+def _command(script: str, arguments: tuple[str | Path, ...]) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(HEAD) + textwrap.dedent(script), *map(str, arguments)]
+
+
 def run(
     script: str, *arguments: str | Path, prefix: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run the script in a process of its own, with a few names at hand and `arguments` in sys.argv."""
-    head = """
-        import faulthandler, os, resource, signal, sys
-        from kreplica._core.region import Region
-        from kreplica.common import errors
-        """
     return subprocess.run(
-        [
-            *prefix,
-            sys.executable,
-            "-c",
-            textwrap.dedent(head) + textwrap.dedent(script),
-            *map(str, arguments),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [*prefix, *_command(script, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def start(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """The same, beside the test; the script reads its standard input, the test its output."""
+    return subprocess.Popen(
+        _command(script, arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
