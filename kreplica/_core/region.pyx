@@ -554,6 +554,7 @@ cdef class Region:
         self.close()
 
 
+@cython.freelist(64)
 @cython.no_gc_clear
 cdef class Slice:
     """A pinned, read-only range of a region; `memoryview(slice)` and anything that takes a buffer work."""

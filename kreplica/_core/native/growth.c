@@ -9,6 +9,7 @@
 #define CHUNK ((int64_t)2 << 20) /* faulted in at once: a huge page; nobody waits longer than for this */
 #define LOOK_EVERY ((int64_t)128 << 10) /* the writer's pace is looked at no more often than this, in bytes */
 #define SMALLEST_WINDOW ((int64_t)256 << 10)
+#define SELDOM_FLUSHED ((int64_t)64 << 20)
 #define AHEAD_NS ((int64_t)20 * 1000 * 1000)
 #define PAGE ((int64_t)4096)
 #define NEVER INT64_MAX
@@ -80,7 +81,7 @@ static int64_t window_for(kr_growth *growth, int64_t length, int64_t now) {
         int64_t elapsed_ns = larger(now - growth->looked_at_ns, 1);
         wanted = (double)(length - growth->looked_at) * (double)AHEAD_NS / (double)elapsed_ns;
     }
-    if (flushed >= 0) bound = smaller(bound, (length - flushed) / 8);
+    if (flushed >= 0) bound = length - flushed < SELDOM_FLUSHED ? 0 : smaller(bound, (length - flushed) / 8);
     if (wanted < (double)bound) bound = (int64_t)wanted;
     return bound < SMALLEST_WINDOW / 4 ? 0 : bound / PAGE * PAGE;
 }

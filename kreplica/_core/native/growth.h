@@ -4,8 +4,9 @@
  * the window is what the writer has lately written in a fiftieth of a second, up to a limit.
  *
  * A flush writes what lies ahead too, and a huge page as a whole for each byte that changed in it: 200 flushed appends
- * of 1 KiB wrote 400 MiB. So the window is at most an eighth of what was written since the last flush; when that
- * comes to nothing, what lies ahead is given back and pages are small again.
+ * of 1 KiB wrote 400 MiB. So nothing is done ahead before 64 MiB were written since the last flush, and the window is
+ * at most an eighth of that. When the pace falls or a flush comes, what lies ahead is given back, and pages are small
+ * again.
  *
  * Thread rule: one writer calls all of these but kr_growth_flushed, which any thread may call; `lock` guards the file's
  * end against the prefault thread. Before the writer shortens, unmaps or closes the file it calls kr_growth_stop. */
