@@ -42,13 +42,22 @@ class Row:
         if self._benchmark.stats is not None:
             self._ns = self._benchmark.stats.stats.median / count * 1e9
 
-    def beside(self, peer: str, function: Callable[[], Any], count: int, *, rounds: int = 9) -> None:
-        """Time a peer or a limit, which does its thing `count` times."""
-        function()
+    def beside(
+        self,
+        peer: str,
+        function: Callable[..., Any],
+        count: int,
+        setup: Callable[[], tuple[Any, ...]] = tuple,
+        *,
+        rounds: int = 9,
+    ) -> None:
+        """Time a peer or a limit, which does its thing `count` times, on the arguments `setup` returns."""
+        function(*setup())
         seconds = []
         for _ in range(rounds):
+            arguments = setup()
             start = time.perf_counter()
-            function()
+            function(*arguments)
             seconds.append(time.perf_counter() - start)
         self._beside_ns[peer] = statistics.median(seconds) / count * 1e9
 

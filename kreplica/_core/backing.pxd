@@ -65,7 +65,7 @@ cdef extern from "growth.h" nogil:
         int64_t limit
         int64_t file_size
         int huge
-    void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated)
+    void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated, const int64_t *length)
     void kr_growth_destroy(kr_growth *growth)
     int kr_grow(kr_growth *growth, uint8_t *base, int64_t length, int64_t need)
     int64_t kr_growth_advance(kr_growth *growth, int64_t length)

@@ -20,7 +20,7 @@ class Region:
         writable: bool = False,
         create: bool = False,
         foreign: bool = False,
-        prefault_bytes: int = 33554432,
+        prefault_bytes: int = 16777216,
         zeros_ahead: bool | None = None,
     ) -> None: ...
     @property

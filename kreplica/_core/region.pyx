@@ -30,7 +30,7 @@ from kreplica._core.status cimport (
 
 cdef enum:
     PAGE = 4096
-    PREFAULT_BYTES = 32 << 20
+    PREFAULT_BYTES = 16 << 20
 
 if KR_PAGE_FAULT != PAGE_FAULT:
     raise ImportError("native/guard.h and status.pxd disagree on PAGE_FAULT")
@@ -88,7 +88,7 @@ cdef class Region:
     def __cinit__(self, *_arguments, **_options):
         pthread_mutex_init(&self.lock, NULL)
         kr_file_init(&self.file)
-        kr_growth_init(&self.growth, &self.file, &self.r.allocated)
+        kr_growth_init(&self.growth, &self.file, &self.r.allocated, &self.r.length)
         self.r.process = kr_generation_address()
         self.closed = True
 

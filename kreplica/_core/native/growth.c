@@ -19,9 +19,9 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static int prefault_step(kr_task *task);
 
-void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated) {
-    *growth = (kr_growth){.task = {.step = prefault_step}, .file = file, .allocated = allocated, .step = FIRST_STEP,
-                          .flushed = -1};
+void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated, const int64_t *length) {
+    *growth = (kr_growth){.task = {.step = prefault_step}, .file = file, .allocated = allocated, .length = length,
+                          .step = FIRST_STEP, .flushed = -1};
     pthread_mutex_init(&growth->lock, NULL);
 }
 
@@ -55,20 +55,21 @@ int kr_grow(kr_growth *growth, uint8_t *base, int64_t length, int64_t need) {
     return error;
 }
 
-/* On the prefault thread: one chunk. Errors end the work ahead; the writer meets them itself if they last. */
+/* On the prefault thread: one chunk, and whether there is more. Errors end the work ahead; the writer meets them itself
+ * if they last. The chunk that the writer is in is left to it: the two would only wait for each other. */
 static int prefault_step(kr_task *task) {
     kr_growth *growth = (kr_growth *)task;
-    int64_t target = smaller(__atomic_load_n(&growth->target, __ATOMIC_ACQUIRE), growth->capacity);
-    int64_t start = __atomic_load_n(&growth->done, __ATOMIC_ACQUIRE);
-    int64_t stop = smaller((start / CHUNK + 1) * CHUNK, target);
+    int64_t length = __atomic_load_n(growth->length, __ATOMIC_ACQUIRE);
+    int64_t target = smaller(length + __atomic_load_n(&growth->window, __ATOMIC_ACQUIRE), growth->capacity);
+    int64_t start = larger(growth->done, (length / CHUNK + 1) * CHUNK);
+    int64_t stop = smaller(start + CHUNK, growth->capacity);
     int error = 0;
     if (start >= target) return 0;
     pthread_mutex_lock(&growth->lock);
     if (stop > *growth->allocated) error = grow_to(growth, stop, stop);
     pthread_mutex_unlock(&growth->lock);
     if (error || kr_populate(growth->base + start, stop - start)) return 0;
-    /* The writer may have overtaken and moved `done` on. */
-    __atomic_compare_exchange_n(&growth->done, &start, stop, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    growth->done = stop;
     return 1;
 }
 
@@ -86,24 +87,16 @@ static int64_t window_for(kr_growth *growth, int64_t length, int64_t now) {
     return bound < SMALLEST_WINDOW / 4 ? 0 : bound / PAGE * PAGE;
 }
 
-static void go_ahead(kr_growth *growth, int64_t length) {
-    int64_t from = (length + PAGE - 1) / PAGE * PAGE;
-    int64_t done = __atomic_load_n(&growth->done, __ATOMIC_ACQUIRE);
-    if (!growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 1);
-    if (done < from) __atomic_compare_exchange_n(&growth->done, &done, from, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-    __atomic_store_n(&growth->target, from + growth->window, __ATOMIC_RELEASE);
-    kr_submit(&growth->task);
-}
-
 int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
     if (!growth->limit) return NEVER;
     if (!growth->base) return length + LOOK_EVERY; /* nothing has grown since the last stop */
     int64_t now = kr_monotonic_ns();
-    growth->window = window_for(growth, length, now);
+    __atomic_store_n(&growth->window, window_for(growth, length, now), __ATOMIC_RELEASE);
     growth->looked_at_ns = now;
     growth->looked_at = length;
     if (growth->window) {
-        go_ahead(growth, length);
+        if (!growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 1);
+        kr_submit(&growth->task);
     } else if (growth->huge) {
         kr_growth_stop(growth, length);
         /* Should this fail, the slack stays where it is; the next trim or close meets the error. */
@@ -119,7 +112,7 @@ void kr_growth_flushed(kr_growth *growth, int64_t length) {
 int64_t kr_growth_stop(kr_growth *growth, int64_t length) {
     kr_forget(&growth->task);
     if (growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 0);
-    growth->window = growth->target = growth->done = growth->looked_at_ns = 0;
+    growth->window = growth->done = growth->looked_at_ns = 0;
     growth->base = NULL;
     return growth->limit ? length + LOOK_EVERY : NEVER;
 }

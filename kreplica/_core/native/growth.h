@@ -23,21 +23,21 @@ typedef struct {
     kr_task task; /* first: the prefault thread hands it back */
     pthread_mutex_t lock;
     kr_file *file;
-    int64_t *allocated; /* the region's: bytes that may be written; stored with release */
+    int64_t *allocated;    /* the region's: bytes that may be written; stored with release */
+    const int64_t *length; /* the region's: where the writer is */
     int64_t capacity;
     int64_t file_size; /* guarded by lock, with step and *allocated */
     int64_t step;
-    int64_t limit; /* the largest window; 0: nothing is faulted in ahead */
-    uint8_t *base; /* the writer's mapping; NULL until it grows again after a stop */
-    int64_t window;
+    int64_t limit;  /* the largest window; 0: nothing is done ahead */
+    uint8_t *base;  /* the writer's mapping; NULL until it grows again after a stop */
+    int64_t window; /* atomic: bytes to have faulted in ahead of the writer */
+    int64_t done;   /* the prefault thread's: faulted in up to here */
     int64_t looked_at_ns, looked_at; /* when, and at which length, the pace was last looked at; 0: not yet */
     int huge;
     int64_t flushed; /* atomic: the length at the last flush, or -1 */
-    int64_t target;  /* atomic: fault in up to here */
-    int64_t done;    /* atomic: faulted in up to here */
 } kr_growth;
 
-void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated);
+void kr_growth_init(kr_growth *growth, kr_file *file, int64_t *allocated, const int64_t *length);
 void kr_growth_destroy(kr_growth *growth);
 
 /* Make [0, need) of the file writable, and more of it by the present step if the disk has the room. `length` is how
