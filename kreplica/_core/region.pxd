@@ -10,7 +10,8 @@
 #
 # Thread rule: one writer at a time (the log's lock); any number of readers. The writer's calls are
 # ready(True), reserve, advanced, write, publish, trim, idle, truncate, renamed, close. Readers use pin and
-# copy_out, or, to touch bytes by themselves, acquire and release: without a pin `r.base` may go any moment.
+# copy_out. To touch bytes by itself a reader pins them with acquire and release, or holds the GIL from ready
+# on: unmapping and cutting are done under the GIL, and without either `r.base` may go any moment.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
@@ -98,7 +99,7 @@ cdef class Region:
     cdef int read_file(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil
     cdef bint cut(self, int64_t length) noexcept nogil
     cdef int give_back(self) noexcept nogil
-    cdef int renew(self, int64_t length) noexcept nogil
+    cdef int renew(self, int64_t length) except? -128
     cdef int raise_for(self, int status, str what, int64_t where=*) except? -128
 
 

@@ -252,12 +252,13 @@ cdef class Region:
                 kr_growth_resized(&self.growth, length)
         return self.fail(error)
 
-    cdef int renew(self, int64_t length) noexcept nogil:
+    cdef int renew(self, int64_t length) except? -128:
         """Go on in a new file of `length` bytes: a status."""
         cdef kr_mapping *mapping = NULL
         cdef int error
-        self.r.watermark = kr_growth_stop(&self.growth, length)
-        error = self.replace(length, self.map_size(), &mapping)
+        with nogil:
+            self.r.watermark = kr_growth_stop(&self.growth, length)
+            error = self.replace(length, self.map_size(), &mapping)
         if error:
             return self.fail(error)
         pthread_mutex_lock(&self.lock)
@@ -494,11 +495,7 @@ cdef class Region:
         if status == OK and not 0 <= length <= before:
             status = OUT_OF_RANGE
         if status == OK:
-            with nogil:
-                if self.cut(length):
-                    status = self.renew(length)
-                else:
-                    status = self.give_back()
+            status = self.renew(length) if self.cut(length) else self.give_back()
             if status != OK:
                 publish_length(&self.r, before)
         self.raise_for(status, "truncating", length)
@@ -516,17 +513,17 @@ cdef class Region:
         self.raise_for(self.usable(False), "unmapping")
         with nogil:
             self.r.watermark = kr_growth_stop(&self.growth, load_length(&self.r))
-            self.let_go(True)
+        self.let_go(True)
 
     def idle(self):
         """Hold no slack, no descriptor and, unless it is pinned, no mapping until the next use."""
         cdef int status = self.usable(False)
         self.raise_for(status, "idling")
-        with nogil:
-            if self.usable(True) == OK:
+        if self.usable(True) == OK:
+            with nogil:
                 status = self.give_back()
-            self.let_go(False)
-            kr_file_let_go(&self.file)
+        self.let_go(False)
+        kr_file_let_go(&self.file)
         self.raise_for(status, "idling")
 
     def close(self):
@@ -536,14 +533,14 @@ cdef class Region:
         """
         cdef int status = OK
         if not self.closed and self.r.generation == self.r.process[0]:
-            with nogil:
-                if self.usable(True) == OK:
+            if self.usable(True) == OK:
+                with nogil:
                     status = self.give_back()
-                pthread_mutex_lock(&self.lock)
-                self.closed = True
-                pthread_mutex_unlock(&self.lock)
-                self.let_go(True)
-                kr_file_let_go(&self.file)
+            pthread_mutex_lock(&self.lock)
+            self.closed = True
+            pthread_mutex_unlock(&self.lock)
+            self.let_go(True)
+            kr_file_let_go(&self.file)
         self.closed = True
         self.raise_for(status, "closing")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -407,3 +410,47 @@ def test_foreign_file_that_shrinks(path: Path) -> None:
         with pytest.raises(errors.StorageIOError):
             region.slice(PAGE, PAGE)
         assert (bytes(piece), region.read(0, PAGE)) == (b"x" * 3 * PAGE, b"x" * PAGE)
+
+
+# ---- threads -----------------------------------------------------------------------------------------
+
+
+def test_readers_beside_a_writer_that_truncates_and_idles(log: Region) -> None:
+    """Byte n of the log is always the same, so whatever a reader is given can be told right from wrong."""
+    pattern = bytes(range(251)) * (8 * PAGE)
+    wrong: list[object] = []
+    done = threading.Event()
+
+    def read(seed: int) -> None:
+        chance = random.Random(seed)
+        pins: list[tuple[int, memoryview]] = []
+        while not done.is_set():
+            size = chance.randrange(3 * PAGE)
+            position = chance.randrange(max(log.length, 1))
+            with contextlib.suppress(errors.OffsetOutOfRange):
+                if log.read(position, size) != pattern[position : position + size]:
+                    wrong.append(position)
+                pins.append((position, memoryview(log.slice(position, size))))
+            pins = pins[-5:]
+            wrong.extend(n for n, view in pins if view != pattern[n : n + len(view)])
+
+    readers = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
+    for reader in readers:
+        reader.start()
+    chance = random.Random(0)
+    try:
+        for _ in range(300):
+            position = log.length
+            append(log, pattern[position : position + chance.randrange(4 * PAGE)])
+            match chance.randrange(8):
+                case 0:
+                    log.truncate(chance.randrange(log.length + 1))
+                case 1:
+                    log.idle()
+                case 2:
+                    log.unmap()
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join()
+    assert wrong == []
