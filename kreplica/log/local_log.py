@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
 from kreplica._core.memory_region import MemoryFile
@@ -82,15 +83,26 @@ class LocalLog:
         ]
         if create:
             self.names_changed = True
-        return LogSegment(
+        segment = LogSegment(
             region,
             OffsetIndex(indexes[0], base_offset, config.segment_index_bytes),
             TimeIndex(indexes[1], base_offset, config.segment_index_bytes),
             base_offset,
-            max_bytes=config.segment_bytes,
-            max_age_ms=config.segment_ms,
-            index_interval_bytes=config.index_interval_bytes,
         )
+        self.configure(segment)
+        return segment
+
+    def configure(self, segment: LogSegment) -> None:
+        """Give the segment the limits that the configuration of now sets."""
+        config = self.config
+        segment.max_bytes = config.segment_bytes
+        segment.max_age_ms = config.segment_ms - self._jitter_ms(segment.base_offset)
+        segment.index_interval_bytes = config.index_interval_bytes
+
+    def _jitter_ms(self, base_offset: int) -> int:
+        # Spreads the rolls of logs that began together; the same for the same segment always.
+        most = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        return checksum(self.path(base_offset, LOG_SUFFIX).encode()) % (most + 1)
 
     def _open_index(self, base_offset: int, suffix: str, names: Collection[str] | None) -> Region:
         path, capacity = self.path(base_offset, suffix), self.config.segment_index_bytes

@@ -22,7 +22,7 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import KafkaStorageError, LogClosed, OffsetOutOfRange, ReadOnlyLog
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
-from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
 from kreplica.log import careful_append, log_reader, producer_batches, retention
 from kreplica.log.damage import Damage
 from kreplica.log.group_commit import GroupCommit
@@ -122,16 +122,18 @@ class UnifiedLog:
         with self._lock:
             self.config = self.local.config = config
             self.validator = LogValidator(config)
-            self._durable = config.durability != "page_cache"
+            self._durable = (
+                config.durability != "page_cache"
+                or config.flush_messages < INT64_MAX
+                or config.flush_ms < INT64_MAX
+            )
             self._max_bytes = self.validator.max_bytes
             # How far ahead of now a create time may lie; bounded so that the sum stays in 64 bits.
             self._ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
             self._builder = BatchBuilder()
             self._builder.max_size = self.validator.max_bytes
             self._builder.log_append_time = config.log_append_time
-            self._active.max_bytes = config.segment_bytes
-            self._active.max_age_ms = config.segment_ms
-            self._active.index_interval_bytes = config.index_interval_bytes
+            self.local.configure(self._active)
             self._choose_path()
 
     def _choose_path(self) -> None:
@@ -489,6 +491,8 @@ class UnifiedLog:
             self._commit.wait(info.last_offset + 1)
         elif self.log_end_offset - self.flush_offset >= config.flush_messages:
             self.flush()
+        else:
+            self.flush_if_due(self._time_ms())
 
     def flush(self) -> int:
         """Put everything that was appended by now on disk; returns the log's end it covers.
@@ -501,7 +505,10 @@ class UnifiedLog:
         return end
 
     def flush_if_due(self, now_ms: int) -> None:
-        """Flush if flush.ms has passed since the last time and there is something to flush."""
+        """Flush if flush.ms has passed since the last time and there is something to flush.
+
+        Each append asks; a LogManager asks for the logs that nobody appends to.
+        """
         if now_ms - self._flushed_at_ms >= self.config.flush_ms and self.flush_offset < self.log_end_offset:
             self._flushed_at_ms = now_ms
             self.flush()
