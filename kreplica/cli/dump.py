@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.errors import KreplicaError
 from kreplica.common.quorum_state import parse_quorum_state
@@ -20,6 +21,8 @@ from kreplica.log.checkpoint import (
     LeaderEpochCheckpointFile,
     OffsetCheckpointFile,
 )
+from kreplica.log.clean_shutdown_file import CleanShutdownFile
+from kreplica.log.file_names import STATE_FILE
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_snapshot import parse_snapshot
@@ -261,6 +264,15 @@ def _quorum_state(data: bytes, path: str) -> Iterable[Fact]:
     return [state | {"voted_directory_id": str(parse_quorum_state(data, path).voted_directory_id)}]
 
 
+def _clean_shutdown(data: bytes, path: str) -> Iterable[Fact]:
+    return [{"broker_epoch": CleanShutdownFile.parse(data, path)}]
+
+
+def _standing(data: bytes, path: str) -> Iterable[Fact]:
+    standing = read_standing(data)
+    return [{"problem": f"{path}: holds no whole state"} if standing is None else standing._asdict()]
+
+
 def _kinds() -> Iterator[_Kind]:
     def kind(name: str, columns: Sequence[str], read: Reader) -> _Kind:
         return _Kind(re.compile(name), columns, read)
@@ -284,6 +296,8 @@ def _kinds() -> Iterator[_Kind]:
     yield kind(r"partition\.metadata", ("topic_id",), _parsed(_topic_id))
     yield kind(r"meta\.properties", ("cluster_id", "node_id", "directory_id"), _parsed(_properties))
     yield kind("quorum-state", quorum, _parsed(_quorum_state))
+    yield kind(r"\.kafka_cleanshutdown", ("broker_epoch",), _parsed(_clean_shutdown))
+    yield kind(re.escape(STATE_FILE), (*LogStanding._fields, "problem"), _parsed(_standing))
 
 
 KINDS = tuple(_kinds())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import kreplica
 from kreplica.cli.app import app
 from kreplica.cli.output import moment
 from kreplica.record import RecordBatch
@@ -124,6 +125,26 @@ def test_small_files() -> None:
     assert fact["node_id"] == 1
     (fact,) = facts(KAFKA / "__cluster_metadata-0" / "quorum-state")
     assert fact["leader_id"] == 1
+
+
+def test_the_state_of_a_log(tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "orders-0") as log:
+        log.append([b"v", b"w"])
+        path = tmp_path / "orders-0" / "kreplica.state"
+        (fact,) = facts(path)
+        assert (fact["log_end_offset"], fact["clean"]) == (2, False)
+    (fact,) = facts(path)
+    assert (fact["high_watermark"], fact["clean"]) == (2, True)
+    assert "high watermark" in dump(path)
+    path.write_bytes(path.read_bytes()[:200])
+    (fact,) = facts(path, exit_code=1)
+    assert "no whole state" in fact["problem"]
+
+
+def test_the_marker_of_a_clean_stop(tmp_path: Path) -> None:
+    path = tmp_path / ".kafka_cleanshutdown"
+    path.write_text('{"version":0,"brokerEpoch":17}')
+    assert facts(path) == [{"file": str(path), "broker_epoch": 17}]
 
 
 def test_a_directory_with_everything_in_it() -> None:
