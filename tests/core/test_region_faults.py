@@ -68,6 +68,17 @@ def test_lost_page_of_one_region_leaves_others_alone(tmp_path: Path) -> None:
     assert held[0][0].read(0, 2) == b"aa"
 
 
+def test_lost_page_among_very_many_regions(path: Path) -> None:
+    """More than the guard's table holds at first; readers, so that closing them costs nothing."""
+    path.write_bytes(b"x" * PAGE)
+    held = [Region(path, PAGE) for _ in range(1500)]
+    views = [memoryview(region.slice(0, PAGE)) for region in held]
+    os.truncate(path, 0)
+    for n in (0, 1023, 1024, 1499):
+        assert views[n].tobytes() == bytes(PAGE)
+    assert [n for n, region in enumerate(held) if region.fault] == [0, 1023, 1024, 1499]
+
+
 def test_lost_page_of_a_former_file_leaves_the_region_in_use(log: Region, path: Path) -> None:
     append(log, b"x" * 2 * PAGE)
     view = memoryview(log.slice(0, 2 * PAGE))
@@ -307,8 +318,9 @@ def test_use_after_fork(log: Region, path: Path) -> None:
                 use()
         assert view == b"abc"
         log.close()
-        with Region(path.with_name("own"), MIB, writable=True, create=True) as own:
-            append(own, b"x" * own.capacity)
+        with Region(path.with_name("own"), 32 * MIB, writable=True, create=True) as own:
+            for _ in range(32):
+                append(own, b"x" * MIB)
             assert own.read(0, 1) == b"x"
 
     assert in_child(child) == 0

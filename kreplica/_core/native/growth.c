@@ -73,16 +73,14 @@ static int prefault_step(kr_task *task) {
     return 1;
 }
 
-/* What the writer wrote since it was last looked at, put into bytes for the time that is to be kept ahead. */
-static int64_t window_for(kr_growth *growth, int64_t length, int64_t now) {
-    int64_t flushed = __atomic_load_n(&growth->flushed, __ATOMIC_RELAXED);
+/* What the writer wrote since it was last looked at, put into bytes for the time that is to be kept ahead. `since_flush`
+ * is what was written since then. */
+static int64_t window_for(const kr_growth *growth, int64_t length, int64_t since_flush, int64_t now) {
+    if (!growth->looked_at_ns) return 0;
     int64_t bound = smaller(growth->limit, larger(growth->window * 2, SMALLEST_WINDOW));
-    double wanted = 0;
-    if (growth->looked_at_ns) {
-        int64_t elapsed_ns = larger(now - growth->looked_at_ns, 1);
-        wanted = (double)(length - growth->looked_at) * (double)AHEAD_NS / (double)elapsed_ns;
-    }
-    if (flushed >= 0) bound = length - flushed < SELDOM_FLUSHED ? 0 : smaller(bound, (length - flushed) / 8);
+    int64_t elapsed_ns = larger(now - growth->looked_at_ns, 1);
+    double wanted = (double)(length - growth->looked_at) * (double)AHEAD_NS / (double)elapsed_ns;
+    bound = smaller(bound, since_flush / 8);
     if (wanted < (double)bound) bound = (int64_t)wanted;
     return bound < SMALLEST_WINDOW / 4 ? 0 : bound / PAGE * PAGE;
 }
@@ -90,19 +88,25 @@ static int64_t window_for(kr_growth *growth, int64_t length, int64_t now) {
 int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
     if (!growth->limit) return NEVER;
     if (!growth->base) return length + LOOK_EVERY; /* nothing has grown since the last stop */
-    int64_t now = kr_monotonic_ns();
-    __atomic_store_n(&growth->window, window_for(growth, length, now), __ATOMIC_RELEASE);
-    growth->looked_at_ns = now;
-    growth->looked_at = length;
-    if (growth->window) {
-        if (!growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 1);
-        kr_submit(&growth->task);
-    } else if (growth->huge) {
+    int64_t flushed = __atomic_load_n(&growth->flushed, __ATOMIC_RELAXED);
+    int64_t since_flush = flushed < 0 ? INT64_MAX : length - flushed;
+    if (since_flush < SELDOM_FLUSHED) {
+        if (!growth->huge) return length + LOOK_EVERY;
         kr_growth_stop(growth, length);
         /* Should this fail, the slack stays where it is; the next trim or close meets the error. */
         if (!kr_file_resize(growth->file, length)) kr_growth_resized(growth, length);
+        return length + LOOK_EVERY;
     }
-    return length + larger(growth->window / 2, LOOK_EVERY);
+    int64_t now = kr_monotonic_ns();
+    int64_t window = window_for(growth, length, since_flush, now);
+    __atomic_store_n(&growth->window, window, __ATOMIC_RELEASE);
+    growth->looked_at_ns = now;
+    growth->looked_at = length;
+    if (window) {
+        if (!growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 1);
+        kr_submit(&growth->task);
+    }
+    return length + larger(window / 2, LOOK_EVERY);
 }
 
 void kr_growth_flushed(kr_growth *growth, int64_t length) {

@@ -5,8 +5,7 @@
  *
  * A flush writes what lies ahead too, and a huge page as a whole for each byte that changed in it: 200 flushed appends
  * of 1 KiB wrote 400 MiB. So nothing is done ahead before 64 MiB were written since the last flush, and the window is
- * at most an eighth of that. When the pace falls or a flush comes, what lies ahead is given back, and pages are small
- * again.
+ * at most an eighth of that. When a flush comes nevertheless, what lies ahead is given back, and pages are small again.
  *
  * Thread rule: one writer calls all of these but kr_growth_flushed, which any thread may call; `lock` guards the file's
  * end against the prefault thread. Before the writer shortens, unmaps or closes the file it calls kr_growth_stop. */
