@@ -112,17 +112,17 @@ sanitize: .make/venv
 
 # ---- to look at --------------------------------------------------------------------------------------
 
-bench: .make/bench
+bench: .make/build .make/bench
 	$(BIN)/python -m pytest bench --benchmark-only
 
-.make/bench: .make/build
+.make/bench: .make/venv
 	$(INSTALL_SELF) --editable '.[test,bench]'
 	@touch $@
 
-demo: .make/demo
+demo: .make/build .make/demo
 	$(BIN)/python bench/demo.py
 
-.make/demo: .make/build
+.make/demo: .make/venv
 	$(INSTALL_SELF) --editable '.[demo]'
 	@touch $@
 

@@ -6,8 +6,10 @@ Both are read whole: they are small beside their segment.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kreplica.log.verify.problem import Problem
 from kreplica.record import RecordBatch
@@ -54,22 +56,30 @@ def read_entries(
     return entries, problems
 
 
-class OffsetIndexCheck:
-    """Each entry: where a batch begins, and the last offset of a batch from there to the next entry's."""
+class _IndexCheck:
+    """The entries of an index that wait for their batches, and what was wrong with the file by itself."""
 
-    ENTRY = struct.Struct(">ii")
+    ENTRY: ClassVar[struct.Struct]
 
     def __init__(self, path: str, data: bytes, base_offset: int, padded: bool) -> None:
         self._path = path
         self._base_offset = base_offset
         entries, self._broken = read_entries(path, data, self.ENTRY, padded)
-        self._waiting = iter(entries)
-        self._next = next(self._waiting, None)
+        self._waiting = deque(entries)
+
+
+class OffsetIndexCheck(_IndexCheck):
+    """Each entry: where a batch begins, and the last offset of a batch from there to the next entry's."""
+
+    ENTRY = struct.Struct(">ii")
+
+    def __init__(self, path: str, data: bytes, base_offset: int, padded: bool) -> None:
+        super().__init__(path, data, base_offset, padded)
         self._open: IndexEntry | None = None  # its position was met, its offset not yet
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
-        while self._next is not None and self._next.value <= position:
-            entry, self._next = self._next, next(self._waiting, None)
+        while self._waiting and self._waiting[0].value <= position:
+            entry = self._waiting.popleft()
             if entry.value < position:
                 yield self._problem(entry, f"byte {entry.value} of the segment is inside a batch")
                 continue
@@ -82,9 +92,8 @@ class OffsetIndexCheck:
         yield from self._broken
         if whole:
             yield from self._close()
-        while whole and self._next is not None:
-            yield self._problem(self._next, f"byte {self._next.value} is behind the segment's last batch")
-            self._next = next(self._waiting, None)
+            for entry in self._waiting:
+                yield self._problem(entry, f"byte {entry.value} is behind the segment's last batch")
 
     def _close(self) -> Iterator[Problem]:
         if self._open is not None:
@@ -93,28 +102,23 @@ class OffsetIndexCheck:
 
     def _problem(self, entry: IndexEntry, text: str) -> Problem:
         offset = self._base_offset + entry.key
-        return Problem(
-            self._path, "IndexMismatch", f"entry for offset {offset}: {text}", offset, entry.position
-        )
+        what = f"entry for offset {offset}: {text}"
+        return Problem(self._path, "IndexMismatch", what, offset, entry.position)
 
 
-class TimeIndexCheck:
+class TimeIndexCheck(_IndexCheck):
     """Each entry: the batch with that offset has that timestamp, and none before it a greater one."""
 
     ENTRY = struct.Struct(">qi")
 
     def __init__(self, path: str, data: bytes, base_offset: int, padded: bool) -> None:
-        self._path = path
-        self._base_offset = base_offset
-        entries, self._broken = read_entries(path, data, self.ENTRY, padded)
-        self._waiting = iter(entries)
-        self._next = next(self._waiting, None)
+        super().__init__(path, data, base_offset, padded)
         self._greatest = -1  # timestamp of the batches so far
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
         del position
-        while self._next is not None and self._base_offset + self._next.value <= batch.last_offset:
-            entry, self._next = self._next, next(self._waiting, None)
+        while self._waiting and self._base_offset + self._waiting[0].value <= batch.last_offset:
+            entry = self._waiting.popleft()
             if self._greatest > entry.key:
                 yield self._problem(entry, f"a batch before it has timestamp {self._greatest}")
             elif self._base_offset + entry.value < batch.base_offset:
@@ -125,9 +129,9 @@ class TimeIndexCheck:
 
     def finish(self, whole: bool) -> Iterator[Problem]:
         yield from self._broken
-        while whole and self._next is not None:
-            yield self._problem(self._next, "the segment ends before that offset")
-            self._next = next(self._waiting, None)
+        if whole:
+            for entry in self._waiting:
+                yield self._problem(entry, "the segment ends before that offset")
 
     def _problem(self, entry: IndexEntry, text: str) -> Problem:
         offset = self._base_offset + entry.value
