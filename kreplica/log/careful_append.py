@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.records import RecordBatch
-from kreplica.common.errors import FencedLeaderEpoch
-from kreplica.common.types import AppendOrigin
+from kreplica.common.errors import FencedLeaderEpoch, OffsetsOutOfOrder
+from kreplica.common.types import INT64_MAX, AppendOrigin
 from kreplica.log import producer_batches
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
 from kreplica.log.producer_state_entry import BatchMetadata
@@ -36,7 +36,7 @@ def as_leader(
             if isinstance(done, BatchMetadata):
                 info = _duplicate(log, batch, done)
                 continue
-        info = _append(log, valid.data, base, leader_epoch, leads=True, append_time=valid.append_time)
+        info = _append(log, batch, valid.data, base, leader_epoch, leads=True, append_time=valid.append_time)
         _note(log, info, producer, done)
     assert info is not None
     return info
@@ -47,46 +47,75 @@ def as_follower(log: UnifiedLog, batch: RecordBatch) -> LogAppendInfo:
     producer = done = None
     if batch.producer_id >= 0:
         producer, done = _checked(log, batch, batch.base_offset, AppendOrigin.REPLICATION)
-    info = _append(log, memoryview(batch), batch.base_offset, batch.leader_epoch, leads=False)
+    info = _append(log, batch, memoryview(batch), batch.base_offset, batch.leader_epoch, leads=False)
     _note(log, info, producer, done)
     return info
 
 
 def _append(
-    log: UnifiedLog, data: Buffer, base: int, leader_epoch: int, *, leads: bool, append_time: int = -1
+    log: UnifiedLog,
+    batch: RecordBatch,
+    data: Buffer,
+    base: int,
+    leader_epoch: int,
+    *,
+    leads: bool,
+    append_time: int = -1,
 ) -> LogAppendInfo:
     if leader_epoch < log.leader_epoch:
         raise FencedLeaderEpoch(
             f"{log.topic_partition}: a batch of epoch {leader_epoch} after one of {log.leader_epoch}"
         )
     if leader_epoch > log.leader_epoch:
+        if not leads:
+            _require_whole(log, batch)
         log.begin_epoch(leader_epoch, base)
-    for may_roll in (True, False):
-        info = log.local.segments.active.append(
-            data,
-            log.state,
-            leader_epoch=leader_epoch,
-            as_leader=leads,
-            check_records=False,
-            may_roll=may_roll,
-            append_time=append_time,
-        )
-        if info is not None:
-            break
-        log.roll(base)
+    stable = log.state.stable
+    if batch.is_transactional:
+        # From this append on readers of committed data stop before it.
+        log.state.stable = False
+    try:
+        info = _append_to_active(log, data, leader_epoch, leads, may_roll=True, append_time=append_time)
+        if info is None:
+            if not leads:
+                _require_whole(log, batch)
+            log.roll(base)
+            info = _append_to_active(log, data, leader_epoch, leads, may_roll=False, append_time=append_time)
+    except BaseException:
+        log.state.stable = stable
+        raise
     assert info is not None
     return info
+
+
+def _append_to_active(
+    log: UnifiedLog, data: Buffer, leader_epoch: int, leads: bool, *, may_roll: bool, append_time: int
+) -> LogAppendInfo | None:
+    return log.local.segments.active.append(
+        data,
+        log.state,
+        leader_epoch=leader_epoch,
+        as_leader=leads,
+        check_records=False,
+        may_roll=may_roll,
+        append_time=append_time,
+    )
+
+
+def _require_whole(log: UnifiedLog, batch: RecordBatch) -> None:
+    """Before a follower's log changes for a batch that is not in it yet, and perhaps never will be."""
+    batch.check()
+    if not log.log_end_offset <= batch.base_offset <= INT64_MAX - (batch.last_offset - batch.base_offset) - 1:
+        raise OffsetsOutOfOrder(
+            f"{log.topic_partition}: a batch at {batch.base_offset}, the log ends at {log.log_end_offset}"
+        )
 
 
 def _checked(
     log: UnifiedLog, batch: RecordBatch, base: int, origin: AppendOrigin
 ) -> tuple[ProducerAppendInfo, CompletedTxn | BatchMetadata | None]:
     producer = log.producers.prepare_update(batch.producer_id, origin)
-    done = producer_batches.take_in(producer, batch, base)
-    if batch.is_transactional and not isinstance(done, BatchMetadata):
-        # From this append on readers of committed data stop before it.
-        log.state.stable = False
-    return producer, done
+    return producer, producer_batches.take_in(producer, batch, base)
 
 
 def _note(log: UnifiedLog, info: LogAppendInfo, producer: ProducerAppendInfo | None, done: object) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica._core.log_segment import LogSegment
+from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
 from kreplica._core.records import batches as batches_in
 from kreplica._core.region import Slice
@@ -43,6 +44,17 @@ class FetchDataInfo(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     aborted: Sequence[AbortedTxn]
+
+
+class LogSnapshot(NamedTuple):
+    """One consistent look at a log: exclusive offsets, and the segments as they were."""
+
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+    segments: LogSegments
 
 
 class TimestampOffset(NamedTuple):
@@ -221,24 +233,47 @@ def offset_for_timestamp(log: UnifiedLog, timestamp: int) -> TimestampOffset | N
         return TimestampOffset(-1, log.log_end_offset, _epoch_at(log, log.log_end_offset))
     start, bound = log.log_start_offset, log.log_end_offset
     if timestamp == MAX_TIMESTAMP:
-        largest = [s.largest_timestamp() for s in log.local.segments if s.size]
-        if not largest or max(largest) < 0:
+        timestamp = max((_largest_timestamp(s, start) for s, _ in _bounded(log, start, bound)), default=-1)
+        if timestamp < 0:
             return None
-        timestamp = max(largest)
     for segment, limit in _bounded(log, start, bound):
-        if segment.largest_timestamp() < timestamp:
-            continue
-        found = position_by_time(segment, timestamp, start)
-        if found is None:
-            continue
-        chunk = segment.read(found[2], found[1], limit=limit)
-        for batch in batches_in(chunk) if chunk is not None else ():
-            check_crc(log, batch)
-            for record in batch:
-                at, offset = record.timestamp, record.offset
-                if at is not None and offset is not None and at >= timestamp and offset >= start:
-                    return TimestampOffset(at, offset, batch.leader_epoch)
+        if segment.largest_timestamp() >= timestamp:
+            for batch, record in _records_from(log, segment, limit, start, timestamp):
+                if record.timestamp is not None and record.timestamp >= timestamp:
+                    return TimestampOffset(record.timestamp, _at(record), batch.leader_epoch)
     return None
+
+
+def _records_from(
+    log: UnifiedLog, segment: LogSegment, limit: int, start: int, timestamp: int
+) -> Iterator[tuple[RecordBatch, Record]]:
+    # The records at or above `start` of the batches that may hold one of `timestamp`.
+    offset = start
+    while (found := position_by_time(segment, timestamp, offset)) is not None:
+        chunk = segment.read(found[2], found[1], limit=limit)
+        if chunk is None:
+            return
+        for batch in batches_in(chunk):
+            check_crc(log, batch)
+            offset = batch.next_offset
+            yield from ((batch, record) for record in batch if _at(record) >= start)
+
+
+def _largest_timestamp(segment: LogSegment, start: int) -> int:
+    # Of a segment that begins below the log start the records above it count.
+    if start <= segment.base_offset:
+        return segment.largest_timestamp()
+    largest, offset = -1, start
+    while (chunk := segment.read(offset, READ_CHUNK_BYTES)) is not None:
+        for batch in batches_in(chunk):
+            offset = batch.next_offset
+            largest = max([largest, *(r.timestamp or 0 for r in batch if _at(r) >= start)])
+    return largest
+
+
+def _at(record: Record) -> int:
+    assert record.offset is not None
+    return record.offset
 
 
 def _epoch_at(log: UnifiedLog, offset: int) -> int:

@@ -12,14 +12,20 @@ Time comes from the Clock, files from the Storage: see common/ports.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_state import LogStanding, LogState
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import KafkaStorageError, LogClosed, OffsetOutOfRange, ReadOnlyLog
+from kreplica.common.errors import (
+    FencedLeaderEpoch,
+    KafkaStorageError,
+    LogClosed,
+    OffsetOutOfRange,
+    ReadOnlyLog,
+)
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
@@ -28,8 +34,7 @@ from kreplica.log.damage import Damage
 from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
-from kreplica.log.log_reader import FetchDataInfo, TimestampOffset
-from kreplica.log.log_segments import LogSegments
+from kreplica.log.log_reader import FetchDataInfo, LogSnapshot, TimestampOffset
 from kreplica.log.log_validator import LogValidator
 from kreplica.log.producer_state_manager import ProducerStateManager
 
@@ -37,17 +42,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from kreplica._core.batch_builder import _RecordLike as RecordLike
-
-
-class LogSnapshot(NamedTuple):
-    """One consistent look at a log: exclusive offsets, and the segments as they were."""
-
-    log_start_offset: int
-    last_stable_offset: int
-    high_watermark: int
-    log_end_offset: int
-    leader_epoch: int
-    segments: LogSegments
 
 
 class UnifiedLog:
@@ -132,7 +126,6 @@ class UnifiedLog:
             self._ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
             self._builder = BatchBuilder()
             self._builder.max_size = self.validator.max_bytes
-            self._builder.log_append_time = config.log_append_time
             self.local.configure(self._active)
             self._choose_path()
 
@@ -140,7 +133,11 @@ class UnifiedLog:
         """After any change of what appends depend on: the epoch whose plain batches the core's one call may
         take, or a number that no epoch has."""
         config = self.config
-        is_plain = not config.compact and not config.log_append_time
+        is_plain = (
+            not config.compact
+            and not config.log_append_time
+            and config.message_timestamp_before_max_ms == INT64_MAX
+        )
         stored_as_sent = config.compression_type in ("producer", "uncompressed")
         ready = is_plain and stored_as_sent and self._writable()
         self._plain_epoch = self.leader_epoch if ready else -2
@@ -220,14 +217,14 @@ class UnifiedLog:
         Raises TypeError for a value that is none, and as `append_as_leader`.
         """
         with self._lock:
-            now_ms = self._time_ms()
-            if leader_epoch != self._plain_epoch:
-                return self._append_built(records, leader_epoch, now_ms)
-            info = self._active.append_records(
-                self._builder, records, now_ms, self.state, leader_epoch, now_ms + self._ahead_ms
-            )
+            info, now_ms = None, self._time_ms()
+            if leader_epoch == self._plain_epoch:
+                info = self._active.append_records(
+                    self._builder, records, now_ms, self.state, leader_epoch, now_ms + self._ahead_ms
+                )
             if info is None:
-                return self._append_built(records, leader_epoch, now_ms)
+                built = self._builder.build(records, now_ms=now_ms)
+                info = self._append_with_care(built, leader_epoch, AppendOrigin.CLIENT)
         if self._durable:
             self._make_durable(info)
         return info
@@ -250,17 +247,16 @@ class UnifiedLog:
             self._make_durable(info)
         return info
 
-    def _append_built(self, records: Sequence[RecordLike], leader_epoch: int, now_ms: int) -> LogAppendInfo:
-        return self.append_as_leader(self._builder.build(records, now_ms=now_ms), leader_epoch)
-
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
         self._require_writable()
         return careful_append.as_leader(self, records, leader_epoch, origin, self._clock.time_ms())
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Note that leader epoch `epoch` begins at `start_offset`; it must be newer than those known."""
+        """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old."""
         with self._lock:
             self._require_writable()
+            if epoch < self.leader_epoch:
+                raise FencedLeaderEpoch(f"{self.topic_partition}: epoch {epoch} after {self.leader_epoch}")
             self.epochs.assign(epoch, start_offset)
             self.leader_epoch = epoch
             self._choose_path()
@@ -421,9 +417,7 @@ class UnifiedLog:
         case."""
         with self._lock:
             self._require_writable()
-            self.epochs.truncate_from_end(min(offset, self.log_end_offset))
-            self.leader_epoch = self.epochs.latest_epoch if self.epochs.latest_epoch is not None else -1
-            self._choose_path()
+            self._forget_epochs(min(offset, self.log_end_offset))
             if offset >= self.log_end_offset:
                 return False
             if offset < self.local.segments[0].base_offset:
@@ -436,15 +430,22 @@ class UnifiedLog:
             self._active = self.local.segments.active
             self._active.truncate_to(offset)
             self.local.transaction_index(self._active.base_offset).truncate_to(offset)
-            end = self._active.next_offset()
             # A batch that held the offset went as a whole, so the log may end below what was asked for.
-            self._ended_at(self._active.base_offset if end is None else end)
+            end = self._active.next_offset()
+            end = self._active.base_offset if end is None else end
+            self._forget_epochs(end)
+            self._ended_at(end)
             return True
+
+    def _forget_epochs(self, end_offset: int) -> None:
+        self.epochs.truncate_from_end(end_offset)
+        self.leader_epoch = self.epochs.latest_epoch if self.epochs.latest_epoch is not None else -1
+        self._choose_path()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything and begin again at `offset`, an empty log."""
         with self._lock:
-            self._require_open()
+            self._require_writable()
             self._lower_flush_offset(offset)
             gone = self.local.remove(list(self.local.segments))
             self._active = self.local.roll(offset)
@@ -452,7 +453,7 @@ class UnifiedLog:
             self.producers.truncate_fully_and_start_at(offset)
             self.leader_epoch = -1
             self._choose_path()
-            self.state.update(log_start_offset=offset)
+            self.state.update(log_start_offset=offset, high_watermark=offset)
             self._ended_at(offset)
         for path in gone:
             self.on_deleted(path)

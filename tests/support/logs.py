@@ -1,0 +1,65 @@
+"""Logs in a temporary directory, under a clock that a test sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kreplica.common.config import LogConfig
+from kreplica.common.types import TopicPartition
+from kreplica.log import log_loader
+from kreplica.log.log_loader import OpenOptions
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.runtime.storage import FileStorage
+
+NOW_MS = 1_700_000_000_000
+
+
+class ManualClock:
+    """Stands still until a test moves it."""
+
+    def __init__(self, now_ms: int = NOW_MS) -> None:
+        self.now_ms = now_ms
+
+    def time_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_ns(self) -> int:
+        return self.now_ms * 1_000_000
+
+
+class OtherBoot(FileStorage):
+    """The machine's files after the machine was started anew."""
+
+    def boot_id(self) -> str:
+        return "11111111-2222-3333-4444-555555555555"
+
+
+def open_log(
+    path: Path | str,
+    clock: ManualClock | None = None,
+    *,
+    storage: FileStorage | None = None,
+    options: OpenOptions | None = None,
+    **settings: object,
+) -> UnifiedLog:
+    """The log in the directory `path`, which is made if missing; `settings` as LogConfig's."""
+    files = storage or FileStorage()
+    files.make_directory(str(path))
+    config = LogConfig(**settings)
+    return log_loader.load(
+        str(path), TopicPartition("t", 0), config, files, clock or ManualClock(), options or OpenOptions()
+    )
+
+
+def values(
+    log: UnifiedLog, start: int | None = None, isolation: str = "log_end"
+) -> list[tuple[int, bytes | None]]:
+    """(offset, value) of the records from `start` on, control records left out."""
+    first = log.log_start_offset if start is None else start
+    return [
+        (record.offset, record.value)
+        for batch in log.batches(first, isolation=isolation)
+        if not batch.is_control
+        for record in batch
+        if record.offset >= first
+    ]
