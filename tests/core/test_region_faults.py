@@ -213,6 +213,7 @@ def test_no_descriptor_left(path: Path) -> None:
     assert region.read(0, 3) == b"abc"
 
 
+@pytest.mark.skipif("KREPLICA_SANITIZED" in os.environ, reason="the sanitizer needs more addresses")
 def test_no_address_space_left(path: Path) -> None:
     done = run(
         """
