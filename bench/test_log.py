@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import kreplica
+from bench import memory
 from kreplica._core import benchmarks
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.crc32c import checksum
@@ -43,7 +44,7 @@ def scratch():
 
 @pytest.fixture
 def fresh(scratch):
-    """Gives an empty directory each time it is called; the one before is removed."""
+    """Gives an empty directory each time it is called, with memory at hand; the one before is removed."""
     numbers = itertools.count()
     made = []
 
@@ -52,6 +53,7 @@ def fresh(scratch):
             shutil.rmtree(path, ignore_errors=True)
         made[:] = [scratch / f"t-{next(numbers)}"]
         made[0].mkdir()
+        memory.warm(2 * ROUND_BYTES)
         return made[0]
 
     yield make
