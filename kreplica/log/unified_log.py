@@ -59,6 +59,7 @@ class UnifiedLog:
         "_durable",
         "_failure",
         "_flushed_at_ms",
+        "_latest_ms",
         "_lock",
         "_max_bytes",
         "_plain_epoch",
@@ -124,6 +125,9 @@ class UnifiedLog:
             self._max_bytes = self.validator.max_bytes
             # How far ahead of now a create time may lie; bounded so that the sum stays in 64 bits.
             self._ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
+            # The latest create time that was all right when the clock was last read. A batch with a later one
+            # takes the careful path, which reads it again: so no clock is read for each batch.
+            self._latest_ms = self._time_ms() + self._ahead_ms
             self._builder = BatchBuilder()
             self._builder.max_size = self.validator.max_bytes
             self.local.configure(self._active)
@@ -203,8 +207,9 @@ class UnifiedLog:
         with self._lock:
             info = None
             if leader_epoch == self._plain_epoch:
-                latest = self._time_ms() + self._ahead_ms
-                info = self._active.append_plain(records, self.state, leader_epoch, latest, self._max_bytes)
+                info = self._active.append_plain(
+                    records, self.state, leader_epoch, self._latest_ms, self._max_bytes
+                )
             if info is None:
                 info = self._append_with_care(records, leader_epoch, origin)
         if self._durable:
@@ -249,7 +254,9 @@ class UnifiedLog:
 
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
         self._require_writable()
-        return careful_append.as_leader(self, records, leader_epoch, origin, self._clock.time_ms())
+        now_ms = self._time_ms()
+        self._latest_ms = now_ms + self._ahead_ms
+        return careful_append.as_leader(self, records, leader_epoch, origin, now_ms)
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
         """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old."""
