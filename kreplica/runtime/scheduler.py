@@ -1,0 +1,166 @@
+"""Functions that run later, in one thread, as the Scheduler port wants them.
+
+A ThreadScheduler owns its thread, from `start` to `shutdown`; without a thread, whoever calls `run_due` is it
+(tests are). Tasks run one after another, so one that blocks holds up the others: they must not. Thread rule:
+any thread may schedule and cancel, a task too; `_changed` guards the tables and the wheel.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kreplica._core.timing_wheel import TimingWheel
+from kreplica.common.locks import Condition
+from kreplica.common.ports import Clock
+from kreplica.runtime.clock import SystemClock
+
+# No wait is longer, so that none is too long for the system.
+LONGEST_WAIT_MS = 3_600_000
+
+OnError = Callable[[str, Exception], None]
+
+
+def log_error(name: str, error: Exception) -> None:
+    """What becomes of a task's error where nobody else asks for it."""
+    logging.getLogger(__name__).error("the task %s failed", name, exc_info=error)
+
+
+class ScheduledTask:
+    """A task that waits for its time; `cancel` keeps it from running again."""
+
+    __slots__ = ("_scheduler", "deadline_ms", "name", "period_ms", "task", "ticket")
+
+    def __init__(
+        self, scheduler: ThreadScheduler, name: str, task: Callable[[], None], period_ms: int | None
+    ) -> None:
+        self._scheduler = scheduler
+        self.name = name
+        self.task = task
+        self.period_ms = period_ms
+        # Guarded by the scheduler's _changed; a ticket of None: it will not run (again).
+        self.deadline_ms = 0
+        self.ticket: int | None = None
+
+    def cancel(self) -> None:
+        """Never run it again; a run that has begun goes on."""
+        self._scheduler._cancel(self)
+
+
+class ThreadScheduler:
+    """Implements `kreplica.common.ports.Scheduler`.
+
+    A task that raises is reported to `on_error` (name, error), by default to the log, and a periodic one goes
+    on with its next turn.
+    """
+
+    def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:
+        self._clock = clock or SystemClock()
+        self._on_error = on_error
+        self._changed = Condition()
+        # Guarded by _changed:
+        self._wheel = TimingWheel(start_ms=self._now_ms())
+        self._tasks: dict[int, ScheduledTask] = {}  # by ticket, those that wait
+        self._handles: dict[int, int] = {}  # in the wheel, by ticket
+        self._tickets = 0
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def schedule(
+        self, name: str, task: Callable[[], None], delay_ms: int, period_ms: int | None = None
+    ) -> ScheduledTask:
+        """Run `task` after `delay_ms`, then every `period_ms` if that is given."""
+        scheduled = ScheduledTask(self, name, task, period_ms)
+        with self._changed:
+            self._add(scheduled, self._now_ms() + max(delay_ms, 0))
+        return scheduled
+
+    def __len__(self) -> int:
+        """The number of tasks that wait."""
+        with self._changed:
+            return len(self._tasks)
+
+    # ---- the thread ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to run tasks when they are due, in a thread."""
+        with self._changed:
+            assert self._thread is None, "started already"
+            self._thread = threading.Thread(target=self._run, name="kreplica-scheduler", daemon=True)
+        self._thread.start()
+
+    def shutdown(self) -> None:
+        """Stop the thread after the task that is running; those that wait are dropped."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def run_due(self) -> int:
+        """Run the tasks whose time has come; the milliseconds until the next one's, at most an hour."""
+        for scheduled in self._take_due():
+            self._run_one(scheduled)
+        with self._changed:
+            following = self._wheel.next_deadline()
+            return LONGEST_WAIT_MS if following is None else self._until(following)
+
+    def _run(self) -> None:
+        while True:
+            self.run_due()
+            with self._changed:
+                # What was scheduled since is looked at under the lock, so no notice of it is missed.
+                following = self._wheel.next_deadline()
+                wait_ms = LONGEST_WAIT_MS if following is None else self._until(following)
+                if not self._stopping and wait_ms:
+                    self._changed.wait(wait_ms / 1000)
+                if self._stopping:
+                    return
+
+    def _take_due(self) -> list[ScheduledTask]:
+        with self._changed:
+            due = []
+            for ticket in self._wheel.advance(self._now_ms()):
+                scheduled = self._tasks.pop(ticket)
+                del self._handles[ticket]
+                due.append(scheduled)
+            return sorted(due, key=lambda scheduled: scheduled.deadline_ms)
+
+    def _run_one(self, scheduled: ScheduledTask) -> None:
+        with self._changed:
+            # One that ran before it in this turn may have cancelled it.
+            if self._stopping or scheduled.ticket is None:
+                return
+        try:
+            scheduled.task()
+        except Exception as error:
+            self._on_error(scheduled.name, error)
+        with self._changed:
+            if scheduled.period_ms is None:
+                scheduled.ticket = None
+            elif scheduled.ticket is not None:
+                # At a fixed rate, but turns that were missed are not made up for.
+                following, now_ms = scheduled.deadline_ms + scheduled.period_ms, self._now_ms()
+                self._add(scheduled, following if following > now_ms else now_ms + scheduled.period_ms)
+
+    # ---- under the lock -----------------------------------------------------------------------------------
+
+    def _add(self, scheduled: ScheduledTask, deadline_ms: int) -> None:
+        self._tickets += 1
+        scheduled.deadline_ms, scheduled.ticket = deadline_ms, self._tickets
+        self._tasks[self._tickets] = scheduled
+        self._handles[self._tickets] = self._wheel.add(deadline_ms, self._tickets)
+        self._changed.notify()
+
+    def _cancel(self, scheduled: ScheduledTask) -> None:
+        with self._changed:
+            ticket, scheduled.ticket = scheduled.ticket, None
+            if ticket is not None and self._tasks.pop(ticket, None) is not None:
+                self._wheel.cancel(self._handles.pop(ticket))
+
+    def _until(self, deadline_ms: int) -> int:
+        return min(max(deadline_ms - self._now_ms(), 0), LONGEST_WAIT_MS)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
