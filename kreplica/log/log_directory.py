@@ -10,7 +10,12 @@ from collections.abc import Iterable, Mapping
 from kreplica.common.errors import InconsistentClusterId, InvalidFile, KafkaStorageError
 from kreplica.common.ports import DirectoryLock, Random, Storage
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log.checkpoint import OffsetCheckpointFile
+from kreplica.log.checkpoint import (
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    REPLICATION_CHECKPOINT,
+    OffsetCheckpointFile,
+)
 from kreplica.log.clean_shutdown_file import CleanShutdownFile
 from kreplica.log.file_names import (
     DELETED_DIRECTORY_SUFFIX,
@@ -21,9 +26,8 @@ from kreplica.log.file_names import (
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
 from kreplica.log.unified_log import UnifiedLog
 
-RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
-LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
-HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
+# Of a file or directory, on the file systems there are.
+MAX_NAME_LENGTH = 255
 
 
 class LogDirectory:
@@ -33,6 +37,7 @@ class LogDirectory:
         "_lock",
         "_log_starts",
         "_marks",
+        "_meta",
         "_recovery_points",
         "_storage",
         "failure",
@@ -49,38 +54,68 @@ class LogDirectory:
         self.id: Uuid | None = None
         self.logs: dict[TopicPartition, UnifiedLog] = {}
         self.was_clean = False
+        self._meta = MetaPropertiesFile(storage, path)
         self._recovery_points = OffsetCheckpointFile(storage, f"{path}/{RECOVERY_POINT_CHECKPOINT}")
-        self._log_starts = OffsetCheckpointFile(storage, f"{path}/{LOG_START_CHECKPOINT}")
-        self._marks = OffsetCheckpointFile(storage, f"{path}/{HIGH_WATERMARK_CHECKPOINT}")
+        self._log_starts = OffsetCheckpointFile(storage, f"{path}/{LOG_START_OFFSET_CHECKPOINT}")
+        self._marks = OffsetCheckpointFile(storage, f"{path}/{REPLICATION_CHECKPOINT}")
         self._lock: DirectoryLock | None = None
 
     @property
     def is_offline(self) -> bool:
         return self.failure is not None
 
-    def open(self, cluster_id: str, node_id: int, random: Random) -> None:
-        """Lock the directory and see that it belongs to this node; a new one is given its meta.properties.
+    @property
+    def is_formatted(self) -> bool:
+        """Whether it is some node's log directory: it has a meta.properties."""
+        return self._meta.exists()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a node that runs has locked it; its own node does not ask."""
+        return self._storage.is_locked(self.path)
+
+    def open(self, cluster_id: str, node_id: int) -> None:
+        """Lock the directory and see that it belongs to this node; nothing in it is changed.
 
         Raises LogDirLocked, InconsistentClusterId, InvalidFile (another node's), KafkaStorageError.
         """
         self._storage.make_directory(self.path)
         self._lock = self._storage.lock_directory(self.path)
-        try:
-            file = MetaPropertiesFile(self._storage, self.path)
-            found = file.read()
-            if found is None:
-                found = MetaProperties(cluster_id, node_id, Uuid.generate(random))
-                file.write(found)
-            elif found.cluster_id != cluster_id:
-                raise InconsistentClusterId(f"{self.path}: of cluster {found.cluster_id}, not {cluster_id}")
-            elif found.node_id != node_id:
-                raise InvalidFile(f"{self.path}: of node {found.node_id}, not {node_id}")
-            self.id = found.directory_id
-            # The marker goes before anything is loaded: a crash in the middle of the load is an unclean one.
-            self.was_clean = CleanShutdownFile(self._storage, self.path).take() is not None
-        except BaseException:
-            self.release()
-            raise
+        found = self._meta.read()
+        if found is None:
+            return
+        if found.cluster_id != cluster_id:
+            raise InconsistentClusterId(f"{self.path}: of cluster {found.cluster_id}, not {cluster_id}")
+        if found.node_id != node_id:
+            raise InvalidFile(f"{self.path}: of node {found.node_id}, not {node_id}")
+        self.id = found.directory_id
+
+    def begin(self, cluster_id: str, node_id: int, random: Random) -> None:
+        """Make the opened directory the node's for this run: a new one is given its meta.properties, and the
+        marker of a clean shutdown goes.
+
+        It goes before anything is loaded: a crash in the middle of the load is an unclean one.
+        """
+        if not self._meta.exists():
+            self.id = Uuid.generate(random)
+            self._meta.write(MetaProperties(cluster_id, node_id, self.id))
+        self.was_clean = self.no_longer_clean()
+
+    def no_longer_clean(self) -> bool:
+        """Remove the marker of a clean shutdown, before anything is written; whether there was one."""
+        return CleanShutdownFile(self._storage, self.path).take() is not None
+
+    def path_of(self, partition: TopicPartition) -> str:
+        """The directory of the partition's log in this one."""
+        return f"{self.path}/{partition.topic}-{partition.partition}"
+
+    def deleted_path_of(self, partition: TopicPartition, random: Random) -> str:
+        """A name for the partition's directory while it waits to be removed, which no other deletion has.
+
+        Of a long topic's name the end is left out, so that the whole has at most 255 characters.
+        """
+        end = f"-{partition.partition}.{random.randbytes(16).hex()}{DELETED_DIRECTORY_SUFFIX}"
+        return f"{self.path}/{partition.topic[: MAX_NAME_LENGTH - len(end)]}{end}"
 
     def partitions(self) -> tuple[list[str], list[str]]:
         """(names of the partitions' directories, names of those whose deletion had begun)."""
@@ -101,20 +136,22 @@ class LogDirectory:
         """(recovery points, log start offsets, high watermarks) as they were last written."""
         return self._recovery_points.read(), self._log_starts.read(), self._marks.read()
 
+    # Logs come and go while a checkpoint is made: each takes a copy of the table first.
+
     def write_recovery_points(self) -> None:
-        self._recovery_points.write({tp: log.flush_offset for tp, log in self.logs.items()})
+        self._recovery_points.write({tp: log.flush_offset for tp, log in list(self.logs.items())})
 
     def write_log_starts(self) -> None:
         self._log_starts.write(
             {
                 tp: log.log_start_offset
-                for tp, log in self.logs.items()
+                for tp, log in list(self.logs.items())
                 if log.log_start_offset > log.local.segments[0].base_offset
             }
         )
 
-    def write_high_watermarks(self, marks: Mapping[TopicPartition, int]) -> None:
-        self._marks.write(marks)
+    def write_high_watermarks(self) -> None:
+        self._marks.write({tp: log.high_watermark for tp, log in list(self.logs.items())})
 
     def close(self, failed: Iterable[TopicPartition]) -> None:
         """Write the checkpoints and, unless a log failed to close, the marker of a clean shutdown."""
@@ -122,7 +159,7 @@ class LogDirectory:
             try:
                 self.write_recovery_points()
                 self.write_log_starts()
-                self.write_high_watermarks({tp: log.high_watermark for tp, log in self.logs.items()})
+                self.write_high_watermarks()
                 if not any(tp in self.logs for tp in failed):
                     CleanShutdownFile(self._storage, self.path).write()
             except KafkaStorageError as error:

@@ -7,13 +7,16 @@ and directories; a log guards itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
     InconsistentTopicId,
     KafkaStorageError,
+    LogClosed,
+    LogDirLocked,
     LogDirNotFound,
     UnknownTopicOrPartition,
 )
@@ -21,7 +24,7 @@ from kreplica.common.locks import RLock
 from kreplica.common.ports import Cancellable, Clock, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_loader
-from kreplica.log.file_names import DELETED_DIRECTORY_SUFFIX, check_topic, parse_directory_name
+from kreplica.log.file_names import check_topic, parse_directory_name
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
@@ -77,14 +80,17 @@ class LogManager:
     def startup(self, on_progress: Progress | None = None) -> None:
         """Open the directories, load every log in them, and start the periodic work.
 
-        `on_progress(done, all)` is called after each log. Raises KafkaStorageError if no directory could be
-        opened.
+        `on_progress(done, all)` is called after each log. Raises LogDirLocked if a directory, or a partition
+        in it, has another writer; InconsistentClusterId, InvalidFile if a directory is not this node's (then
+        nothing was changed in any); KafkaStorageError if no directory could be opened. Whatever it raises, it
+        holds nothing then.
         """
-        for directory in self._directories:
-            self._guarded(directory, partial(directory.open, self._cluster_id, self._node_id, self._random))
-        self._load_all(on_progress)
-        if all(directory.is_offline for directory in self._directories):
-            raise KafkaStorageError("no log directory is online") from self._directories[0].failure
+        try:
+            self._open_directories()
+            self._load_all(on_progress)
+        except BaseException:
+            self._let_go()
+            raise
         schedule = self._scheduler.schedule
         self._timers = [
             schedule("log-retention", self.delete_old_segments, INITIAL_DELAY_MS, RETENTION_INTERVAL_MS),
@@ -92,18 +98,31 @@ class LogManager:
             schedule("recovery-point-checkpoint", self.checkpoint, INITIAL_DELAY_MS, CHECKPOINT_INTERVAL_MS),
         ]
 
+    def _open_directories(self) -> None:
+        # All are looked at before anything is written into one.
+        for directory in self._directories:
+            self._guarded(directory, partial(directory.open, self._cluster_id, self._node_id))
+        for directory in self._online():
+            self._guarded(directory, partial(directory.begin, self._cluster_id, self._node_id, self._random))
+
     def _load_all(self, on_progress: Progress | None) -> None:
         tasks: list[Callable[[], None]] = []
-        for directory in self._directories:
-            if not directory.is_offline:
-                self._guarded(directory, partial(self._collect, directory, tasks))
+        for directory in self._online():
+            self._guarded(directory, partial(self._collect, directory, tasks))
         self._loaded = 0
         self._workers.run([partial(self._load_one, task, len(tasks), on_progress) for task in tasks])
+        if not self._online():
+            raise KafkaStorageError("no log directory is online") from self._directories[0].failure
+
+    def _let_go(self) -> None:
+        with self._lock:
+            for directory in self._directories:
+                for log in directory.logs.values():
+                    log.abandon()
+                directory.logs.clear()
+                directory.release()
 
     def _collect(self, directory: LogDirectory, tasks: list[Callable[[], None]]) -> None:
-        tasks.extend(self._to_load(directory))
-
-    def _to_load(self, directory: LogDirectory) -> Iterator[Callable[[], None]]:
         names, deleted = directory.partitions()
         for name in deleted:
             self._storage.remove_tree(f"{directory.path}/{name}")
@@ -116,7 +135,9 @@ class LogManager:
                 log_start_offset=starts.get(partition, 0),
                 high_watermark=marks.get(partition, 0),
             )
-            yield partial(self._open_log, directory, partition, options)
+            tasks.append(
+                partial(self._guarded, directory, partial(self._open_log, directory, partition, options))
+            )
 
     def _load_one(self, task: Callable[[], None], total: int, on_progress: Progress | None) -> None:
         task()
@@ -126,18 +147,24 @@ class LogManager:
                 on_progress(self._loaded, total)
 
     def _open_log(self, directory: LogDirectory, partition: TopicPartition, options: OpenOptions) -> None:
-        path = f"{directory.path}/{partition.topic}-{partition.partition}"
+        if directory.is_offline:
+            return
+        path = directory.path_of(partition)
+        # Who opens a log by itself locks its own directory, then looks for our lock: one sees the other.
+        if self._storage.is_locked(path):
+            raise LogDirLocked(f"{path}: another writer has the log")
+        config = self.config_of(partition.topic)
+        log = log_loader.load(path, partition, config, self._storage, self._clock, options)
+        log.idle()
+        self._add(directory, log)
 
-        def load() -> None:
-            log = log_loader.load(
-                path, partition, self.config_of(partition.topic), self._storage, self._clock, options
-            )
-            log.on_deleted = self._remove_later
-            log.idle()
-            with self._lock:
-                directory.logs[partition] = log
-
-        self._guarded(directory, load)
+    def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
+        log.on_deleted = partial(self._remove_later, directory)
+        with self._lock:
+            if directory.failure is None:
+                directory.logs[log.topic_partition] = log
+            else:
+                log.fail(directory.failure)
 
     def shutdown(self) -> None:
         """Stop the periodic work, close every log and leave the directories marked as closed in order."""
@@ -161,6 +188,8 @@ class LogManager:
         # An I/O error takes the directory offline; anything else is no fault of the disk and is raised.
         try:
             step()
+        except LogDirLocked:
+            raise
         except KafkaStorageError as error:
             self.fail(directory.path, error)
 
@@ -225,7 +254,7 @@ class LogManager:
     def _create(
         self, partition: TopicPartition, directory: LogDirectory, topic_id: Uuid | None
     ) -> UnifiedLog:
-        path = f"{directory.path}/{partition.topic}-{partition.partition}"
+        path = directory.path_of(partition)
         try:
             self._storage.make_directory(path)
             if topic_id is not None:
@@ -242,8 +271,7 @@ class LogManager:
         except KafkaStorageError as error:
             self.fail(directory.path, error)
             raise
-        log.on_deleted = self._remove_later
-        directory.logs[partition] = log
+        self._add(directory, log)
         return log
 
     def _check_topic_id(self, log: UnifiedLog, topic_id: Uuid) -> None:
@@ -290,24 +318,18 @@ class LogManager:
             else:
                 raise UnknownTopicOrPartition(f"{partition}: no log of it here")
             log.abandon()
-            # A name that no other deletion of this partition has, and not above 255 characters.
-            unique = self._random.randbytes(16).hex()
-            name = f"{partition.topic}-{partition.partition}"[
-                : 254 - len(unique) - len(DELETED_DIRECTORY_SUFFIX)
-            ]
-            target = f"{directory.path}/{name}.{unique}{DELETED_DIRECTORY_SUFFIX}"
-            self._guarded(directory, lambda: self._rename(log.local.directory, target, directory.path))
-            self._scheduler.schedule(
-                "delete-log", lambda: self._storage.remove_tree(target), log.config.file_delete_delay_ms
-            )
+            target = directory.deleted_path_of(partition, self._random)
+            self._guarded(directory, partial(self._rename, log.local.directory, target, directory.path))
+        remove = partial(self._guarded, directory, partial(self._storage.remove_tree, target))
+        self._scheduler.schedule("delete-log", remove, log.config.file_delete_delay_ms)
 
     def _rename(self, source: str, target: str, parent: str) -> None:
         self._storage.rename(source, target)
         self._storage.sync_directory(parent)
 
-    def _remove_later(self, path: str) -> None:
-        delay_ms = self._config.file_delete_delay_ms
-        self._scheduler.schedule("delete-file", lambda: self._storage.remove(path), delay_ms)
+    def _remove_later(self, directory: LogDirectory, path: str) -> None:
+        remove = partial(self._guarded, directory, partial(self._storage.remove, path))
+        self._scheduler.schedule("delete-file", remove, self._config.file_delete_delay_ms)
 
     # ---- periodic work ------------------------------------------------------------------------------------
 
@@ -329,8 +351,7 @@ class LogManager:
     def checkpoint_high_watermarks(self) -> None:
         """Write every log's high watermark."""
         for directory in self._online():
-            marks = {tp: log.high_watermark for tp, log in list(directory.logs.items())}
-            self._guarded(directory, partial(directory.write_high_watermarks, marks))
+            self._guarded(directory, directory.write_high_watermarks)
 
     def _online(self) -> list[LogDirectory]:
         with self._lock:
@@ -340,4 +361,6 @@ class LogManager:
         for directory in self._online():
             for log in list(directory.logs.values()):
                 if log.is_writable:
-                    self._guarded(directory, partial(step, log))
+                    # A log may be deleted between the look at it and the step.
+                    with suppress(LogClosed):
+                        self._guarded(directory, partial(step, log))

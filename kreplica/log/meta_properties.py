@@ -62,9 +62,12 @@ class MetaPropertiesFile:
 
     def read(self) -> MetaProperties | None:
         """What the file says, or None where none is: the directory is not formatted. Raises InvalidFile."""
-        if not self._storage.exists(self.path):
+        if not self.exists():
             return None
         return self.parse(self._storage.read_file(self.path), self.path)
+
+    def exists(self) -> bool:
+        return self._storage.exists(self.path)
 
     def write(self, properties: MetaProperties) -> None:
         """Write the file; when this returns, it outlives a power cut."""

@@ -546,6 +546,8 @@ class UnifiedLog:
         """Hold no map, no descriptor and no slack on disk until the log is used again."""
         with self._lock:
             self.local.idle()
+            if self.state.region is not None:
+                self.state.region.idle()
 
     @property
     def is_writable(self) -> bool:
