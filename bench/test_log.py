@@ -65,7 +65,7 @@ def open_segment(path, max_bytes=SEGMENT_BYTES):
     log = Region(path / "0.log", max_bytes, writable=True, create=True)
     index = Region(path / "0.index", INDEX_BYTES, writable=True, create=True)
     times = Region(path / "0.timeindex", INDEX_BYTES, writable=True, create=True)
-    state = LogState(Region(path / "kreplica.state", 4096, writable=True, create=True), "x" * 36)
+    state = LogState(Region(path / "kreplica.state.deleted", 4096, writable=True, create=True), "x" * 36)
     state.update(log_end_offset=0)
     segment = LogSegment(
         log, OffsetIndex(index, 0, INDEX_BYTES), TimeIndex(times, 0, INDEX_BYTES), 0, max_bytes=max_bytes

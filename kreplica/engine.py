@@ -16,12 +16,13 @@ from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import ReadOnlyLog
+from kreplica.common.errors import LogDirLocked, ReadOnlyLog
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import live_reader, log_loader
 from kreplica.log.damage import Damage
 from kreplica.log.file_names import parse_directory_name
+from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions, Recovery
 from kreplica.log.log_reader import TimestampOffset
 from kreplica.log.unified_log import UnifiedLog
@@ -73,7 +74,8 @@ class Log:
         beside a live writer, in this or another process, and sees what the writer has published; a directory
         of Kafka's may be opened so, too.
 
-        Raises LogDirLocked if another writer has it open, InvalidConfig, InvalidFile, KafkaStorageError.
+        Raises LogDirLocked if another writer has it open, or if a node, Kafka's or kreplica's, runs on the
+        log directory that it lies in; InvalidConfig, InvalidFile, KafkaStorageError.
         Damage found on the way raises nothing: see `damage`.
         """
         directory = os.path.abspath(path)
@@ -88,7 +90,8 @@ class Log:
         files.make_directory(directory)
         lock = files.lock_directory(directory)
         try:
-            log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), OpenOptions())
+            options = _options(files, directory, partition)
+            log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), options)
         except BaseException:
             lock.release()
             raise
@@ -255,6 +258,23 @@ class Log:
 
     def __repr__(self) -> str:
         return f"Log({self.path!r}, [{self._log.log_start_offset}, {self._log.log_end_offset}))"
+
+
+def _options(storage: Storage, directory: str, partition: TopicPartition) -> OpenOptions:
+    """What the log directory of a node, if `directory` lies in one, knows of the partition.
+
+    Raises LogDirLocked while that node runs. Nodes of kreplica's look, in turn, for the partition's own lock.
+    """
+    parent = LogDirectory(storage, os.path.dirname(directory))
+    if not parent.is_formatted:
+        return OpenOptions()
+    if parent.is_taken:
+        raise LogDirLocked(f"{parent.path}: a node is running on the directory that {directory} belongs to")
+    parent.no_longer_clean()
+    recovery_points, log_starts, _ = parent.read_checkpoints()
+    return OpenOptions(
+        recovery_point=recovery_points.get(partition, 0), log_start_offset=log_starts.get(partition, 0)
+    )
 
 
 def _is_within(record: Record, start: int, stop: int | None) -> bool:

@@ -63,6 +63,12 @@ cdef struct Landing:
     bint landed                   # the batch is in the log, whatever happens after
 
 
+cdef inline int64_t timestamp_of_records(const BatchHeader *h) noexcept nogil:
+    # A batch that a cleaner has left without records still bears their greatest timestamp, but no index entry
+    # may lead to it: Kafka's tool takes that for a mistake.
+    return h.max_timestamp if h.record_count > 0 else -1
+
+
 cdef class LogSegment:
     cdef readonly Region region
     cdef readonly OffsetIndex offset_index

@@ -191,7 +191,7 @@ cdef class LogSegment:
         # A batch that a rebuild has found good.
         cdef int status = self.prepare(0)
         if status == OK:
-            self.committed(position, h.size, h.base_offset + h.last_offset_delta, h.max_timestamp)
+            self.committed(position, h.size, h.base_offset + h.last_offset_delta, timestamp_of_records(h))
         return status
 
     cdef int append_native(self, Append *a, LogState state) noexcept nogil:
@@ -231,7 +231,7 @@ cdef class LogSegment:
         landing.append = a
         landing.state = <void *> state
         landing.last_offset = last_offset
-        landing.max_timestamp = a.append_time if a.append_time >= 0 else h.max_timestamp
+        landing.max_timestamp = a.append_time if a.append_time >= 0 else timestamp_of_records(h)
         return self.guarded_append(_copy_batch, &landing)
 
     cdef int guarded_append(self, kr_guarded step, Landing *to) noexcept nogil:

@@ -1,4 +1,4 @@
-# LogState: where a log stands, published for readers in this and other processes (file kreplica.state).
+# LogState: where a log stands, published for readers in this and other processes (file kreplica.state.deleted).
 #
 # Little-endian, 256 bytes, fixed (docs/FORMATS.md draws it for readers in other languages):
 #

@@ -1,7 +1,7 @@
 """Where a log stands: its offsets and the valid length of its active segment, published under a sequence
 lock.
 
-The one writer keeps a private copy and publishes it to the mapped file `kreplica.state`; readers in any
+The one writer keeps a private copy and publishes it to the mapped file `kreplica.state.deleted`; readers in any
 process take a consistent copy with `read_standing`. Layout, protocol and thread rule: log_state.pxd.
 """
 

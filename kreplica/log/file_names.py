@@ -19,7 +19,9 @@ TEMPORARY_SUFFIX = ".tmp"
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 DELETED_DIRECTORY_SUFFIX = "-delete"
-STATE_FILE = "kreplica.state"
+# Kafka removes every file with the suffix .deleted before it loads a log. So it removes this one, and a state
+# that Kafka's own appends and cuts would make untrue never outlives them.
+STATE_FILE = "kreplica.state.deleted"
 # Bytes that recovery cut from a segment's tail are kept in <base offset>.log.<position>.cut.
 CUT_SUFFIX = ".cut"
 

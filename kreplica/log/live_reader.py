@@ -1,25 +1,24 @@
 """Reading a log that somebody else may be writing: this process, another one, or Kafka.
 
-A kreplica writer publishes where its log stands in `kreplica.state` (see _core/log_state.pxd); the reader
-takes that before each read and goes no further. A live Kafka publishes only its high watermark's checkpoint,
-every five seconds, so that is the bound there. A directory that nobody writes is read to the end of its valid
-batches.
+A kreplica writer publishes where its log stands in `kreplica.state.deleted` (see _core/log_state.pxd); the
+reader takes that before each read and goes no further. A live Kafka, which has removed that file, publishes
+only its high watermark's checkpoint, every five seconds, so that is the bound there. A directory that nobody
+writes is read to the end of its valid batches.
 """
 
 from __future__ import annotations
+
+import os
 
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.config import LogConfig
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
-from kreplica.log.checkpoint import OffsetCheckpointFile
 from kreplica.log.file_names import STATE_FILE
+from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
-
-REPLICATION_CHECKPOINT = "replication-offset-checkpoint"
-LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
 
 
 class LiveReader:
@@ -43,14 +42,8 @@ class LiveReader:
     def open(self) -> UnifiedLog:
         """The log as it stands now, read-only. Raises InvalidFile when there is none."""
         self._standing = self._read_standing()
-        options = OpenOptions(
-            read_only=True,
-            standing=self._standing if self._is_live(self._standing) else None,
-            end_bound=self._kafka_bound(),
-            log_start_offset=self._kafka_log_start(),
-        )
         return log_loader.load(
-            self._directory, self._partition, self._config, self._storage, self._clock, options
+            self._directory, self._partition, self._config, self._storage, self._clock, self._options()
         )
 
     def refresh(self, log: UnifiedLog) -> None:
@@ -71,19 +64,14 @@ class LiveReader:
         # What a writer published in this boot is true up to its last append, also when it was killed.
         return standing is not None and (standing.clean or standing.boot_id == self._storage.boot_id())
 
-    def _kafka_bound(self) -> int | None:
-        parent = self._directory.rpartition("/")[0]
-        if self._standing is not None or not self._storage.is_locked(parent):
-            return None
-        return (
-            OffsetCheckpointFile(self._storage, f"{parent}/{REPLICATION_CHECKPOINT}")
-            .read()
-            .get(self._partition, 0)
+    def _options(self) -> OpenOptions:
+        parent = LogDirectory(self._storage, os.path.dirname(self._directory))
+        standing = self._standing
+        if standing is not None:
+            return OpenOptions(read_only=True, standing=standing if self._is_live(standing) else None)
+        _, log_starts, marks = parent.read_checkpoints()
+        return OpenOptions(
+            read_only=True,
+            end_bound=marks.get(self._partition, 0) if parent.is_taken else None,
+            log_start_offset=log_starts.get(self._partition, 0),
         )
-
-    def _kafka_log_start(self) -> int:
-        parent = self._directory.rpartition("/")[0]
-        path = f"{parent}/{LOG_START_CHECKPOINT}"
-        if self._standing is not None or not self._storage.exists(path):
-            return 0
-        return OffsetCheckpointFile(self._storage, path).read().get(self._partition, 0)

@@ -156,7 +156,8 @@ class _LogLoader:
         # Leftovers of a crash in the middle of a deletion, a cleaning or an atomic write.
         if self.options.read_only:
             return names
-        leftovers = [n for n in names if n.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX))]
+        endings = (DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX)
+        leftovers = [n for n in names if n.endswith(endings) and n != STATE_FILE]
         for name in leftovers:
             self.storage.remove(f"{self.local.directory}/{name}")
         if any(name.endswith(SWAP_SUFFIX) for name in names):

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,15 +84,40 @@ def expectation(directory: Path, partition: str) -> Expectation:
     return _load(directory / "expected" / f"{partition}.jsonl.gz", directory / "logs")
 
 
+def copy_of(log: Path, target: Path) -> Path:
+    """A copy of a partition's directory in `target`, with what its node's log directory says beside it."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in log.parent.iterdir():
+        if file.is_file():
+            shutil.copy(file, target)
+    return Path(shutil.copytree(log, target / log.name))
+
+
 def differences(log: kreplica.Log, expected: Expectation) -> list[str]:
-    """How the log's reading differs from the consumer's, in both isolation levels; [] where it does not."""
-    found = []
+    """How the log's reading differs from the consumer's, in both isolation levels, and how its offsets do;
+    [] where nothing does."""
+    ours = (log.log_start_offset, log.log_end_offset, log.last_stable_offset)
+    theirs = (expected.begin, expected.end, expected.last_stable)
+    found = [] if ours == theirs else [f"{expected.log.name}: offsets {ours} are not {theirs}"]
+    found += _differences_by_time(log, expected)
     for isolation, records in (("log_end", expected.records), ("txn_committed", expected.committed)):
         readings = itertools.zip_longest(log.read(start=expected.begin, isolation=isolation), records)
         for ours, theirs in readings:
             if ours is None or theirs is None or _facts(ours) != _facts(theirs):
                 found.append(f"{expected.log.name}, {isolation}: {ours} is not {theirs}")
                 break
+    return found
+
+
+def _differences_by_time(log: kreplica.Log, expected: Expectation) -> list[str]:
+    found = []
+    for timestamp, theirs in expected.for_times:
+        answer = log.offset_for_timestamp(timestamp)
+        ours = None if answer is None else answer.offset
+        # Kafka knows no answer where a segment is there still, but lies below the log's start as a whole.
+        passed_over = theirs is None and ours == expected.begin > 0
+        if ours != theirs and not passed_over:
+            found.append(f"{expected.log.name}: at {timestamp} there is {ours}, not {theirs}")
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 import kreplica
 from tests.conformance.adoption import read_by_kafka
-from tests.conformance.expectation import FIXTURES, differences, expectation, expectations
+from tests.conformance.expectation import FIXTURES, copy_of, differences, expectation, expectations
 from tests.conformance.kafka_peer import Node, complaints, wait_until
 from tests.conformance.make_fixtures import read, work
 
@@ -42,9 +41,9 @@ def test_kafka_reads_on_where_kreplica_wrote_on(tmp_path: Path) -> None:
     logs = {}
     for name in CARRIED_ON:
         ending = "unclean" if name.startswith("unclean") else "clean"
-        logs[name.removesuffix("-0")] = tmp_path / name
-        shutil.copytree(FIXTURES / ending / "logs" / name, tmp_path / name)
-        with kreplica.Log.open(tmp_path / name, segment_bytes=2_000, index_interval_bytes=200) as log:
+        directory = copy_of(FIXTURES / ending / "logs" / name, tmp_path / ending)
+        logs[name.removesuffix("-0")] = directory
+        with kreplica.Log.open(directory, segment_bytes=2_000, index_interval_bytes=200) as log:
             for i in range(40):
                 log.append([(b"key", b"written on %d" % i)])
     assert complaints(*logs.values()) == []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 import kreplica
-from tests.conformance.expectation import FIXTURES, Expectation, differences, expectations
+from tests.conformance.expectation import FIXTURES, Expectation, copy_of, differences, expectations
 
 CLEAN, UNCLEAN = (expectations(FIXTURES / ending) for ending in ("clean", "unclean"))
 
@@ -31,8 +30,7 @@ def test_read_only_reads_all_and_changes_nothing(expected: Expectation) -> None:
 
 @each_partition(CLEAN + UNCLEAN)
 def test_opened_to_write_it_loads_or_recovers_and_goes_on(expected: Expectation, tmp_path: Path) -> None:
-    log_directory = tmp_path / expected.log.name
-    shutil.copytree(expected.log, log_directory)
+    log_directory = copy_of(expected.log, tmp_path)
     with kreplica.Log.open(log_directory) as log:
         assert differences(log, expected) == []
         assert log.append([b"next"]).base_offset == expected.end

@@ -130,7 +130,7 @@ def test_small_files() -> None:
 def test_the_state_of_a_log(tmp_path: Path) -> None:
     with kreplica.Log.open(tmp_path / "orders-0") as log:
         log.append([b"v", b"w"])
-        path = tmp_path / "orders-0" / "kreplica.state"
+        path = tmp_path / "orders-0" / "kreplica.state.deleted"
         (fact,) = facts(path)
         assert (fact["log_end_offset"], fact["clean"]) == (2, False)
     (fact,) = facts(path)

@@ -14,6 +14,7 @@ import kreplica
 from kreplica._core.record_batch import stamp_crc, stamp_offsets
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import KafkaStorageError
+from kreplica.log.file_names import STATE_FILE
 from kreplica.log.verify import Problem, total_bytes, verify
 from kreplica.runtime.storage import FileStorage
 from tests.support.damage import bit_flips, truncations
@@ -418,7 +419,7 @@ def test_published_batches_gone(written: kreplica.Log, tmp_path: Path) -> None:
     assert kinds(partition) & {"BrokenBatch", "TornTail", "InvalidCrc"}
     path.write_bytes(b"")
     (found,) = problems(partition)
-    assert (found.path, found.kind) == (str(partition / "kreplica.state"), "OffsetBeyondLog")
+    assert (found.path, found.kind) == (str(partition / STATE_FILE), "OffsetBeyondLog")
 
 
 def test_zeros_behind_a_log_that_was_closed(written: kreplica.Log) -> None:
@@ -430,7 +431,7 @@ def test_zeros_behind_a_log_that_was_closed(written: kreplica.Log) -> None:
 
 def test_a_state_file_that_says_nothing(written: kreplica.Log) -> None:
     written.close()
-    path = Path(written.path) / "kreplica.state"
+    path = Path(written.path) / STATE_FILE
     path.write_bytes(path.read_bytes()[:100])
     (found,) = problems(path.parent)
     assert (found.path, found.kind) == (str(path), "InvalidFile")
