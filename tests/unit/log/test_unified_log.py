@@ -333,7 +333,9 @@ def test_retention_by_time_size_and_start(tmp_path, clock):
     assert (by_time.log_start_offset, by_time.log_end_offset, by_time.size) == (10, 10, 0)
     assert by_time.append_records([b"next"]).base_offset == 10
     names = by_time.local.storage.list_directory(str(tmp_path / "time"))
-    assert [name for name in names if name.endswith((".log", ".deleted"))] == ["00000000000000000010.log"]
+    assert [name for name in names if name.endswith((".log", ".index.deleted", ".log.deleted"))] == [
+        "00000000000000000010.log"
+    ]
 
 
 def test_retention_waits_for_the_high_watermark_and_leaves_compacted_topics(tmp_path, clock):
