@@ -21,7 +21,7 @@ from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import live_reader, log_loader
 from kreplica.log.damage import Damage
-from kreplica.log.file_names import parse_directory_name
+from kreplica.log.file_names import STATE_FILE, parse_directory_name
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions, Recovery
 from kreplica.log.log_reader import TimestampOffset
@@ -87,7 +87,7 @@ class Log:
         if read_only:
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
             return cls(directory, reader.open(), None, reader)
-        files.make_directory(directory)
+        _make_directory(files, directory)
         lock = files.lock_directory(directory)
         try:
             options = _options(files, directory, partition)
@@ -275,6 +275,18 @@ def _options(storage: Storage, directory: str, partition: TopicPartition) -> Ope
     return OpenOptions(
         recovery_point=recovery_points.get(partition, 0), log_start_offset=log_starts.get(partition, 0)
     )
+
+
+def _make_directory(files: Storage, directory: str) -> None:
+    # Whatever is acknowledged rests on the names of all directories above it; the state file is the first
+    # thing that a log has, so where it is, this was done.
+    if files.exists(f"{directory}/{STATE_FILE}"):
+        return
+    parent = os.path.dirname(directory)
+    if not files.is_directory(parent):
+        _make_directory(files, parent)
+    files.make_directory(directory)
+    files.sync_directory(parent)
 
 
 def _is_within(record: Record, start: int, stop: int | None) -> bool:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
 
 
+# Between one segment's last offset and the next one's base offset, where a lost segment may be the reason.
+LARGEST_GAP = 1 << 30
+
+
 def as_leader(
     log: UnifiedLog, records: Buffer, leader_epoch: int, origin: AppendOrigin, now_ms: int
 ) -> LogAppendInfo:
@@ -79,7 +83,9 @@ def _append(
         if info is None:
             if not leads:
                 _require_whole(log, batch)
-            log.roll(base)
+            # A segment begins where the one before it ends, though a leader's compacted log has gaps: only so
+            # a lost segment can be told. Where the gap would not fit the index, it begins behind it.
+            log.roll(base if base - log.log_end_offset > LARGEST_GAP else None)
             info = _append_to_active(log, data, leader_epoch, leads, may_roll=False, append_time=append_time)
     except BaseException:
         log.state.stable = stable

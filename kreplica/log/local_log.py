@@ -14,6 +14,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
 from kreplica._core.memory_region import MemoryFile
 from kreplica._core.offset_index import OffsetIndex
+from kreplica._core.records import batches
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
 from kreplica.common.config import LogConfig
@@ -181,9 +182,31 @@ class LocalLog:
             segments[index].flush()
             if segments[index].base_offset in self._aborted:
                 self._aborted[segments[index].base_offset].flush()
+        self.flush_names()
+
+    def flush_names(self) -> None:
+        """Put the directory on disk if names changed in it."""
         if self.names_changed:
             self.names_changed = False
             self.storage.sync_directory(self.directory)
+
+    def end_if_cut_at(self, offset: int) -> tuple[int, int, int]:
+        """Where the log would end if the batch that holds `offset`, and all behind it, were cut off: the
+        offset, the base offset of the segment, and the position in it."""
+        segment = self.segments[self.segments.index_for(offset)]
+        found = segment.position_of(offset)
+        if found is None:
+            return offset, segment.base_offset, segment.size
+        return min(found[2], offset), segment.base_offset, found[0]
+
+    def last_epoch(self) -> int:
+        """The leader epoch of the last batch, or -1 where there is none."""
+        for segment in reversed(list(self.segments)):
+            end = segment.next_offset()
+            last = None if end is None else segment.read(end - 1, 1)
+            if last is not None:
+                return next(iter(batches(last))).leader_epoch
+        return -1
 
     def idle(self) -> None:
         for segment in self.segments:

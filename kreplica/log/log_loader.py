@@ -19,10 +19,11 @@ from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica._core.segment_scan import check_indexes, resync, scan
 from kreplica._core.status import NAMES
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import InvalidFile
+from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import producer_batches, swap_files
+from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.damage import Damage
 from kreplica.log.file_names import (
@@ -207,19 +208,21 @@ class _LogLoader:
         if self.options.read_only:
             # Nothing is repaired, so a reader looks only at the segment that may have an unfinished end.
             flushed = max(flushed, segments[-1].base_offset)
-        first = max(0, self.local.segments.index_for(flushed))
+        first = max(0, self.local.segments.index_for(max(flushed, start)))
         for index, segment in enumerate(segments[:first]):
-            self._check_indexes(segment, segments[index + 1].base_offset)
+            if segments[index + 1].base_offset > start:
+                self._check_indexes(segment, segments[index + 1].base_offset)
         self._load_producers(start, segments[first].base_offset)
         # The log may start inside a batch, so the scan begins at the segment's own offset.
         self.next_offset = segments[first].base_offset
         latest = self.epochs.epoch_for_offset(self.next_offset)
         self.epoch = -1 if latest is None else latest
         for index in range(first, len(segments)):
+            if index > first and not self._follows_on(segments, index, flushed):
+                return
             if not self._scan(segments, index, flushed):
                 return
         self._check_nothing_missing(segments[-1], flushed)
-        self.next_offset = max(self.next_offset, start)
 
     def _believe(self, standing: LogStanding, start: int) -> None:
         """Take over where the log's writer says it stands; nothing is read."""
@@ -298,15 +301,37 @@ class _LogLoader:
         if self._was_safe(segment, position, flushed):
             self.damage = self._damage_at(segments, index, position, reason)
             return False
-        if following is None and self._only_zeros(segment, position):
+        if self._only_zeros(segment, position):
             self._cut(segment, position)
-            return False
-        for later in reversed(segments[index + 1 :]):
-            self._keep_aside(later, 0, reason)
-            self._drop(later)
+            return following is not None
+        self._drop_from(segments, index + 1, reason)
         self._keep_aside(segment, position, reason)
         self._cut(segment, position)
         return False
+
+    def _follows_on(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
+        """Whether the segment begins where the one before it ends; False when the log ends between them.
+
+        A log that is compacted has gaps, and so may one that another program wrote.
+        """
+        before, segment = segments[index - 1], segments[index]
+        gap = segment.base_offset - self.next_offset
+        if self.standing is None or self.local.config.compact or not 0 < gap <= LARGEST_GAP:
+            return True
+        reason = "the file is cut short"
+        if self._was_safe(before, before.size, flushed):
+            path = before.region.path
+            self.damage = Damage(
+                self.next_offset, segment.base_offset, path, before.size, before.size, reason
+            )
+        else:
+            self._drop_from(segments, index, reason)
+        return False
+
+    def _drop_from(self, segments: list[LogSegment], index: int, reason: str) -> None:
+        for later in reversed(segments[index:]):
+            self._keep_aside(later, 0, reason)
+            self._drop(later)
 
     def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
         """Whether the bytes at `position` were once whole, so that they can only have rotted."""
@@ -386,6 +411,7 @@ class _LogLoader:
         if self.options.read_only:
             check_indexes(segment)
             return
+        self._trim(segment, following)
         if segment.offset_index.is_plausible(segment.size) and segment.time_index.is_plausible():
             return
         self.recovery.rebuilt_indexes.append(segment.region.path)
@@ -403,6 +429,17 @@ class _LogLoader:
                 offset, following, segment.region.path, position, segment.size, NAMES[status]
             )
 
+    def _trim(self, segment: LogSegment, following: int) -> None:
+        """Take the zeros off that a closed segment ends with, where its last trim did not reach the disk."""
+        try:
+            last = segment.position_of(following - 1)
+        except CorruptMessage:
+            return
+        if last is not None and last[0] + last[1] < segment.size:
+            end = last[0] + last[1]
+            if self._only_zeros(segment, end):
+                self._cut(segment, end)
+
     # ---- the log ------------------------------------------------------------------------------------------
 
     def _begin(self, start: int) -> None:
@@ -411,7 +448,11 @@ class _LogLoader:
         self._load_producers(start, start)
 
     def _finished(self, start: int) -> UnifiedLog:
-        local, end = self.local, self.next_offset
+        local = self.local
+        if self.damage is None:
+            # What came after the log's start may be lost; offsets go on from there all the same.
+            self.next_offset = max(self.next_offset, start)
+        end = self.next_offset
         if not self.options.read_only and self.damage is None:
             self.epochs.truncate_from_end(end)
             self.epochs.truncate_from_start(start)
@@ -444,6 +485,11 @@ class _LogLoader:
         )
         log.recovered = self.recovery
         log.update_high_watermark(mark)
+        if self.standing is None and self.damage is None:
+            # From now on recovery knows the log as its own, in which segments follow each other.
+            log.flush()
+            local.flush_names()
+            log.flush_state()
         return log
 
     def _finished_reader(self, start: int, state: LogState) -> UnifiedLog:

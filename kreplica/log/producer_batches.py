@@ -6,6 +6,7 @@ from __future__ import annotations
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
 from kreplica._core.segment_scan import scan
+from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import AppendOrigin
 from kreplica.log.local_log import LocalLog
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
@@ -76,14 +77,14 @@ def feed(producers: ProducerStateManager, local: LocalLog, segment: LogSegment, 
 def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
     """Feed the log's batches from `map_end_offset` to `stop`, skipping natively what no producer state
     needs."""
-    for segment in local.segments:
-        start = producers.map_end_offset
+    start, segments = producers.map_end_offset, local.segments
+    for index in range(max(0, segments.index_for(start)), len(segments)):
+        segment = segments[index]
         if segment.base_offset >= stop:
             break
-        found = segment.position_of(start) if start > segment.base_offset else (0,)
-        if found is None:
+        position, epoch = _position_of(segment, start), -1
+        if position is None:
             continue
-        position, epoch = found[0], -1
         while True:
             status, position, offset, header = scan(segment, position, segment.size, 0, epoch)
             if status <= 0 or offset > stop:
@@ -91,6 +92,17 @@ def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
             epoch = header[2]
             feed(producers, local, segment, batch_before(segment, position, header))
     producers.map_end_offset = stop
+
+
+def _position_of(segment: LogSegment, offset: int) -> int | None:
+    if offset <= segment.base_offset:
+        return 0
+    try:
+        found = segment.position_of(offset)
+    except CorruptMessage:
+        # What rotted is reported by whoever reads it.
+        return None
+    return None if found is None else found[0]
 
 
 def batch_before(segment: LogSegment, position: int, header: tuple[int, ...]) -> RecordBatch:

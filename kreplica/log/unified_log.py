@@ -58,6 +58,7 @@ class UnifiedLog:
         "_commit",
         "_durable",
         "_failure",
+        "_flush_bound",
         "_flushed_at_ms",
         "_latest_ms",
         "_lock",
@@ -106,9 +107,11 @@ class UnifiedLog:
         self._lock = RLock()
         # Guarded by _lock:
         self._active = local.segments.active
-        self.leader_epoch = epochs.latest_epoch if epochs.latest_epoch is not None else -1
+        self.leader_epoch = state.leader_epoch if epochs.latest_epoch is None else epochs.latest_epoch
         self._flushed_at_ms = clock.time_ms()
         self._failure: BaseException | None = None
+        # What a flush that is under way may count as flushed: a truncation meanwhile lowers it.
+        self._flush_bound = 0
         self._commit = GroupCommit(self._flush_to_end, state.flush_offset)
         self.configure(local.config)
 
@@ -409,9 +412,12 @@ class UnifiedLog:
                 self.roll()
             if not self.local.segments[0].base_offset < self.local.segments.active.base_offset:
                 return 0
-            gone = self.local.remove(due)
-            start = max(self.state.log_start_offset, self.local.segments[0].base_offset)
+            # The new start is on disk before a file goes: of several files that go, a power cut may bring
+            # back any, and what then lies below the start is not looked at.
+            start = max(self.state.log_start_offset, self.local.segments[len(due)].base_offset)
             self.state.update(log_start_offset=start)
+            self.flush_state()
+            gone = self.local.remove(due)
             self.epochs.truncate_from_start(start)
             self.producers.on_log_start_offset_incremented(start)
             self.producers.delete_snapshots_before(start)
@@ -420,8 +426,7 @@ class UnifiedLog:
         return len(due)
 
     def truncate_to(self, offset: int) -> bool:
-        """Cut everything from `offset` on; whether anything was cut. Epochs at or above are forgotten in any
-        case."""
+        """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten."""
         with self._lock:
             self._require_writable()
             self._forget_epochs(min(offset, self.log_end_offset))
@@ -430,14 +435,16 @@ class UnifiedLog:
             if offset < self.local.segments[0].base_offset:
                 self.truncate_fully_and_start_at(offset)
                 return True
-            self._lower_flush_offset(offset)
+            # The batch that holds the offset goes as a whole, so the log may end below what was asked for.
             keep = self.local.segments.index_for(offset)
+            self._publish_end(*self.local.end_if_cut_at(offset))
+            self.flush_state()
             for path in self.local.remove(list(self.local.segments)[keep + 1 :]):
                 self.on_deleted(path)
             self._active = self.local.segments.active
             self._active.truncate_to(offset)
+            self.local.names_changed = True  # what is cut below a reader's pin goes on in a new file
             self.local.transaction_index(self._active.base_offset).truncate_to(offset)
-            # A batch that held the offset went as a whole, so the log may end below what was asked for.
             end = self._active.next_offset()
             end = self._active.base_offset if end is None else end
             self._forget_epochs(end)
@@ -446,48 +453,48 @@ class UnifiedLog:
 
     def _forget_epochs(self, end_offset: int) -> None:
         self.epochs.truncate_from_end(end_offset)
-        self.leader_epoch = self.epochs.latest_epoch if self.epochs.latest_epoch is not None else -1
+        # The cache knows nothing of what lies below the log start; the next batch may not fall behind that.
+        latest = self.epochs.latest_epoch
+        self.leader_epoch = self.local.last_epoch() if latest is None else latest
+        self.state.update(leader_epoch=self.leader_epoch)
         self._choose_path()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything and begin again at `offset`, an empty log."""
         with self._lock:
             self._require_writable()
-            self._lower_flush_offset(offset)
+            self._publish_end(offset, offset, 0)
+            self.state.update(log_start_offset=offset, high_watermark=offset)
+            self.flush_state()
             gone = self.local.remove(list(self.local.segments))
             self._active = self.local.roll(offset)
             self.epochs.clear()
             self.producers.truncate_fully_and_start_at(offset)
-            self.leader_epoch = -1
-            self._choose_path()
-            self.state.update(log_start_offset=offset, high_watermark=offset)
+            self._forget_epochs(offset)
             self._ended_at(offset)
         for path in gone:
             self.on_deleted(path)
 
-    def _lower_flush_offset(self, offset: int) -> None:
-        # On disk before the cut: recovery must not take a range for flushed that is about to hold other
-        # records, and call the difference damage.
-        if offset < self.state.flush_offset:
-            self.state.update(flush_offset=offset)
-            if self.state.region is not None:
-                self.state.region.flush()
+    def _publish_end(self, end: int, active_base_offset: int, valid_length: int) -> None:
+        # The log ends elsewhere. That is on disk before a byte goes: recovery must neither miss what is being
+        # cut, nor take a range for flushed that is about to hold other records.
+        state = self.state
+        self._flush_bound = min(self._flush_bound, end)
+        state.update(
+            log_start_offset=min(state.log_start_offset, end),
+            log_end_offset=end,
+            high_watermark=min(state.high_watermark, end),
+            active_base_offset=active_base_offset,
+            valid_length=valid_length,
+            flush_offset=min(state.flush_offset, end),
+            last_stable_offset=min(state.last_stable_offset, end),
+        )
+        self._commit.truncated(end)
 
     def _ended_at(self, offset: int) -> None:
         # What a cut changes besides the segments.
-        state = self.state
-        start = min(state.log_start_offset, offset)
-        state.update(
-            log_start_offset=start,
-            log_end_offset=offset,
-            high_watermark=min(state.high_watermark, offset),
-            active_base_offset=self._active.base_offset,
-            valid_length=self._active.size,
-            flush_offset=min(state.flush_offset, offset),
-            last_stable_offset=min(state.last_stable_offset, offset),
-        )
-        self._commit.truncated(offset)
-        self.producers.truncate_and_reload(start, offset, self._clock.time_ms())
+        self._publish_end(offset, self._active.base_offset, self._active.size)
+        self.producers.truncate_and_reload(self.log_start_offset, offset, self._clock.time_ms())
         producer_batches.replay(self.producers, self.local, offset)
         self.publish_stable_offset()
 
@@ -521,24 +528,30 @@ class UnifiedLog:
             self._flushed_at_ms = now_ms
             self.flush()
 
-    def _flush_state(self) -> None:
-        # The flush point of the commit before goes to disk with this one, so that it is never further behind.
-        if self._durable and self.state.region is not None:
-            self.state.region.flush()
-
     def _flush_to_end(self) -> int:
-        end = self.state.log_end_offset
+        with self._lock:
+            self._flush_bound = self.state.log_end_offset
         try:
-            self._flush_state()
+            if self._durable:
+                # The flush point of the commit before: it is never further behind on disk.
+                self.flush_state()
             self.local.flush(self.state.flush_offset)
         except BaseException as error:
             self.fail(error)
             raise
         with self._lock:
-            # A truncation may have come in between: only what still stands counts.
-            end = min(end, self.state.log_end_offset)
+            end = self._flush_bound
             self.state.update(flush_offset=max(self.state.flush_offset, end))
         return end
+
+    def flush_state(self) -> None:
+        """Put on disk where the log stands now."""
+        try:
+            if self.state.region is not None:
+                self.state.region.flush()
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     # ---- life ---------------------------------------------------------------------------------------------
 
@@ -570,8 +583,7 @@ class UnifiedLog:
                 self.state.region.close()
 
     def close(self) -> None:
-        """Flush, leave a producer snapshot and the mark of a clean close, and let go of the files. Slices
-        stay."""
+        """Flush, leave a producer snapshot and the mark of a clean close, let go of files. Slices stay."""
         with self._lock:
             if self.closed:
                 return
@@ -594,8 +606,8 @@ class UnifiedLog:
         self.producers.take_snapshot(sync=True)
         self.epochs.flush()
         self.state.mark_clean()
+        self.flush_state()
         if self.state.region is not None:
-            self.state.region.flush()
             self.state.region.trim()
 
     def __repr__(self) -> str:

@@ -1,0 +1,66 @@
+"""The power fails before any change or flush, and the disk keeps any part of what was not flushed.
+
+Whatever is left opens, holds all that was flushed, each record once, and no record that was never written.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.crashing import Run, abandon, open_log
+
+SIZES = st.integers(1, 6000)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), SIZES),
+        st.tuples(st.just("append_batch"), st.integers(0, 4)),
+        st.tuples(st.sampled_from(["append_epoch", "roll", "flush", "write_back", "reopen", "kill"]), SIZES),
+        st.tuples(st.sampled_from(["truncate", "delete"]), st.integers(0, 30)),
+    ),
+    max_size=25,
+)
+LIMITS = settings(
+    max_examples=int(os.environ.get("KREPLICA_CUTS", "100")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def recover(run: Run, seed: int | None) -> None:
+    """Cut the power, open what is left, and check it; then go on with it and open it once more."""
+    storage = run.storage.after_power_cut(None if seed is None else random.Random(seed))
+    log = open_log(storage, durability=run.durability)
+    run.check(log, run.least_end if run.least_end < run.flushed else run.flushed)
+    for cut in log.recovery.cut:
+        assert storage.size(cut.kept_in) == cut.size > 0
+    end = log.log_end_offset
+    log.append([b"after"])
+    log.close()
+    again = open_log(storage, durability=run.durability)
+    assert again.recovery.clean
+    assert again.log_end_offset == end + 1
+    assert [record.value for record in again.read(end)] == [b"after"]
+    abandon(again)
+
+
+@LIMITS
+@given(STEPS, st.sampled_from(["page_cache", "fsync"]), st.integers(0, 200), st.integers(0, 1 << 30))
+def test_what_was_flushed_survives_a_power_cut(steps, durability, stop_at, seed):
+    run = Run(durability=durability, stop_at=stop_at, seed=seed)
+    run.play(steps)
+    for chance in (None, seed, seed + 1, seed + 2):
+        recover(run, chance)
+
+
+@LIMITS
+@given(STEPS, st.sampled_from(["page_cache", "fsync"]), st.integers(0, 200))
+def test_what_was_acknowledged_survives_a_kill(steps, durability, stop_at):
+    run = Run(durability=durability, stop_at=stop_at)
+    run.play(steps)
+    log = open_log(run.storage.after_kill(), durability=durability)
+    run.check(log, run.least_end)
+    assert not log.recovery.cut, "a kill tears nothing that was published"

@@ -1,0 +1,14 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+
+class ManualClock:
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def time_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_ns(self) -> int:
+        return self.now_ms * 1_000_000
