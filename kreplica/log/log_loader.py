@@ -215,7 +215,7 @@ class _LogLoader:
         self._load_producers(start, segments[first].base_offset)
         # The log may start inside a batch, so the scan begins at the segment's own offset.
         self.next_offset = segments[first].base_offset
-        latest = self.epochs.epoch_for_offset(self.next_offset)
+        latest = self.epochs.epoch_for_offset(self.next_offset - 1)
         self.epoch = -1 if latest is None else latest
         for index in range(first, len(segments)):
             if index > first and not self._follows_on(segments, index, flushed):

@@ -29,7 +29,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
-from kreplica.log import careful_append, log_reader, producer_batches, retention
+from kreplica.log import careful_append, log_reader, producer_batches, retention, truncation
 from kreplica.log.damage import Damage
 from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
@@ -54,7 +54,6 @@ class UnifiedLog:
         "_active",
         "_ahead_ms",
         "_builder",
-        "_clock",
         "_commit",
         "_durable",
         "_failure",
@@ -99,10 +98,8 @@ class UnifiedLog:
         self.closed = False
         # What recovery did, for people: a log_loader.Recovery.
         self.recovered: object = None
-        # Called with the paths of files renamed to .deleted; the owner removes them after
-        # file.delete.delay.ms.
+        # Called with the paths of files renamed to .deleted, to be removed after file.delete.delay.ms.
         self.on_deleted = local.storage.remove
-        self._clock = clock
         self._time_ms = clock.time_ms
         self._lock = RLock()
         # Guarded by _lock:
@@ -405,15 +402,14 @@ class UnifiedLog:
         """
         with self._lock:
             self._require_writable()
-            due = retention.due(self, self._clock.time_ms())
+            due = retention.due(self, self._time_ms())
             if not due:
                 return 0
             if len(due) == len(self.local.segments):
                 self.roll()
             if not self.local.segments[0].base_offset < self.local.segments.active.base_offset:
                 return 0
-            # The new start is on disk before a file goes: of several files that go, a power cut may bring
-            # back any, and what then lies below the start is not looked at.
+            # On disk before a file goes: of several that go, a power cut may bring back any.
             start = max(self.state.log_start_offset, self.local.segments[len(due)].base_offset)
             self.state.update(log_start_offset=start)
             self.flush_state()
@@ -435,7 +431,6 @@ class UnifiedLog:
             if offset < self.local.segments[0].base_offset:
                 self.truncate_fully_and_start_at(offset)
                 return True
-            # The batch that holds the offset goes as a whole, so the log may end below what was asked for.
             keep = self.local.segments.index_for(offset)
             self._publish_end(*self.local.end_if_cut_at(offset))
             self.flush_state()
@@ -453,7 +448,7 @@ class UnifiedLog:
 
     def _forget_epochs(self, end_offset: int) -> None:
         self.epochs.truncate_from_end(end_offset)
-        # The cache knows nothing of what lies below the log start; the next batch may not fall behind that.
+        # The cache knows nothing below the log start, but the next batch may not fall behind that.
         latest = self.epochs.latest_epoch
         self.leader_epoch = self.local.last_epoch() if latest is None else latest
         self.state.update(leader_epoch=self.leader_epoch)
@@ -476,25 +471,14 @@ class UnifiedLog:
             self.on_deleted(path)
 
     def _publish_end(self, end: int, active_base_offset: int, valid_length: int) -> None:
-        # The log ends elsewhere. That is on disk before a byte goes: recovery must neither miss what is being
-        # cut, nor take a range for flushed that is about to hold other records.
-        state = self.state
+        truncation.publish_end(self.state, end, active_base_offset, valid_length)
         self._flush_bound = min(self._flush_bound, end)
-        state.update(
-            log_start_offset=min(state.log_start_offset, end),
-            log_end_offset=end,
-            high_watermark=min(state.high_watermark, end),
-            active_base_offset=active_base_offset,
-            valid_length=valid_length,
-            flush_offset=min(state.flush_offset, end),
-            last_stable_offset=min(state.last_stable_offset, end),
-        )
         self._commit.truncated(end)
 
     def _ended_at(self, offset: int) -> None:
         # What a cut changes besides the segments.
         self._publish_end(offset, self._active.base_offset, self._active.size)
-        self.producers.truncate_and_reload(self.log_start_offset, offset, self._clock.time_ms())
+        self.producers.truncate_and_reload(self.log_start_offset, offset, self._time_ms())
         producer_batches.replay(self.producers, self.local, offset)
         self.publish_stable_offset()
 
@@ -540,18 +524,19 @@ class UnifiedLog:
             self.fail(error)
             raise
         with self._lock:
+            # A truncation may have come in between: only what still stands counts.
             end = self._flush_bound
             self.state.update(flush_offset=max(self.state.flush_offset, end))
         return end
 
     def flush_state(self) -> None:
         """Put on disk where the log stands now."""
-        try:
-            if self.state.region is not None:
+        if self.state.region is not None:
+            try:
                 self.state.region.flush()
-        except BaseException as error:
-            self.fail(error)
-            raise
+            except BaseException as error:
+                self.fail(error)
+                raise
 
     # ---- life ---------------------------------------------------------------------------------------------
 
