@@ -161,7 +161,7 @@ def show(console: Console, logs: dict[str, Sums], table: dict[str, Sums]) -> Non
 
 
 def demo(directory: Path) -> bool:
-    console = Console(width=max(96, Console().width))
+    console = Console(width=max(110, Console().width))
     flights = load_flights()
     total = len(flights)
     console.print(f"{total:,} flights into {PARTITIONS} logs below {directory}")

@@ -57,6 +57,6 @@ def verify(paths: Paths, as_json: Json = False) -> None:
     from kreplica.cli import verify as command
 
     for path in paths:
-        if path.is_file() and path.suffix != ".log":
-            raise typer.BadParameter(f"{path} is no segment", param_hint="PATHS")
+        if not command.is_log(path):
+            raise typer.BadParameter(f"{path} is no segment and holds no log", param_hint="PATHS")
     raise typer.Exit(command.run(list(map(str, paths)), as_json))

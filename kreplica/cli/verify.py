@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from kreplica.cli.output import console, print_json, print_table
-from kreplica.log.verify import Problem, total_bytes, verify
+from kreplica.log.verify import Problem, holds_log, total_bytes, verify
 from kreplica.runtime.storage import FileStorage
 
 
@@ -34,6 +35,11 @@ def run(paths: Sequence[str], as_json: bool) -> int:
         found = "1 problem" if len(problems) == 1 else f"{len(problems) or 'no'} problems"
         console().print(f"{found} in {size:,} bytes of segments ({size / seconds / 1e6:,.0f} MB/s)")
     return 1 if problems else 0
+
+
+def is_log(path: Path) -> bool:
+    """Whether it is a segment, or a directory with a log in it."""
+    return path.suffix == ".log" if path.is_file() else holds_log(FileStorage(), str(path))
 
 
 @contextmanager

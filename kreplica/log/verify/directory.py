@@ -61,6 +61,14 @@ def verify(
         yield from _log_directory(storage, path, names, progress)
 
 
+def holds_log(storage: Storage, path: str) -> bool:
+    """Whether there is anything at `path` that `verify` looks at."""
+    if path.endswith(".log"):
+        return True
+    names = storage.list_directory(path)
+    return _is_partition(names) or any(name in _READERS or _PARTITION.fullmatch(name) for name in names)
+
+
 def total_bytes(storage: Storage, path: str) -> int:
     """The bytes of all segments at `path`: what `verify` walks."""
     if path.endswith(".log"):

@@ -51,6 +51,6 @@ def test_the_place_of_a_problem_for_programs(damaged: Path) -> None:
     assert problem == {"path": path, "kind": "InvalidCrc", "offset": 9, "position": 1029}
 
 
-@pytest.mark.parametrize("path", [KAFKA / "meta.properties", KAFKA / "missing"])
+@pytest.mark.parametrize("path", [KAFKA / "meta.properties", KAFKA / "missing", KAFKA.parents[1]])
 def test_what_is_no_log_is_a_usage_error(path: Path) -> None:
     assert CliRunner().invoke(app, ["verify", str(path)]).exit_code == 2
