@@ -1,5 +1,4 @@
-"""A segment of a log: batches in a mapped file, an offset index, a time index, and the append that feeds all
-three.
+"""A segment of a log: batches in a mapped file, two indexes, and the append that feeds all three.
 
 `append` takes a ready batch, `append_records` builds one from Python values straight in the mapping; both do
 the whole of the common case in one call and answer None where a decision is needed that is not theirs (a
@@ -41,8 +40,8 @@ cdef int64_t MAX_OFFSET = 1 << 62         # above all that a segment holds
 
 
 cdef int _copy_batch(void *argument) noexcept nogil:
-    # Body first, with its CRC; the header's first twelve bytes last, so that a process killed in between
-    # leaves a batch length of zero, which every reader takes for the end of the log.
+    # Body first, with its CRC; the header's first twelve bytes last, so that a process killed in between leaves a
+    # batch length of zero, which every reader takes for the end of the log.
     cdef Landing *to = <Landing *> argument
     cdef Append *a = to.append
     cdef uint8_t *target = to.target
@@ -415,13 +414,16 @@ cdef class LogSegment:
         return OFFSET_REGRESSION if status == OK and w.base_offset <= last_offset else status
 
     cdef int64_t hinted_at(self, int64_t offset, int64_t limit, Walk *w) noexcept nogil:
-        # Where to begin a search for `offset`, from the offset index: 0 where its entry lies, and points at no batch.
+        # Where to begin a search for `offset`: 0 where the index lies, which names the last offset of a batch, or, in
+        # Kafka's files, of one that came with it.
         cdef OffsetPosition hint
-        if self.offset_index.lookup(offset, &hint) != OK or not 0 < hint.position < limit:
+        cdef int status = self.offset_index.lookup(offset, &hint)
+        if status != OK or not 0 < hint.position < limit:
             return 0
-        if self.peek_at(hint.position, limit, w) != OK or w.base_offset > hint.offset:
-            return 0
-        return hint.position
+        status = self.peek_at(hint.position, limit, w)
+        while status == OK and w.last_offset < hint.offset:
+            status = self.next_at(limit, w)
+        return hint.position if status == OK and w.last_offset == hint.offset else 0
 
     cdef int locate(self, int64_t offset, Walk *w) noexcept nogil:
         # The first batch whose last offset is at least `offset`.
@@ -461,9 +463,9 @@ cdef class LogSegment:
         return self._guarded(_locate_guarded, offset, 0, w)
 
     def position_of(self, int64_t offset):
-        """(position, size, base offset, last offset) of the first batch that reaches `offset`, or None.
+        """(position, size in bytes, base offset, last offset) of the first batch that reaches `offset`, or None.
 
-        Positions and sizes in bytes. Raises CorruptMessage where the headers on the way are broken.
+        Raises CorruptMessage where the headers on the way are broken.
         """
         cdef Walk w
         if check(self.reach(offset, &w), "looking for an offset", offset) == END:
@@ -480,11 +482,9 @@ cdef class LogSegment:
         cdef int64_t start, end, length = load_length(&self.region.r)
         if limit < 0 or limit > length:
             limit = length
-        if check(self.reach(offset, &w), "reading at an offset", offset) == END:
+        if check(self.reach(offset, &w), "reading at an offset", offset) == END or w.position >= limit:
             return None
         start = w.position
-        if start >= limit:
-            return None
         end = start + w.size
         if end > limit or (w.size > max_bytes and not at_least_one):
             return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
+from kreplica._core.records import batches
 from kreplica._core.segment_scan import check_indexes, resync, scan
 from kreplica._core.status import NAMES
 from kreplica.common.config import LogConfig
@@ -46,6 +47,8 @@ from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.unified_log import UnifiedLog
 
 COMPARE_BYTES = 1 << 20
+# A whole batch that fails so at the beginning of a file was written to another one.
+FOREIGN = ("OFFSET_REGRESSION", "OFFSET_OVERFLOW")
 
 
 @dataclass(slots=True)
@@ -291,9 +294,12 @@ class _LogLoader:
     def _met_bad_batch(
         self, segments: list[LogSegment], index: int, position: int, status: int, flushed: int
     ) -> bool:
+        reason = NAMES[status]
+        if reason == "OFFSET_REGRESSION":
+            bad = int.from_bytes(segments[index].region.read(position, 8), "big", signed=True)
+            index, position = self._blamed(segments, index, position, bad)
         segment = segments[index]
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
-        reason = NAMES[status]
         if following == self.next_offset and self._only_zeros(segment, position):
             # Allocated ahead of the writer and, when it rolled, not trimmed in time: the log goes on.
             self._cut(segment, position)
@@ -303,7 +309,9 @@ class _LogLoader:
             return False
         if self._only_zeros(segment, position):
             self._cut(segment, position)
-            return following is not None
+            return True
+        if reason in FOREIGN and position == 0:
+            raise InvalidFile(f"{segment.region.path}: its first batch belongs to another segment ({reason})")
         self._drop_from(segments, index + 1, reason)
         self._keep_aside(segment, position, reason)
         self._cut(segment, position)
@@ -333,6 +341,31 @@ class _LogLoader:
             self._keep_aside(later, 0, reason)
             self._drop(later)
 
+    def _blamed(self, segments: list[LogSegment], index: int, position: int, bad: int) -> tuple[int, int]:
+        """Which of two batches lies, where the second, at `position`, begins at `bad`, below its end.
+
+        Offsets lie outside the CRC. Where the second would follow the batch before the first one, it is the
+        first whose offset jumped.
+        """
+        if position == 0 and index == 0:
+            return index, position
+        at = index if position else index - 1
+        end = position or segments[at].size
+        # Where the batch before this one starts, and the end of the one before that.
+        start, offset = 0, segments[at].base_offset
+        for batch in batches(segments[at].region.slice(0, end)):
+            if start + batch.size == end:
+                break
+            start, offset = start + batch.size, batch.next_offset
+        if not offset <= bad < self.next_offset:
+            return index, position
+        if not self.options.read_only:
+            segments[at].offset_index.truncate_to(offset)
+            segments[at].time_index.truncate_to(offset)
+            self.epochs.truncate_from_end(offset)
+        self.next_offset = offset
+        return at, start
+
     def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
         """Whether the bytes at `position` were once whole, so that they can only have rotted."""
         standing = self.standing
@@ -358,7 +391,16 @@ class _LogLoader:
                 )
             )
         )
-        if short or self.next_offset < flushed:
+        if (
+            standing is not None
+            and self.same_boot
+            and segment.base_offset == standing.active_base_offset
+            and segment.size == standing.valid_length
+            and self.next_offset > standing.log_end_offset
+        ):
+            _, position = self._blamed([segment], 0, segment.size, standing.log_end_offset)
+            self.damage = self._damage_at([segment], 0, position, "OFFSET_OVERFLOW")
+        elif short or self.next_offset < flushed:
             self.damage = Damage(
                 self.next_offset,
                 None,

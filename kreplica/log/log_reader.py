@@ -16,7 +16,7 @@ from kreplica._core.records import RecordBatch
 from kreplica._core.records import batches as batches_in
 from kreplica._core.region import Slice
 from kreplica._core.segment_scan import position_by_time
-from kreplica.common.errors import DamagedLog, InvalidCrc, LogClosed, OffsetOutOfRange
+from kreplica.common.errors import DamagedLog, InvalidCrc, LogClosed, OffsetOutOfRange, OffsetsOutOfOrder
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.transaction_index import AbortedTxn
 
@@ -115,17 +115,38 @@ def batches(
         if isolation == "txn_committed"
         else None
     )
-    offset = start_offset
-    for segment, limit in _bounded(log, start_offset, bound):
-        while True:
-            chunk = segment.read(offset, READ_CHUNK_BYTES, limit=limit)
-            if chunk is None:
-                break
+    for batch in _in_order(log, start_offset, bound):
+        if batch.last_offset >= start_offset and (aborted is None or aborted.admits(batch)):
+            yield batch
+
+
+def _in_order(log: UnifiedLog, start: int, bound: int) -> Iterator[RecordBatch]:
+    # Offsets lie outside a batch's CRC, so each batch waits until it is seen that the next one lies above it.
+    offset, held = start, None
+    for segment, limit in _bounded(log, start, bound):
+        while (chunk := segment.read(offset, READ_CHUNK_BYTES, limit=limit)) is not None:
             for batch in batches_in(chunk):
                 check_crc(log, batch)
-                offset = batch.next_offset
-                if batch.last_offset >= start_offset and (aborted is None or aborted.admits(batch)):
-                    yield batch
+                if held is not None:
+                    check_order(log, held, batch.base_offset)
+                    yield held
+                held, offset = batch, batch.next_offset
+    if held is not None:
+        following = segment.position_of(held.next_offset)
+        if following is not None:
+            check_order(log, held, following[2])
+        elif log.damage is None:
+            check_order(log, held, log.state.log_end_offset)
+        yield held
+
+
+def check_order(log: UnifiedLog, batch: RecordBatch, following: int) -> None:
+    if following < batch.next_offset:
+        raise OffsetsOutOfOrder(
+            f"{log.topic_partition}: the batch at offset {batch.base_offset} reaches past {following}, "
+            "where the next one begins",
+            where=batch.base_offset,
+        )
 
 
 def check_crc(log: UnifiedLog, batch: RecordBatch) -> None:
