@@ -1,0 +1,115 @@
+"""kill -9 at any moment: nothing acknowledged is missing, nothing is there twice, the order is right.
+
+Real processes, real files. Each kill is aimed at one kind of work, and counted under the one that the writer
+was at when it died. KREPLICA_KILLS sets how many.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kreplica
+from tests.crash.writer import ACKNOWLEDGED, PHASES, SETTINGS, SHARED_BYTES, START
+
+KILLS = int(os.environ.get("KREPLICA_KILLS", "300"))
+KILLS_PER_LOG = 20
+ROOT = Path(__file__).parents[2]
+WAIT_S = 0.5
+
+
+class WriterServer:
+    """The process that forks writers; see writer.py."""
+
+    def __init__(self, shared_path: Path) -> None:
+        shared_path.write_bytes(bytes(SHARED_BYTES))
+        self.path = shared_path
+        with shared_path.open("r+b") as file:
+            self.shared = mmap.mmap(file.fileno(), SHARED_BYTES)
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "crash" / "writer.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def kill_one(self, directory: Path, seed: int, aim: int, spins: int) -> int:
+        """Start a writer and kill it once it is at phase `aim`; the phase at which it died."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.shared[0] = 255
+        self.process.stdin.write(f"{directory} {seed} {self.path}\n")
+        self.process.stdin.flush()
+        child = int(self.process.stdout.readline())
+        shared, deadline = self.shared, time.monotonic() + WAIT_S
+        while shared[0] != aim and time.monotonic() < deadline:
+            pass
+        for _ in range(spins):
+            pass
+        os.kill(child, signal.SIGKILL)
+        status = int(self.process.stdout.readline())
+        assert os.WIFSIGNALED(status), f"the writer failed by itself: {status}"
+        return shared[0]
+
+    def number(self, position: int) -> int:
+        return int(struct.unpack_from("<q", self.shared, position)[0])
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=10)
+        self.process.stdout.close()
+        self.shared.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[WriterServer]:
+    made = WriterServer(tmp_path / "shared")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def check(log: kreplica.Log, acknowledged: int, start: int) -> None:
+    assert log.damage is None, log.damage
+    assert log.log_start_offset <= start
+    assert log.log_end_offset >= acknowledged
+    offsets = range(log.log_start_offset, log.log_end_offset)
+    records = list(log.read())
+    assert [record.offset for record in records] == list(offsets)
+    assert [int(record.value.partition(b":")[0]) for record in records] == list(offsets)
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_by_kill_9(server: WriterServer, tmp_path: Path, capsys) -> None:
+    chance = random.Random(20)
+    died: Counter[str] = Counter()
+    for number in range(KILLS):
+        directory = tmp_path / f"orders-{number // KILLS_PER_LOG}"
+        if number % KILLS_PER_LOG == 0:
+            server.shared[ACKNOWLEDGED : START + 8] = bytes(16)
+        phase = server.kill_one(directory, number, number % len(PHASES), chance.randrange(20_000))
+        died[PHASES[phase] if phase < len(PHASES) else "start"] += 1
+        if directory.exists():
+            # Every other time a reader looks first, and the next writer recovers by itself.
+            read_only = bool(number % 2) and server.number(ACKNOWLEDGED) > 0
+            with kreplica.Log.open(directory, read_only=read_only, **SETTINGS) as log:
+                check(log, server.number(ACKNOWLEDGED), server.number(START))
+    with capsys.disabled():
+        print(f"\n{KILLS} kills: {dict(sorted(died.items()))}")
+    if KILLS >= 100:
+        assert not [phase for phase in PHASES if not died[phase]], died
