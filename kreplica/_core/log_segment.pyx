@@ -33,8 +33,7 @@ cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *p) nogil
 
 cdef enum:
-    # Appends of at least this many bytes release the GIL: giving it up for less costs more than the work, and with
-    # a busy thread beside it comes back only after the switch interval, 5 ms.
+    # Appends of so many bytes release the GIL; for less, giving it up costs more than the work (ARCHITECTURE).
     RELEASE_GIL_BYTES = 32768
 
 cdef int64_t MAX_OFFSET = 1 << 62         # above all that a segment holds
