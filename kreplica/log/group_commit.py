@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from kreplica.common.locks import Condition
 
+NO_LIMIT = (1 << 63) - 1
+
 
 class GroupCommit:
     """Calls `flush()` so that every `wait(offset)` returns only when all below `offset` is on disk.
@@ -19,7 +21,7 @@ class GroupCommit:
     it would have covered gets. Thread rule: any number of threads; one `flush` at a time.
     """
 
-    __slots__ = ("_condition", "_failure", "_flush", "_flushed", "_running")
+    __slots__ = ("_condition", "_failure", "_flush", "_flushed", "_limit", "_running")
 
     def __init__(self, flush: Callable[[], int], flushed: int = 0) -> None:
         self._flush = flush
@@ -27,20 +29,29 @@ class GroupCommit:
         # Guarded by _condition:
         self._flushed = flushed
         self._running = False
+        # What a flush that is under way may count as flushed: a cut lowers it.
+        self._limit = NO_LIMIT
         self._failure: BaseException | None = None
 
-    def wait(self, offset: int) -> None:
-        """Return when everything below `offset` is on disk; raises what the flush raised."""
+    def wait(self, offset: int) -> bool:
+        """Return True when everything below `offset` is on disk, False when the log was cut below it; raises
+        what the flush raised."""
+        ran = False
         while True:
             with self._condition:
                 while self._running and self._flushed < offset and self._failure is None:
                     self._condition.wait()
                 if self._flushed >= offset:
-                    return
+                    return True
                 if self._failure is not None:
                     raise self._failure
+                if ran:
+                    # A whole flush of ours did not come so far: the log does not, any more.
+                    return False
                 self._running = True
+                self._limit = NO_LIMIT
             self._run()
+            ran = True
 
     def _run(self) -> None:
         flushed, failure = -1, None
@@ -52,7 +63,7 @@ class GroupCommit:
             failure = error
         with self._condition:
             self._running = False
-            self._flushed = max(self._flushed, flushed)
+            self._flushed = max(self._flushed, min(flushed, self._limit))
             self._failure = failure
             self._condition.notify_all()
 
@@ -60,3 +71,4 @@ class GroupCommit:
         """The log now ends at `offset`: what comes after it is not on disk any more."""
         with self._condition:
             self._flushed = min(self._flushed, offset)
+            self._limit = min(self._limit, offset)

@@ -23,6 +23,7 @@ from kreplica.common.errors import (
     FencedLeaderEpoch,
     KafkaStorageError,
     LogClosed,
+    NotLeaderOrFollower,
     OffsetOutOfRange,
     ReadOnlyLog,
 )
@@ -425,6 +426,7 @@ class UnifiedLog:
         """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten."""
         with self._lock:
             self._require_writable()
+            _require_offset(offset)
             self._forget_epochs(min(offset, self.log_end_offset))
             if offset >= self.log_end_offset:
                 return False
@@ -434,7 +436,8 @@ class UnifiedLog:
             keep = self.local.segments.index_for(offset)
             self._publish_end(*self.local.end_if_cut_at(offset))
             self.flush_state()
-            for path in self.local.remove(list(self.local.segments)[keep + 1 :]):
+            # From the end, so that what a crash in the middle leaves has no hole.
+            for path in self.local.remove(list(self.local.segments)[:keep:-1]):
                 self.on_deleted(path)
             self._active = self.local.segments.active
             self._active.truncate_to(offset)
@@ -458,10 +461,13 @@ class UnifiedLog:
         """Drop everything and begin again at `offset`, an empty log."""
         with self._lock:
             self._require_writable()
-            self._publish_end(offset, offset, 0)
+            _require_offset(offset)
+            # A kill from here on leaves older segments; none of them may seem to miss bytes.
+            first = min(offset, self.local.segments[0].base_offset)
+            self._publish_end(first, first, 0)
             self.state.update(log_start_offset=offset, high_watermark=offset)
             self.flush_state()
-            gone = self.local.remove(list(self.local.segments))
+            gone = self.local.remove(list(self.local.segments)[::-1])
             self._active = self.local.roll(offset)
             self.epochs.clear()
             self.producers.truncate_fully_and_start_at(offset)
@@ -487,7 +493,10 @@ class UnifiedLog:
     def _make_durable(self, info: LogAppendInfo) -> None:
         config = self.config
         if config.durability == "fsync":
-            self._commit.wait(info.last_offset + 1)
+            if not self._commit.wait(info.last_offset + 1):
+                raise NotLeaderOrFollower(
+                    f"{self.topic_partition}: offset {info.base_offset} was cut off before it was flushed"
+                )
         elif self.log_end_offset - self.flush_offset >= config.flush_messages:
             self.flush()
         else:
@@ -496,9 +505,11 @@ class UnifiedLog:
     def flush(self) -> int:
         """Put everything that was appended by now on disk; returns the log's end it covers.
 
-        Raises KafkaStorageError when the disk refuses; the log is offline from then on, and the flush is
-        never tried again, since the system may have dropped the pages and would report success.
+        Raises ReadOnlyLog; KafkaStorageError when the disk refuses: the log is offline from then on, and the
+        flush is never tried again, since the system may have dropped the pages and would report success.
         """
+        if self.local.read_only:
+            raise ReadOnlyLog(f"{self.topic_partition}: opened for reading")
         end = self.log_end_offset
         self._commit.wait(end)
         return end
@@ -597,3 +608,8 @@ class UnifiedLog:
 
     def __repr__(self) -> str:
         return f"UnifiedLog({self.topic_partition}, [{self.log_start_offset}, {self.log_end_offset}))"
+
+
+def _require_offset(offset: int) -> None:
+    if offset < 0:
+        raise OffsetOutOfRange(f"a log cannot end at offset {offset}", where=offset)

@@ -1,0 +1,94 @@
+"""Cutting a log: at every offset, and with the process killed in the middle of it."""
+
+from contextlib import suppress
+
+import pytest
+
+from kreplica import Log
+from kreplica.common.errors import OffsetOutOfRange
+from kreplica.log.local_log import LocalLog
+from kreplica.log.unified_log import UnifiedLog
+
+
+def _filled(path):
+    log = Log.open(path, segment_bytes=4_000)
+    for number in range(60):
+        log.append([b"%03d" % number * 100] * 2)
+    return log
+
+
+def _offsets(log):
+    return [record.offset for record in log.read()]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7, 11, 12, 13, 118, 119])
+def test_a_cut_leaves_the_batches_before_it_and_the_log_goes_on(tmp_path, offset):
+    with _filled(tmp_path / "t-0") as log:
+        log.flush()
+        assert log.truncate_to(offset)
+        end = offset - offset % 2
+        assert log.log_end_offset == end
+        assert log.append([b"after"]).base_offset == end
+        log.flush()
+        assert log.flush_offset == end + 1
+    with Log.open(tmp_path / "t-0") as log:
+        assert _offsets(log) == list(range(end + 1))
+
+
+def test_no_log_ends_below_offset_0(tmp_path):
+    with _filled(tmp_path / "t-0") as log:
+        with pytest.raises(OffsetOutOfRange):
+            log.truncate_to(-1)
+        with pytest.raises(OffsetOutOfRange):
+            log._log.truncate_fully_and_start_at(-1)
+        assert log.log_end_offset == 120
+
+
+class _Killed(BaseException):
+    """Stands for SIGKILL: what was stored stays, and nothing more is done."""
+
+
+def _kill_at(monkeypatch, owner, name, call):
+    original = getattr(owner, name)
+    calls = []
+
+    def step(*arguments):
+        calls.append(1)
+        if len(calls) > call:
+            raise _Killed
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, step)
+
+
+STEPS = [
+    (LocalLog, "rename_for_deletion", 0),
+    (LocalLog, "rename_for_deletion", 2),
+    (UnifiedLog, "_ended_at", 0),
+]
+CUTS = {
+    "in the last segment": lambda log: log.truncate_to(119),
+    "over several": lambda log: log.truncate_to(31),
+    "wholly, to a lower offset": lambda log: log._log.truncate_fully_and_start_at(7),
+    "wholly, to a higher offset": lambda log: log._log.truncate_fully_and_start_at(1_000),
+}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("owner", "name", "call"), STEPS)
+def test_a_kill_in_the_middle_of_a_cut_is_no_damage(tmp_path, monkeypatch, owner, name, call, cut, flushed):
+    log = _filled(tmp_path / "t-0")
+    if flushed:
+        log.flush()
+    with monkeypatch.context() as patches:
+        _kill_at(patches, owner, name, call)
+        with suppress(_Killed):
+            CUTS[cut](log)
+        log._log.abandon()
+        log._lock.release()
+    with Log.open(tmp_path / "t-0") as again:
+        assert again.damage is None
+        found = _offsets(again)
+        assert found == list(range(found[0], found[0] + len(found))) if found else True
+        again.append([b"on it goes"])
