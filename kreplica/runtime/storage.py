@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import stat
@@ -157,13 +158,7 @@ class FileStorage:
 
     def boot_id(self) -> str:
         """What changes when the machine is started anew."""
-        if sys.platform == "darwin":
-            with _typed("asking for the boot time"):
-                asked = subprocess.run(
-                    ["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False
-                )
-            return asked.stdout.strip()
-        return self.read_file("/proc/sys/kernel/random/boot_id", limit=256).decode("ascii").strip()
+        return _boot_id()
 
 
 class FileLock:
@@ -183,6 +178,18 @@ class FileLock:
             with suppress(OSError):
                 _lock(descriptor, fcntl.F_UNLCK)
         os.close(descriptor)
+
+
+@functools.cache
+def _boot_id() -> str:
+    # It stays for as long as this process can live, and each log that is opened asks for it.
+    if sys.platform == "darwin":
+        with _typed("asking for the boot time"):
+            asked = subprocess.run(
+                ["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False
+            )
+        return asked.stdout.strip()
+    return FileStorage().read_file("/proc/sys/kernel/random/boot_id", limit=256).decode("ascii").strip()
 
 
 def _lock(descriptor: int, kind: int) -> None:
