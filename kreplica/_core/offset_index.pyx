@@ -70,13 +70,14 @@ cdef class OffsetIndex:
         return OK
 
     cdef int prepare(self) noexcept nogil:
-        cdef int64_t need = load_length(&self.region.r) + OFFSET_ENTRY_SIZE
+        cdef int64_t need = (self.count() + 1) * OFFSET_ENTRY_SIZE
         if need > self.max_entries * OFFSET_ENTRY_SIZE:
             return FULL
         return ensure_writable(self.region, need)
 
     cdef void put(self, int64_t offset, int64_t position) noexcept nogil:
-        cdef int64_t length = load_length(&self.region.r)
+        # Half an entry that a file may end in is written over.
+        cdef int64_t length = self.count() * OFFSET_ENTRY_SIZE
         cdef uint8_t *slot = self.region.r.base + length
         cdef int64_t last = self._last_offset
         if last < 0 and length >= OFFSET_ENTRY_SIZE:

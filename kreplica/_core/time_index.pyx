@@ -62,7 +62,8 @@ cdef class TimeIndex:
         return ensure_writable(self.region, entries * TIME_ENTRY_SIZE)
 
     cdef void put(self, int64_t timestamp, int64_t offset) noexcept nogil:
-        cdef int64_t length = load_length(&self.region.r)
+        # Half an entry that a file may end in is written over.
+        cdef int64_t length = self.count() * TIME_ENTRY_SIZE
         cdef uint8_t *slot = self.region.r.base + length
         if not self._last_known:
             self._last_timestamp = load64(slot - TIME_ENTRY_SIZE) if length else -1

@@ -347,17 +347,17 @@ class _LogLoader:
         Offsets lie outside the CRC. Where the second would follow the batch before the first one, it is the
         first whose offset jumped.
         """
-        if position == 0 and index == 0:
-            return index, position
         at = index if position else index - 1
-        end = position or segments[at].size
+        end = position or (segments[at].size if at >= 0 else 0)
+        if end == 0:
+            return index, position
         # Where the batch before this one starts, and the end of the one before that.
         start, offset = 0, segments[at].base_offset
         for batch in batches(segments[at].region.slice(0, end)):
             if start + batch.size == end:
                 break
             start, offset = start + batch.size, batch.next_offset
-        if not offset <= bad < self.next_offset:
+        if not offset <= bad < self.next_offset or batch.base_offset == offset:
             return index, position
         if not self.options.read_only:
             segments[at].offset_index.truncate_to(offset)

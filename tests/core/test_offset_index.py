@@ -141,3 +141,13 @@ def test_any_bytes_give_an_answer(data, target):
     index.truncate_to(target)
     index.forget_padding()
     assert len(index) <= len(data) // 8
+
+
+@given(st.integers(0, 17))
+def test_an_index_that_ends_in_half_an_entry_goes_on_behind_the_last_whole_one(size):
+    whole = index_of([(BASE + 5, 10), (BASE + 9, 20)])
+    cut = OffsetIndex(region(contents(whole.region)[:size]), BASE, 1 << 16)
+    kept = [cut[slot] for slot in range(len(cut))]
+    cut.append(BASE + 100, 100)
+    assert [cut[slot] for slot in range(len(cut))] == [*kept, (BASE + 100, 100)]
+    assert cut.region.length == 8 * len(cut)

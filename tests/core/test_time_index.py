@@ -122,3 +122,13 @@ def test_any_bytes_give_an_answer(data, target):
     index.truncate_to(BASE + 5)
     index.forget_padding()
     assert len(index) <= len(data) // 12
+
+
+@given(st.integers(0, 25))
+def test_an_index_that_ends_in_half_an_entry_goes_on_behind_the_last_whole_one(size):
+    whole = index_of([(50, BASE + 1), (60, BASE + 9)])
+    cut = TimeIndex(region(contents(whole.region)[:size]), BASE, 1 << 16)
+    kept = [cut[slot] for slot in range(len(cut))]
+    cut.append(100, BASE + 100)
+    assert [cut[slot] for slot in range(len(cut))] == [*kept, (100, BASE + 100)]
+    assert cut.region.length == 12 * len(cut)
