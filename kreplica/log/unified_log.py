@@ -23,7 +23,6 @@ from kreplica.common.errors import (
     FencedLeaderEpoch,
     KafkaStorageError,
     LogClosed,
-    NotLeaderOrFollower,
     OffsetOutOfRange,
     ReadOnlyLog,
 )
@@ -182,14 +181,13 @@ class UnifiedLog:
     def snapshot(self) -> LogSnapshot:
         with self._lock:
             state = self.state
-            return LogSnapshot(
+            offsets = (
                 state.log_start_offset,
                 state.last_stable_offset,
                 state.high_watermark,
                 state.log_end_offset,
-                self.leader_epoch,
-                self.local.segments,
             )
+            return LogSnapshot(*offsets, self.leader_epoch, self.local.segments)
 
     # ---- append -------------------------------------------------------------------------------------------
 
@@ -426,7 +424,7 @@ class UnifiedLog:
         """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten."""
         with self._lock:
             self._require_writable()
-            _require_offset(offset)
+            truncation.require_offset(offset)
             self._forget_epochs(min(offset, self.log_end_offset))
             if offset >= self.log_end_offset:
                 return False
@@ -436,8 +434,7 @@ class UnifiedLog:
             keep = self.local.segments.index_for(offset)
             self._publish_end(*self.local.end_if_cut_at(offset))
             self.flush_state()
-            # From the end, so that what a crash in the middle leaves has no hole.
-            for path in self.local.remove(list(self.local.segments)[:keep:-1]):
+            for path in self.local.remove(list(self.local.segments)[:keep:-1]):  # a crash leaves no hole
                 self.on_deleted(path)
             self._active = self.local.segments.active
             self._active.truncate_to(offset)
@@ -461,10 +458,8 @@ class UnifiedLog:
         """Drop everything and begin again at `offset`, an empty log."""
         with self._lock:
             self._require_writable()
-            _require_offset(offset)
-            # A kill from here on leaves older segments; none of them may seem to miss bytes.
-            first = min(offset, self.local.segments[0].base_offset)
-            self._publish_end(first, first, 0)
+            truncation.require_offset(offset)
+            self._publish_end(*truncation.end_of_none(self.local.segments[0].base_offset, offset))
             self.state.update(log_start_offset=offset, high_watermark=offset)
             self.flush_state()
             gone = self.local.remove(list(self.local.segments)[::-1])
@@ -493,10 +488,7 @@ class UnifiedLog:
     def _make_durable(self, info: LogAppendInfo) -> None:
         config = self.config
         if config.durability == "fsync":
-            if not self._commit.wait(info.last_offset + 1):
-                raise NotLeaderOrFollower(
-                    f"{self.topic_partition}: offset {info.base_offset} was cut off before it was flushed"
-                )
+            truncation.require_kept(self._commit.wait(info.last_offset + 1), info.base_offset)
         elif self.log_end_offset - self.flush_offset >= config.flush_messages:
             self.flush()
         else:
@@ -505,8 +497,8 @@ class UnifiedLog:
     def flush(self) -> int:
         """Put everything that was appended by now on disk; returns the log's end it covers.
 
-        Raises ReadOnlyLog; KafkaStorageError when the disk refuses: the log is offline from then on, and the
-        flush is never tried again, since the system may have dropped the pages and would report success.
+        Raises ReadOnlyLog; KafkaStorageError when the disk refuses: the log is offline then, and the flush is
+        never tried again, since the system may have dropped the pages.
         """
         if self.local.read_only:
             raise ReadOnlyLog(f"{self.topic_partition}: opened for reading")
@@ -608,8 +600,3 @@ class UnifiedLog:
 
     def __repr__(self) -> str:
         return f"UnifiedLog({self.topic_partition}, [{self.log_start_offset}, {self.log_end_offset}))"
-
-
-def _require_offset(offset: int) -> None:
-    if offset < 0:
-        raise OffsetOutOfRange(f"a log cannot end at offset {offset}", where=offset)
