@@ -180,13 +180,8 @@ class UnifiedLog:
 
     def snapshot(self) -> LogSnapshot:
         with self._lock:
-            state = self.state
-            offsets = (
-                state.log_start_offset,
-                state.last_stable_offset,
-                state.high_watermark,
-                state.log_end_offset,
-            )
+            at = self.state
+            offsets = at.log_start_offset, at.last_stable_offset, at.high_watermark, at.log_end_offset
             return LogSnapshot(*offsets, self.leader_epoch, self.local.segments)
 
     # ---- append -------------------------------------------------------------------------------------------
