@@ -415,9 +415,19 @@ class _LogLoader:
         path = segment.region.path
         found = resync(segment, position, self.next_offset)
         if found is not None:
+            self._index_rest(segment, *found)
             return Damage(self.next_offset, found[0], path, position, found[1], reason)
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
         return Damage(self.next_offset, following, path, position, segment.size, reason)
+
+    def _index_rest(self, segment: LogSegment, offset: int, position: int) -> None:
+        """What follows the damage in its segment is to be found without a walk through the damage."""
+        status, epoch = int(not self.options.read_only), -1
+        while status > 0:
+            status, position, offset, header = scan(
+                segment, position, segment.size, offset, epoch, rebuild=True
+            )
+            epoch = header[2] if header else epoch
 
     # ---- cutting a tail -----------------------------------------------------------------------------------
 

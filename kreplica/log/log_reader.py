@@ -28,6 +28,7 @@ LATEST_TIMESTAMP = -1
 MAX_TIMESTAMP = -3
 
 # What a reader that follows batch by batch asks of a segment at a time.
+UNKNOWN_END = (1 << 63) - 1
 READ_CHUNK_BYTES = 4 << 20
 
 
@@ -74,7 +75,7 @@ def read(
     `start_offset`, since batches are not taken apart. Raises OffsetOutOfRange below the log start and above
     the log's end, DamagedLog where the bytes rotted, LogClosed.
     """
-    bound = upper_bound(log, isolation)
+    bound = _bound(log, start_offset, isolation)
     check_start(log, start_offset)
     records = None
     if start_offset < bound:
@@ -107,7 +108,7 @@ def batches(
     CorruptMessage for a batch that does not fit its CRC.
     """
     check_start(log, start_offset)
-    bound = upper_bound(log, isolation)
+    bound = _bound(log, start_offset, isolation)
     if stop_offset is not None:
         bound = min(bound, stop_offset)
     aborted = (
@@ -167,6 +168,15 @@ def upper_bound(log: UnifiedLog, isolation: str) -> int:
     raise ValueError(f"isolation {isolation!r}: log_end, high_watermark or txn_committed")
 
 
+def _bound(log: UnifiedLog, start: int, isolation: str) -> int:
+    damage = log.damage
+    behind = damage is not None and damage.next_offset is not None and start >= damage.next_offset
+    if behind and isolation == "log_end":
+        # Recovery stopped at the damage: where the log ends behind it, the batches themselves tell.
+        return UNKNOWN_END
+    return upper_bound(log, isolation)
+
+
 def check_start(log: UnifiedLog, offset: int) -> None:
     if log.closed:
         raise LogClosed(f"{log.topic_partition}: the log is closed")
@@ -201,6 +211,8 @@ def _bounded(log: UnifiedLog, start: int, bound: int) -> Iterator[tuple[LogSegme
 
 
 def _limit(segments: LogSegments, index: int, bound: int) -> int:
+    if bound == UNKNOWN_END:
+        return -1
     if index + 1 < len(segments) and segments[index + 1].base_offset <= bound:
         return -1
     found = segments[index].position_of(bound)

@@ -53,13 +53,16 @@ class Run:
         """Do the steps; whether the machine stopped on the way."""
         try:
             self.open()
-            for name, argument in steps:
-                getattr(self, name)(argument)
+            self.play_on(steps)
         except Stopped:
             return True
         finally:
             self.storage.before = None
         return False
+
+    def play_on(self, steps: Sequence[tuple[str, int]]) -> None:
+        for name, argument in steps:
+            getattr(self, name)(argument)
 
     # ---- steps --------------------------------------------------------------------------------------------
 
