@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,7 +17,7 @@ from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import LogDirLocked, ReadOnlyLog
+from kreplica.common.errors import ReadOnlyLog
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import live_reader, log_loader
@@ -88,14 +89,11 @@ class Log:
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
             return cls(directory, reader.open(), None, reader)
         _make_directory(files, directory)
-        lock = files.lock_directory(directory)
-        try:
-            options = _options(files, directory, partition)
+        with ExitStack() as locks:
+            locks.callback(files.lock_directory(directory).release)
+            options = _options(files, directory, partition, locks)
             log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), options)
-        except BaseException:
-            lock.release()
-            raise
-        return cls(directory, log, lock, None)
+            return cls(directory, log, _Locks(locks.pop_all()), None)
 
     # ---- append -------------------------------------------------------------------------------------------
 
@@ -260,16 +258,26 @@ class Log:
         return f"Log({self.path!r}, [{self._log.log_start_offset}, {self._log.log_end_offset}))"
 
 
-def _options(storage: Storage, directory: str, partition: TopicPartition) -> OpenOptions:
+class _Locks:
+    """Those of a log that is open for writing: its own directory's, and a share in its node's."""
+
+    def __init__(self, held: ExitStack) -> None:
+        self._held = held
+
+    def release(self) -> None:
+        self._held.close()
+
+
+def _options(storage: Storage, directory: str, partition: TopicPartition, locks: ExitStack) -> OpenOptions:
     """What the log directory of a node, if `directory` lies in one, knows of the partition.
 
-    Raises LogDirLocked while that node runs. Nodes of kreplica's look, in turn, for the partition's own lock.
+    A node has its directory alone. Logs that are opened by themselves share it, so that no node starts
+    meanwhile; raises LogDirLocked while one runs.
     """
     parent = LogDirectory(storage, os.path.dirname(directory))
     if not parent.is_formatted:
         return OpenOptions()
-    if parent.is_taken:
-        raise LogDirLocked(f"{parent.path}: a node is running on the directory that {directory} belongs to")
+    locks.callback(storage.lock_directory(parent.path, shared=True).release)
     parent.no_longer_clean()
     recovery_points, log_starts, _ = parent.read_checkpoints()
     return OpenOptions(

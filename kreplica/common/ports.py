@@ -115,8 +115,11 @@ class Storage(Protocol):
 
     def sync_directory(self, path: str) -> None: ...
 
-    def lock_directory(self, path: str) -> DirectoryLock:
-        """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken."""
+    def lock_directory(self, path: str, *, shared: bool = False) -> DirectoryLock:
+        """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken.
+
+        `shared`: together with others who take it so; none of them is the one writer.
+        """
         ...
 
     def is_directory(self, path: str) -> bool: ...

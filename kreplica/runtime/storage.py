@@ -124,15 +124,16 @@ class FileStorage:
         with _typed("flushing"), _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             os.fsync(descriptor)
 
-    def lock_directory(self, path: str) -> FileLock:
+    def lock_directory(self, path: str, *, shared: bool = False) -> FileLock:
         """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken.
 
-        Excludes writers in this process, in others, and a Kafka broker.
+        Excludes writers in this process, in others, and a Kafka broker. `shared`: together with others who
+        take it so.
         """
         with _typed("locking"):
             descriptor = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                _lock(descriptor, fcntl.F_WRLCK)
+                _lock(descriptor, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
             except OSError as error:
                 os.close(descriptor)
                 if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -199,7 +200,8 @@ def _lock(descriptor: int, kind: int) -> None:
         request = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
     else:
-        fcntl.flock(descriptor, fcntl.LOCK_UN if kind == fcntl.F_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kinds = {fcntl.F_UNLCK: fcntl.LOCK_UN, fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}
+        fcntl.flock(descriptor, kinds[kind] | fcntl.LOCK_NB)
 
 
 @contextmanager

@@ -105,7 +105,7 @@ class SimStorage:
         self.trace: list[Event] = []
         self._boot = boot
         self._process_id = process_id
-        self._locked: set[str] = set()
+        self._locked: dict[str, int] = {}  # how many share a directory's lock; -1: one has it alone
         self._full = False
         # The names as programs see them, those on disk, and the changes from these to those.
         self._names: dict[str, _Node] = {"/": _Directory()}
@@ -217,12 +217,13 @@ class SimStorage:
                 left.append(entry)
         self._pending = left
 
-    def lock_directory(self, path: str) -> SimLock:
-        """Take the directory for one writer; raises LogDirLocked if it is taken."""
+    def lock_directory(self, path: str, *, shared: bool = False) -> SimLock:
+        """Take the directory for one writer, or with all who share it; raises LogDirLocked if it is taken."""
         path = self._directory(path, "locking")
-        if path in self._locked:
+        holders = self._locked.get(path, 0)
+        if holders < 0 or (holders and not shared):
             raise LogDirLocked(f"{path}: another writer has the directory")
-        self._locked.add(path)
+        self._locked[path] = holders + 1 if shared else -1
         return SimLock(self._locked, path)
 
     def is_locked(self, path: str) -> bool:
@@ -377,12 +378,17 @@ class SimStorage:
 class SimLock:
     """A directory's lock, held; `release` may be called twice."""
 
-    def __init__(self, locked: set[str], path: str) -> None:
+    def __init__(self, locked: dict[str, int], path: str) -> None:
         self._locked = locked
         self._path = path
+        self._is_held = True
 
     def release(self) -> None:
-        self._locked.discard(self._path)
+        if self._is_held:
+            self._is_held = False
+            others = self._locked.pop(self._path) - 1
+            if others > 0:
+                self._locked[self._path] = others
 
 
 def _refused(number: int, path: str, what: str) -> KreplicaError:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import kreplica
+from kreplica.common.errors import LogDirLocked
+from kreplica.log.file_names import STATE_FILE
 from tests.conformance.adoption import read_by_kafka
 from tests.conformance.expectation import FIXTURES, copy_of, differences, expectation, expectations
-from tests.conformance.kafka_peer import Node, complaints, wait_until
+from tests.conformance.kafka_peer import Node, PeerError, complaints, wait_until
 from tests.conformance.make_fixtures import read, work
 
 pytestmark = pytest.mark.conformance
@@ -35,6 +38,38 @@ def test_a_live_node_is_read_up_to_its_high_watermark(tmp_path: Path) -> None:
         expected = expectation(tmp_path, "segments-0")
         with kreplica.Log.open(node.log_directory / "segments-0", read_only=True) as log:
             assert differences(log, expected) == []
+
+
+def test_turns_in_one_directory(tmp_path: Path) -> None:
+    # Kafka and kreplica write one log in turns, none of them stopped in order, never both at once.
+    with Node(tmp_path / "node", replica_high_watermark_checkpoint_interval_ms=100) as node:
+        log = node.log_directory / "segments-0"
+        work(node, "small", "segments")
+        with pytest.raises(LogDirLocked):
+            kreplica.Log.open(log)
+        node.kill()
+        opened = kreplica.Log.open(log, segment_bytes=2_000)
+        for i in range(40):
+            opened.append([b"between %d" % i])
+        with pytest.raises(PeerError):
+            node.start()
+        assert "Failed to acquire lock" in node.output.read_text()
+        shutil.copytree(log, tmp_path / "killed")  # what a killed writer leaves
+        opened.close()
+        shutil.rmtree(log)
+        shutil.move(tmp_path / "killed", log)
+        assert (log / STATE_FILE).exists()
+
+        node.start()
+        assert not (log / STATE_FILE).exists()
+        work(node, "small", "segments")
+        read(node, tmp_path / "expected")
+        node.kill()
+    expected = expectation(tmp_path, "segments-0")
+    assert b"between 39" in [record.value for record in expected.records]
+    with kreplica.Log.open(log) as again:
+        assert again.damage is None
+        assert differences(again, expected) == []
 
 
 def test_kafka_reads_on_where_kreplica_wrote_on(tmp_path: Path) -> None:

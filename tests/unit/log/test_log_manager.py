@@ -174,13 +174,15 @@ def test_a_directory_has_one_writer(directories: list[Path]) -> None:
 def test_a_log_opened_by_itself_and_its_node_exclude_each_other(tmp_path: Path) -> None:
     manager = started(tmp_path)
     append(manager.get_or_create_log(ORDERS), 3)
-    with pytest.raises(LogDirLocked, match="a node is running"):
+    with pytest.raises(LogDirLocked, match="another writer"):
         kreplica.Log.open(tmp_path / "orders-0")
     with kreplica.Log.open(tmp_path / "orders-0", read_only=True) as log:
         assert len(list(log.read())) == 3
     manager.shutdown()
     with kreplica.Log.open(tmp_path / "orders-0") as log:
         log.append([b"by itself"])
+        with kreplica.Log.open(tmp_path / "payments-0") as beside:
+            beside.append([b"another one"])
         with pytest.raises(LogDirLocked, match="another writer"):
             started(tmp_path)
     manager = started(tmp_path)
@@ -200,6 +202,14 @@ def test_a_log_opened_by_itself_takes_the_mark_of_a_clean_shutdown_away(tmp_path
     assert (tmp_path / MARKER).exists()
     with kreplica.Log.open(tmp_path / "orders-0"):
         assert not (tmp_path / MARKER).exists()
+
+
+def test_a_directory_that_becomes_a_nodes_while_a_log_in_it_is_written_is_refused(tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "orders-0") as log:
+        log.append([b"by itself"])
+        with pytest.raises(LogDirLocked, match="orders-0: another writer has the log"):
+            started(tmp_path)
+    started(tmp_path).shutdown()
 
 
 # ---- start and stop ------------------------------------------------------------------------------------

@@ -187,6 +187,21 @@ def test_lock_excludes_others_in_this_process(storage: Storage, tmp_path: Path) 
     second.release()
 
 
+def test_a_shared_lock_excludes_only_the_one_writer(storage: Storage, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    first, second = storage.lock_directory(path, shared=True), storage.lock_directory(path, shared=True)
+    assert storage.is_locked(path)
+    for one, still_shared in ((first, True), (second, False)):
+        with pytest.raises(errors.LogDirLocked):
+            storage.lock_directory(path)
+        one.release()
+        assert storage.is_locked(path) == still_shared
+    alone = storage.lock_directory(path)
+    with pytest.raises(errors.LogDirLocked):
+        storage.lock_directory(path, shared=True)
+    alone.release()
+
+
 TAKE = """
     from kreplica.runtime.storage import FileStorage
     try:
