@@ -508,6 +508,8 @@ class _LogLoader:
         if not self.options.read_only and self.damage is None:
             self.epochs.truncate_from_end(end)
             self.epochs.truncate_from_start(start)
+            # On disk before a batch is: an epoch that is gone would look valid again above it (KAFKA-16541).
+            self.epochs.flush()
         state = self._open_state()
         if self.options.read_only:
             return self._finished_reader(start, state)

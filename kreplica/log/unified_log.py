@@ -443,6 +443,7 @@ class UnifiedLog:
 
     def _forget_epochs(self, end_offset: int) -> None:
         self.epochs.truncate_from_end(end_offset)
+        self.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
         # The cache knows nothing below the log start, but the next batch may not fall behind that.
         latest = self.epochs.latest_epoch
         self.leader_epoch = self.local.last_epoch() if latest is None else latest
