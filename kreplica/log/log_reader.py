@@ -28,8 +28,10 @@ LATEST_TIMESTAMP = -1
 MAX_TIMESTAMP = -3
 
 # What a reader that follows batch by batch asks of a segment at a time.
-UNKNOWN_END = (1 << 63) - 1
 READ_CHUNK_BYTES = 4 << 20
+
+# The bound of a reader behind the damaged range: where the log ends there, the batches themselves tell.
+UNKNOWN_END = 1 << 62
 
 
 class FetchDataInfo(NamedTuple):
@@ -75,12 +77,11 @@ def read(
     `start_offset`, since batches are not taken apart. Raises OffsetOutOfRange below the log start and above
     the log's end, DamagedLog where the bytes rotted, LogClosed.
     """
-    bound = _bound(log, start_offset, isolation)
-    check_start(log, start_offset)
+    bound, segments = _view(log, start_offset, isolation)
     records = None
     if start_offset < bound:
-        for segment, limit in _bounded(log, start_offset, bound):
-            records = segment.read(start_offset, max_bytes, limit=limit, at_least_one=at_least_one)
+        for segment, limit in _bounded(log, segments, start_offset, bound):
+            records = _read(log, segment, start_offset, max_bytes, limit, at_least_one)
             if records is not None:
                 break
     state = log.state
@@ -107,8 +108,7 @@ def batches(
     With "txn_committed" the batches of aborted transactions are left out. Raises as `read`, and
     CorruptMessage for a batch that does not fit its CRC.
     """
-    check_start(log, start_offset)
-    bound = _bound(log, start_offset, isolation)
+    bound, segments = _view(log, start_offset, isolation)
     if stop_offset is not None:
         bound = min(bound, stop_offset)
     aborted = (
@@ -116,16 +116,29 @@ def batches(
         if isolation == "txn_committed"
         else None
     )
-    for batch in _in_order(log, start_offset, bound):
+    for batch in _in_order(log, segments, start_offset, bound):
+        if batch.base_offset >= bound:
+            return
         if batch.last_offset >= start_offset and (aborted is None or aborted.admits(batch)):
             yield batch
 
 
-def _in_order(log: UnifiedLog, start: int, bound: int) -> Iterator[RecordBatch]:
+def _view(log: UnifiedLog, start: int, isolation: str) -> tuple[int, LogSegments]:
+    # The bound first, so that the segments hold all below it; the start last, so that it is in them still.
+    bound, segments = upper_bound(log, isolation), log.local.segments
+    check_start(log, start)
+    damage = log.damage
+    behind = damage is not None and damage.next_offset is not None and start >= damage.next_offset
+    if behind and isolation == "log_end":
+        bound = UNKNOWN_END
+    return bound, segments
+
+
+def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) -> Iterator[RecordBatch]:
     # Offsets lie outside a batch's CRC, so each batch waits until it is seen that the next one lies above it.
     offset, held = start, None
-    for segment, limit in _bounded(log, start, bound):
-        while (chunk := segment.read(offset, READ_CHUNK_BYTES, limit=limit)) is not None:
+    for segment, limit in _bounded(log, segments, start, bound):
+        while (chunk := _read(log, segment, offset, READ_CHUNK_BYTES, limit, True)) is not None:
             for batch in batches_in(chunk):
                 check_crc(log, batch)
                 if held is not None:
@@ -133,12 +146,33 @@ def _in_order(log: UnifiedLog, start: int, bound: int) -> Iterator[RecordBatch]:
                     yield held
                 held, offset = batch, batch.next_offset
     if held is not None:
-        following = segment.position_of(held.next_offset)
-        if following is not None:
-            check_order(log, held, following[2])
-        elif log.damage is None:
-            check_order(log, held, log.state.log_end_offset)
+        if log.damage is None:
+            following = segment.position_of(held.next_offset)
+            end = max(bound, log.state.log_end_offset)
+            check_order(log, held, end if following is None else following[2])
         yield held
+
+
+def _read(
+    log: UnifiedLog, segment: LogSegment, offset: int, max_bytes: int, limit: int, at_least_one: bool
+) -> Slice | None:
+    # As the segment's own, but for one that rotted: no search may cross the damage.
+    damage = log.damage
+    if damage is None or segment.region.path != damage.path:
+        return segment.read(offset, max_bytes, limit=limit, at_least_one=at_least_one)
+    if offset < damage.first_offset:
+        return segment.read(offset, max_bytes, limit=damage.position, at_least_one=at_least_one)
+    if damage.next_offset is None or offset < damage.next_offset:
+        return None
+    start, size = damage.end_position, 0
+    for batch in batches_in(segment.region.slice(start, segment.size - start)):
+        if batch.last_offset < offset:
+            start += batch.size
+        elif size + batch.size <= max_bytes or (at_least_one and size == 0):
+            size += batch.size
+        else:
+            break
+    return segment.region.slice(start, size) if size else None
 
 
 def check_order(log: UnifiedLog, batch: RecordBatch, following: int) -> None:
@@ -168,15 +202,6 @@ def upper_bound(log: UnifiedLog, isolation: str) -> int:
     raise ValueError(f"isolation {isolation!r}: log_end, high_watermark or txn_committed")
 
 
-def _bound(log: UnifiedLog, start: int, isolation: str) -> int:
-    damage = log.damage
-    behind = damage is not None and damage.next_offset is not None and start >= damage.next_offset
-    if behind and isolation == "log_end":
-        # Recovery stopped at the damage: where the log ends behind it, the batches themselves tell.
-        return UNKNOWN_END
-    return upper_bound(log, isolation)
-
-
 def check_start(log: UnifiedLog, offset: int) -> None:
     if log.closed:
         raise LogClosed(f"{log.topic_partition}: the log is closed")
@@ -199,20 +224,21 @@ def check_start(log: UnifiedLog, offset: int) -> None:
         )
 
 
-def _bounded(log: UnifiedLog, start: int, bound: int) -> Iterator[tuple[LogSegment, int]]:
+def _bounded(
+    log: UnifiedLog, segments: LogSegments, start: int, bound: int
+) -> Iterator[tuple[LogSegment, int]]:
     # The segments that hold [start, bound), each with the position it may be read up to (-1: its valid
     # length).
-    segments = log.local.segments
+    damage = log.damage
     for index in range(max(0, segments.index_for(start)), len(segments)):
         segment = segments[index]
         if segment.base_offset >= bound:
             return
-        yield segment, _limit(segments, index, bound)
+        is_whole = bound == UNKNOWN_END or (damage is not None and segment.region.path == damage.path)
+        yield segment, -1 if is_whole else _limit(segments, index, bound)
 
 
 def _limit(segments: LogSegments, index: int, bound: int) -> int:
-    if bound == UNKNOWN_END:
-        return -1
     if index + 1 < len(segments) and segments[index + 1].base_offset <= bound:
         return -1
     found = segments[index].position_of(bound)
@@ -265,11 +291,14 @@ def offset_for_timestamp(log: UnifiedLog, timestamp: int) -> TimestampOffset | N
     if timestamp == LATEST_TIMESTAMP:
         return TimestampOffset(-1, log.log_end_offset, _epoch_at(log, log.log_end_offset))
     start, bound = log.log_start_offset, log.log_end_offset
+    segments = log.local.segments
     if timestamp == MAX_TIMESTAMP:
-        timestamp = max((_largest_timestamp(s, start) for s, _ in _bounded(log, start, bound)), default=-1)
+        timestamp = max(
+            (_largest_timestamp(s, start) for s, _ in _bounded(log, segments, start, bound)), default=-1
+        )
         if timestamp < 0:
             return None
-    for segment, limit in _bounded(log, start, bound):
+    for segment, limit in _bounded(log, segments, start, bound):
         if segment.largest_timestamp() >= timestamp:
             for batch, record in _records_from(log, segment, limit, start, timestamp):
                 if record.timestamp is not None and record.timestamp >= timestamp:
