@@ -10,7 +10,8 @@
 #                                                                            40 its valid length in bytes
 #                                                                            48 flush offset (all below is on disk)
 #                                                                            56 leader epoch
-#                                                                            64 flags
+#                                                                            64 flags: bit 0 closed in order; bits 8
+#                                                                               and up count the cuts
 #                                                                            72 CRC-32C of bytes 0 to 71
 #
 # The writer fills the slot that is not current and then stores sequence + 1 (release): the slot of a sequence s is
@@ -26,6 +27,7 @@ cdef enum:
     STATE_SIZE = 256
     STATE_SLOT = 64               # position of slot 0
     STATE_SLOT_STRIDE = 80
+    CUT_SHIFT = 8                 # a reader that sees another count opens the files anew
     FLAG_CLEAN = 1                # closed in order: everything is flushed, nothing is to be recovered
 
 cdef struct Standing:

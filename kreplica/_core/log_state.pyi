@@ -13,6 +13,7 @@ class LogStanding(NamedTuple):
     leader_epoch: int
     boot_id: str
     clean: bool
+    cuts: int
 
 class LogState:
     region: Region | None
@@ -45,6 +46,7 @@ class LogState:
         flush_offset: int | None = None,
         leader_epoch: int | None = None,
     ) -> None: ...
+    def count_cut(self, cuts: int = 1) -> None: ...
     def mark_clean(self) -> None: ...
 
 def read_standing(image: bytes | bytearray | memoryview) -> LogStanding | None: ...

@@ -23,12 +23,13 @@ cdef extern from "atomics.h" nogil:
 LogStanding = namedtuple(
     "LogStanding",
     "log_start_offset high_watermark last_stable_offset log_end_offset active_base_offset valid_length "
-    "flush_offset leader_epoch boot_id clean",
+    "flush_offset leader_epoch boot_id clean cuts",
 )
 LogStanding.__doc__ = """Where a log stood at one moment, as its writer published it.
 
 Offsets are exclusive ends, but for `log_start_offset`. `valid_length` in bytes, of the segment whose base offset is
-`active_base_offset`. `clean`: closed in order, nothing is to be recovered.
+`active_base_offset`. `clean`: closed in order, nothing is to be recovered. `cuts`: how often bytes went that a
+reader may have seen, over the life of the log.
 """
 
 cdef const char *MAGIC = b"KRLOG\x00\x00\x01"
@@ -171,6 +172,10 @@ cdef class LogState:
         else:
             self.publish()
 
+    def count_cut(self, int64_t cuts=1):
+        """The log is about to lose bytes, or has: with the next publication readers open its files anew."""
+        self.now.flags += cuts << CUT_SHIFT
+
     def mark_clean(self):
         """Publish that the log is closed in order; the caller flushes the region afterwards."""
         self.now.flags |= FLAG_CLEAN
@@ -210,4 +215,5 @@ def read_standing(const uint8_t[::1] image):
         copied.log_start_offset, copied.high_watermark, copied.last_stable_offset, copied.log_end_offset,
         copied.active_base_offset, copied.valid_length, copied.flush_offset, copied.leader_epoch,
         bytes(base[16:52]).decode("ascii", "replace").strip("\0 "), bool(copied.flags & FLAG_CLEAN),
+        copied.flags >> CUT_SHIFT,
     )

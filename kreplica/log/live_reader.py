@@ -51,7 +51,7 @@ class LiveReader:
         standing = self._read_standing()
         if standing is None or standing == self._standing or not self._is_live(standing):
             return
-        log.follow(standing)
+        log.follow(standing, anew=self._standing is None or standing.cuts != self._standing.cuts)
         self._standing = standing
 
     def _read_standing(self) -> LogStanding | None:

@@ -18,6 +18,7 @@ from kreplica._core.records import batches
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
 from kreplica.common.config import LogConfig
+from kreplica.common.errors import KafkaStorageError
 from kreplica.common.ports import Storage
 from kreplica.log.file_names import (
     DELETED_SUFFIX,
@@ -33,6 +34,8 @@ from kreplica.log.file_names import (
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.transaction_index import TransactionIndex
 
+# How often a reader looks at a directory whose writer changes it meanwhile.
+LOOKS = 5
 # A segment's positions are 32 bits wide in Kafka's index, so no file may reach 2 GiB.
 MAX_SEGMENT_BYTES = (1 << 31) - 1
 
@@ -91,6 +94,9 @@ class LocalLog:
             base_offset,
         )
         self.configure(segment)
+        if self.read_only:
+            # Mapped now, the file stays readable when its writer removes it.
+            segment.region.slice(0, 0)
         return segment
 
     def configure(self, segment: LogSegment) -> None:
@@ -216,12 +222,13 @@ class LocalLog:
         for segment in self.segments:
             segment.close()
 
-    def limit_to(self, standing: LogStanding) -> None:
+    def limit_to(self, standing: LogStanding, *, anew: bool = False) -> None:
         """Let a reader's segments end where the log's writer says; what it has begun since is opened.
 
-        The files are allocated ahead of the writer, so their sizes say nothing.
+        The files are allocated ahead of the writer, so their sizes say nothing. `anew`: the writer has cut
+        the log, so that a file may be another one under the same name: none is kept.
         """
-        kept = [s for s in self.segments if s.base_offset <= standing.active_base_offset]
+        kept = [s for s in self.segments if s.base_offset <= standing.active_base_offset and not anew]
         if not kept or kept[-1].base_offset < standing.active_base_offset:
             kept += self._opened_since({segment.base_offset for segment in kept}, standing.active_base_offset)
             kept.sort(key=lambda segment: segment.base_offset)
@@ -234,9 +241,17 @@ class LocalLog:
         self.segments = LogSegments(tuple(kept))
 
     def _opened_since(self, known: set[int], up_to: int) -> list[LogSegment]:
-        names = self.storage.list_directory(self.directory)
-        bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
-        return [self.open_segment(base, names=names) for base in bases if base not in known and base <= up_to]
+        for attempt in range(LOOKS):
+            names = self.storage.list_directory(self.directory)
+            bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
+            wanted = [base for base in bases if base not in known and base <= up_to]
+            try:
+                return [self.open_segment(base, names=names) for base in wanted]
+            except KafkaStorageError:
+                # Retention or a cut took a file between the look and the opening: look again.
+                if attempt == LOOKS - 1:
+                    raise
+        return []
 
 
 def _empty_region(path: str) -> Region:

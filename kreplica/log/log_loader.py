@@ -587,4 +587,7 @@ class _LogLoader:
             f"{self.local.directory}/{STATE_FILE}", 4096, writable=True, create=True
         )
         self.local.names_changed = True
-        return LogState(region, self.storage.boot_id(), self.storage.process_id())
+        state = LogState(region, self.storage.boot_id(), self.storage.process_id())
+        # Whoever opens the log may have cut its tail, so readers look anew.
+        state.count_cut(self.standing.cuts + 1 if self.standing is not None else 0)
+        return state

@@ -13,6 +13,7 @@ from kreplica.common.errors import NotLeaderOrFollower, OffsetOutOfRange
 
 def publish_end(state: LogState, end: int, active_base_offset: int, valid_length: int) -> None:
     """Let the log end at offset `end`, byte `valid_length` of the segment at `active_base_offset`."""
+    state.count_cut()
     state.update(
         log_start_offset=min(state.log_start_offset, end),
         log_end_offset=end,

@@ -355,10 +355,10 @@ class UnifiedLog:
             self.publish_stable_offset()
             return True
 
-    def follow(self, standing: LogStanding) -> None:
-        """A reader's log: stand where the log's writer has published that it stands."""
+    def follow(self, standing: LogStanding, *, anew: bool = False) -> None:
+        """A reader's log: stand where its writer has published; `anew`: none of its files may be kept."""
         with self._lock:
-            self.local.limit_to(standing)
+            self.local.limit_to(standing, anew=anew)
             self._active = self.local.segments.active
             self.state.update(
                 log_start_offset=standing.log_start_offset,
