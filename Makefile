@@ -9,7 +9,7 @@
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
 #   make crash        the kill -9 loop and power cuts, at length (KILLS=3000 CUTS=10000)
 #   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
-#   make fuzz         segments and batches fed with noise (FUZZ_INPUTS=1000000)
+#   make fuzz         a log's files and a producer's batches fed with noise (FUZZ_SECONDS=60)
 #   make wheel-check  a wheel built from the source archive, installed into a fresh environment, used there
 #   make clean        what was built; `make distclean` takes .venv too
 
@@ -29,7 +29,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 KILLS ?= 3000
 CUTS ?= 10000
 FLIP_BYTES ?= 1048576
-FUZZ_INPUTS ?= 1000000
+FUZZ_SECONDS ?= 60
 WORKERS ?= 2
 
 SOURCES := $(wildcard kreplica/_core/*.pyx kreplica/_core/*.pxd kreplica/_core/native/*.[ch])
@@ -89,7 +89,7 @@ flips: .make/build
 	KREPLICA_FLIP_BYTES=$(FLIP_BYTES) $(PYTEST) tests/crash -k flip
 
 fuzz: .make/build
-	KREPLICA_FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) tests/core -k fuzz
+	KREPLICA_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/crash -k fuzz
 
 conformance: .make/build
 	$(PYTEST) tests/conformance -m conformance
