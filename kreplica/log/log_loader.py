@@ -38,6 +38,7 @@ from kreplica.log.file_names import (
     TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
+    file_name,
     parse_file_name,
 )
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
@@ -138,6 +139,8 @@ class _LogLoader:
         same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
         bases = sorted(found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX)
         self._remove_orphans(names, set(bases))
+        indexes = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+        self.without_index = {b for b in bases for suffix in indexes if file_name(b, suffix) not in names}
         segments = [self._open(base, names) for base in bases]
         self.local.segments = LogSegments(tuple(segments))
         self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
@@ -242,6 +245,7 @@ class _LogLoader:
         return (
             standing is not None
             and standing.clean
+            and not self.without_index
             and standing.active_base_offset == segments[-1].base_offset
             and standing.valid_length == segments[-1].size
         )
@@ -464,7 +468,8 @@ class _LogLoader:
             check_indexes(segment)
             return
         self._trim(segment, following)
-        if segment.offset_index.is_plausible(segment.size) and segment.time_index.is_plausible():
+        plausible = segment.offset_index.is_plausible(segment.size) and segment.time_index.is_plausible()
+        if plausible and segment.base_offset not in self.without_index:
             return
         self.recovery.rebuilt_indexes.append(segment.region.path)
         segment.forget()

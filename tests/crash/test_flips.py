@@ -23,8 +23,8 @@ from tests.support.logs import OtherBoot
 SEGMENT = "00000000000000000000.log"
 FLIP_BYTES = int(os.environ.get("KREPLICA_FLIP_BYTES", "0"))
 
-# All flips of a large segment would take days: a bit of each such step, and a truncation there. A prime, so that
-# the steps fall on all fields.
+# All flips of a large segment would take days: a bit of each such step, and a truncation there. A prime, so
+# that the steps fall on all fields.
 LARGE_STRIDE_BYTES = 97
 
 # How a log comes to its opening: closed in order, its writer killed, the machine restarted, or no state
