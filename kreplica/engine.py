@@ -17,7 +17,7 @@ from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import ReadOnlyLog
+from kreplica.common.errors import KafkaStorageError, OffsetOutOfRange, ReadOnlyLog
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import live_reader, log_loader
@@ -151,9 +151,21 @@ class Log:
         """The batches that hold the offsets [start, stop), each a view of the mapped file, its CRC
         checked."""
         self._see()
-        return self._log.batches(
-            self._log.log_start_offset if start is None else start, stop, isolation=isolation
-        )
+        first = self._log.log_start_offset if start is None else start
+        found = self._log.batches(first, stop, isolation=isolation)
+        return found if self._refresh is None else self._beside_retention(found, first)
+
+    def _beside_retention(self, found: Iterator[RecordBatch], offset: int) -> Iterator[RecordBatch]:
+        try:
+            for batch in found:
+                offset = batch.next_offset
+                yield batch
+        except KafkaStorageError as error:
+            # The writer's retention may have taken the file meanwhile.
+            self._see()
+            if offset < self._log.log_start_offset:
+                raise OffsetOutOfRange(f"offset {offset} is gone", where=offset) from error
+            raise
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms since 1970), or None."""

@@ -12,6 +12,7 @@ import os
 
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.config import LogConfig
+from kreplica.common.errors import KafkaStorageError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
@@ -19,6 +20,9 @@ from kreplica.log.file_names import STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
+
+# How often a reader looks again where the writer has changed the files under its eyes.
+ATTEMPTS = 20
 
 
 class LiveReader:
@@ -41,24 +45,47 @@ class LiveReader:
 
     def open(self) -> UnifiedLog:
         """The log as it stands now, read-only. Raises InvalidFile when there is none."""
-        self._standing = self._read_standing()
+        for attempt in range(ATTEMPTS):
+            self._standing = self._read_standing()
+            try:
+                return self._load()
+            except KafkaStorageError:
+                # Retention took a file, or a roll trimmed one, between the look at it and its opening.
+                if attempt + 1 == ATTEMPTS:
+                    raise
+        raise AssertionError
+
+    def _load(self) -> UnifiedLog:
         return log_loader.load(
             self._directory, self._partition, self._config, self._storage, self._clock, self._options()
         )
 
     def refresh(self, log: UnifiedLog) -> None:
         """Let `log` see what its writer has published since."""
-        standing = self._read_standing()
-        if standing is None or standing == self._standing or not self._is_live(standing):
-            return
-        log.follow(standing, anew=self._standing is None or standing.cuts != self._standing.cuts)
-        self._standing = standing
+        for attempt in range(ATTEMPTS):
+            standing = self._read_standing()
+            if standing is None or standing == self._standing or not self._is_live(standing):
+                return
+            anew = self._standing is None or standing.cuts != self._standing.cuts
+            try:
+                log.follow(standing, anew=anew)
+            except KafkaStorageError:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+            else:
+                self._standing = standing
+                return
 
     def _read_standing(self) -> LogStanding | None:
         path = f"{self._directory}/{STATE_FILE}"
         if not self._storage.exists(path):
             return None
-        return read_standing(self._storage.read_file(path, 1 << 16))
+        for _ in range(ATTEMPTS):
+            standing = read_standing(self._storage.read_file(path, 1 << 16))
+            if standing is not None:
+                return standing
+            # Written to while it was read.
+        return None
 
     def _is_live(self, standing: LogStanding | None) -> bool:
         # What a writer published in this boot is true up to its last append, also when it was killed.

@@ -226,15 +226,23 @@ class LocalLog:
         """Let a reader's segments end where the log's writer says; what it has begun since is opened.
 
         The files are allocated ahead of the writer, so their sizes say nothing. `anew`: the writer has cut
-        the log, so that a file may be another one under the same name: none is kept.
+        the log, so that a file may be another one under the same name: none is kept. Raises
+        KafkaStorageError where the writer has removed or trimmed a file since; then there is a later
+        standing, or will be.
         """
         kept = [s for s in self.segments if s.base_offset <= standing.active_base_offset and not anew]
         if not kept or kept[-1].base_offset < standing.active_base_offset:
-            kept += self._opened_since({segment.base_offset for segment in kept}, standing.active_base_offset)
-            kept.sort(key=lambda segment: segment.base_offset)
+            opened = self._opened_since({s.base_offset for s in kept}, standing.active_base_offset)
+            # What was the active one, and what has come since, is closed now, but for the last.
+            changed = kept[-1:] + opened
+            kept = sorted(kept + opened, key=lambda segment: segment.base_offset)
+            kept = kept[max(0, LogSegments(tuple(kept)).index_for(standing.log_start_offset)) :]
             for segment in kept[:-1]:
-                segment.limit_to(self.storage.size(segment.region.path))
-        active = kept[-1]
+                if segment in changed:
+                    segment.limit_to(self.storage.size(segment.region.path))
+        active = kept[-1] if kept else None
+        if active is None or active.base_offset < standing.active_base_offset:
+            raise KafkaStorageError(f"{self.directory}: the writer's active segment is gone")
         active.limit_to(standing.valid_length)
         active.offset_index.forget_padding()
         active.time_index.forget_padding()
