@@ -16,7 +16,14 @@ from kreplica._core.records import RecordBatch
 from kreplica._core.records import batches as batches_in
 from kreplica._core.region import Slice
 from kreplica._core.segment_scan import position_by_time
-from kreplica.common.errors import DamagedLog, InvalidCrc, LogClosed, OffsetOutOfRange, OffsetsOutOfOrder
+from kreplica.common.errors import (
+    CorruptMessage,
+    DamagedLog,
+    InvalidCrc,
+    LogClosed,
+    OffsetOutOfRange,
+    OffsetsOutOfOrder,
+)
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.transaction_index import AbortedTxn
 
@@ -30,6 +37,8 @@ MAX_TIMESTAMP = -3
 # What a reader that follows batch by batch asks of a segment at a time.
 READ_CHUNK_BYTES = 4 << 20
 
+# What a batch begins with: its base offset and its length.
+LOG_OVERHEAD = 12
 # The bound of a reader behind the damaged range: where the log ends there, the batches themselves tell.
 UNKNOWN_END = 1 << 62
 
@@ -165,7 +174,7 @@ def _read(
     if damage.next_offset is None or offset < damage.next_offset:
         return None
     start, size = damage.end_position, 0
-    for batch in batches_in(segment.region.slice(start, segment.size - start)):
+    for batch in _up_to_padding(segment, start):
         if batch.last_offset < offset:
             start += batch.size
         elif size + batch.size <= max_bytes or (at_least_one and size == 0):
@@ -173,6 +182,17 @@ def _read(
         else:
             break
     return segment.region.slice(start, size) if size else None
+
+
+def _up_to_padding(segment: LogSegment, position: int) -> Iterator[RecordBatch]:
+    # A damaged log is left as it was found, with the zeros that were allocated ahead of its writer.
+    try:
+        for batch in batches_in(segment.region.slice(position, segment.size - position)):
+            position += batch.size
+            yield batch
+    except CorruptMessage:
+        if segment.region.read(position, min(LOG_OVERHEAD, segment.size - position)).strip(b"\0"):
+            raise
 
 
 def check_order(log: UnifiedLog, batch: RecordBatch, following: int) -> None:
