@@ -70,7 +70,7 @@ def _append(
         raise FencedLeaderEpoch(
             f"{log.topic_partition}: a batch of epoch {leader_epoch} after one of {log.leader_epoch}"
         )
-    if leader_epoch > log.leader_epoch:
+    if leader_epoch > log.leader_epoch or log.epochs.latest_epoch is None:
         if not leads:
             _require_whole(log, batch)
         log.begin_epoch(leader_epoch, base)

@@ -143,7 +143,7 @@ class UnifiedLog:
             and config.message_timestamp_before_max_ms == INT64_MAX
         )
         stored_as_sent = config.compression_type in ("producer", "uncompressed")
-        ready = is_plain and stored_as_sent and self._writable()
+        ready = is_plain and stored_as_sent and self._writable() and self.latest_epoch is not None
         self._plain_epoch = self.leader_epoch if ready else -2
 
     # ---- where it stands ----------------------------------------------------------------------------------
