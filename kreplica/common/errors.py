@@ -98,6 +98,12 @@ class MessageTooLarge(KreplicaError):
     code = 10
 
 
+class NetworkException(InvalidMetadata):
+    """The node could not be reached, or the connection was lost before it answered."""
+
+    code = 13
+
+
 class CoordinatorLoadInProgress(KreplicaError):
     """The coordinator is still loading."""
 

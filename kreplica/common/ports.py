@@ -8,9 +8,10 @@ runtime/ has the real ones, sim/ the ones that a test drives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from kreplica._core.region import Region
+from kreplica.common.future import Future
 
 
 class Clock(Protocol):
@@ -140,4 +141,38 @@ class Workers(Protocol):
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Do all tasks; returns when the last one is done. Raises what the first failing one raised, then."""
+        ...
+
+
+class Loop(Protocol):
+    """What runs the steps of one object (a fetcher, a manager of requests), in the order they were posted.
+
+    Two tasks of one loop never run at once, and none runs inside `post`. So what belongs to a loop alone
+    needs no lock.
+    """
+
+    def post(self, task: Callable[[], None]) -> None:
+        """Run `task` soon."""
+        ...
+
+    def post_later(self, task: Callable[[], None], delay_ms: int) -> Cancellable:
+        """Run `task` in this loop after `delay_ms`."""
+        ...
+
+
+class Transport(Protocol):
+    """Carries requests to other nodes, and their answers back: entities of the package kio.
+
+    In process the entities themselves are handed over; a field of records is then a pinned slice of the
+    sender's log, or anything with its buffer interface.
+    """
+
+    def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
+        """Send `request` to the node; the future gets the response entity.
+
+        It fails with NetworkException when the node cannot be reached, the connection is lost, or no answer
+        has come within `timeout_ms`; then the request may have been carried out or not. Requests of one
+        sender to one node arrive in the order they were sent. What follows is left to the future's callback,
+        which should do no more than post to a Loop.
+        """
         ...

@@ -1,0 +1,179 @@
+"""Future: what a waiting operation gives its caller, light enough for a million of them.
+
+It has the interface of `concurrent.futures.Future` and is one (asyncio.wrap_future and
+concurrent.futures.wait take it), but a condition variable is made only where somebody waits, so one that
+waits costs some hundred bytes. Thread rule: any thread may ask, wait and add callbacks; one owner resolves.
+`_LOCK` guards the passage of every future from pending to done; nothing is called under it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, InvalidStateError
+from typing import Any, Generic, TypeVar, cast
+
+from kreplica.common.locks import Condition, Lock
+
+T = TypeVar("T")
+
+# The states have the names that concurrent.futures gives them, since its `wait` looks at them.
+PENDING = "PENDING"
+CANCELLED = "CANCELLED_AND_NOTIFIED"
+FINISHED = "FINISHED"
+
+_LOCK = Lock()
+
+
+class Future(concurrent.futures.Future[T], Generic[T]):
+    """The result of an operation that may still be under way.
+
+    The owner calls `set_result` or `set_exception` once; or, where the result is known before the operation
+    is through, gives it to the constructor and calls `finish`.
+    """
+
+    __slots__ = ("_callbacks", "_changed", "_exception", "_result", "_seen_by", "_state")
+
+    def __init__(self, prepared: T | None = None) -> None:
+        # The base class would make a condition and three lists.
+        self._state = PENDING
+        self._result = prepared
+        self._exception = None
+        self._callbacks: list[Callable[[Any], object]] | None = None
+        self._changed: Condition | None = None
+        self._seen_by: list[Any] | None = None
+
+    # ---- the owner ----------------------------------------------------------------------------------------
+
+    def finish(self) -> bool:
+        """Done, with the result that was prepared; False if it was cancelled."""
+        return self._pass_to(FINISHED)
+
+    def set_result(self, result: T) -> None:
+        """Done. Raises InvalidStateError if it was done before; nothing happens if it was cancelled."""
+        self._require_pending()
+        self._result = result
+        self._pass_to(FINISHED)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Failed. Raises InvalidStateError if it was done before; nothing happens if it was cancelled."""
+        self._require_pending()
+        self._exception = exception
+        self._pass_to(FINISHED)
+
+    def set_running_or_notify_cancel(self) -> bool:
+        return self._state == PENDING
+
+    def _require_pending(self) -> None:
+        if self._state == FINISHED:
+            raise InvalidStateError(f"{self._state}: {self!r}")
+
+    def _pass_to(self, state: str) -> bool:
+        with _LOCK:
+            if self._state != PENDING:
+                return False
+            self._state = state
+            callbacks, changed, seen_by = self._callbacks, self._changed, self._seen_by
+            self._callbacks = None
+        if changed is not None:
+            with changed:
+                self._tell(seen_by or ())
+                changed.notify_all()
+        for callback in callbacks or ():
+            callback(self)
+        return True
+
+    def _tell(self, waiters: Iterable[Any]) -> None:
+        # The waiters of concurrent.futures.wait and as_completed.
+        for waiter in waiters:
+            if self._state == CANCELLED:
+                waiter.add_cancelled(self)
+            elif self._exception is not None:
+                waiter.add_exception(self)
+            else:
+                waiter.add_result(self)
+
+    # ---- whoever waits ------------------------------------------------------------------------------------
+
+    def cancel(self) -> bool:
+        """Give up waiting for it; the operation itself goes on. False if it is done."""
+        return self._pass_to(CANCELLED) or self._state == CANCELLED
+
+    def cancelled(self) -> bool:
+        return self._state == CANCELLED
+
+    def running(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return self._state != PENDING
+
+    def result(self, timeout: float | None = None) -> T:
+        """The result, or the exception raised. TimeoutError after `timeout` seconds, CancelledError."""
+        if self._state == PENDING:
+            self._wait(timeout)
+        if self._state == CANCELLED:
+            raise CancelledError
+        if self._exception is not None:
+            try:
+                raise self._exception
+            finally:
+                # The traceback would hold this frame, and it the future: a cycle.
+                self = None  # type: ignore[assignment]
+        return cast(T, self._result)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The exception it failed with, or None. TimeoutError after `timeout` seconds, CancelledError."""
+        if self._state == PENDING:
+            self._wait(timeout)
+        if self._state == CANCELLED:
+            raise CancelledError
+        return self._exception
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call `fn(self)` once it is done, in the thread that resolves it; at once if it is done."""
+        with _LOCK:
+            if self._state == PENDING:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(fn)
+                return
+        fn(self)
+
+    def _wait(self, timeout: float | None) -> None:
+        condition = self._condition
+        with condition:
+            if not condition.wait_for(self.done, timeout):
+                raise concurrent.futures.TimeoutError
+
+    @property
+    def _condition(self) -> Condition:  # type: ignore[override]
+        with _LOCK:
+            if self._changed is None:
+                # Reentrant, as the base class's is.
+                self._changed = Condition()
+            return self._changed
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        with _LOCK:
+            if self._seen_by is None:
+                self._seen_by = []
+            return self._seen_by
+
+    def __repr__(self) -> str:
+        return f"<Future {self._state.lower()}>"
+
+
+def resolved(result: T) -> Future[T]:
+    """A future that is done."""
+    future: Future[T] = Future(result)
+    future.finish()
+    return future
+
+
+def failed(exception: BaseException) -> Future[Any]:
+    """A future that has failed."""
+    future: Future[Any] = Future()
+    future.set_exception(exception)
+    return future

@@ -1,0 +1,109 @@
+"""The light Future behaves as concurrent.futures' own, and stays light."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import sys
+import threading
+
+import pytest
+
+from kreplica.common.future import Future, failed, resolved
+
+
+def test_it_is_resolved_once() -> None:
+    future: Future[int] = Future()
+    assert not future.done()
+    future.set_result(7)
+    assert future.done()
+    assert future.result() == 7
+    assert future.exception() is None
+    with pytest.raises(concurrent.futures.InvalidStateError):
+        future.set_result(8)
+    with pytest.raises(concurrent.futures.InvalidStateError):
+        future.set_exception(ValueError())
+    assert future.result() == 7
+
+
+def test_a_prepared_result_is_there_once_it_is_finished() -> None:
+    future = Future(5)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.result(timeout=0)
+    assert future.finish()
+    assert future.result() == 5
+    assert not future.finish()
+
+
+def test_a_failure_is_raised_and_told() -> None:
+    future = failed(KeyError("x"))
+    with pytest.raises(KeyError):
+        future.result()
+    assert isinstance(future.exception(), KeyError)
+
+
+def test_callbacks_come_once_each_in_their_order_and_late_ones_at_once() -> None:
+    seen: list[str] = []
+    future: Future[int] = Future()
+    future.add_done_callback(lambda _: seen.append("first"))
+    future.add_done_callback(lambda f: seen.append(f"second {f.result()}"))
+    future.set_result(1)
+    future.add_done_callback(lambda _: seen.append("late"))
+    assert seen == ["first", "second 1", "late"]
+
+
+def test_a_cancelled_future_takes_no_result() -> None:
+    future: Future[int] = Future()
+    assert future.cancel()
+    assert future.cancelled()
+    assert future.done()
+    future.set_result(1)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    assert not resolved(1).cancel()
+
+
+def test_threads_that_wait_are_woken() -> None:
+    future: Future[int] = Future()
+    got: list[int] = []
+    threads = [threading.Thread(target=lambda: got.append(future.result())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    future.set_result(3)
+    for thread in threads:
+        thread.join()
+    assert got == [3] * 4
+
+
+@pytest.mark.parametrize("resolve_first", [True, False])
+def test_the_waits_of_concurrent_futures_take_it(resolve_first: bool) -> None:
+    first: Future[int] = Future()
+    second: Future[int] = Future()
+    resolver = threading.Thread(target=lambda: (first.set_result(1), second.set_exception(OSError())))
+    resolver.start()
+    if resolve_first:
+        resolver.join()
+    done, waiting = concurrent.futures.wait([first, second], timeout=60)
+    assert done == {first, second}
+    assert not waiting
+    assert set(concurrent.futures.as_completed([first, second], timeout=60)) == done
+    resolver.join()
+
+
+def test_asyncio_takes_it() -> None:
+    async def main() -> int:
+        future: Future[int] = Future()
+        thread = threading.Thread(target=future.set_result, args=(9,))
+        wrapped = asyncio.wrap_future(future)
+        thread.start()
+        result = await wrapped
+        thread.join()
+        return result
+
+    assert asyncio.run(main()) == 9
+
+
+def test_one_that_waits_is_small() -> None:
+    future: Future[int] = Future()
+    assert sys.getsizeof(future) <= 256
+    assert not future.__dict__
