@@ -25,7 +25,6 @@ from kreplica.log.file_names import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
-    SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     file_name,
@@ -116,29 +115,11 @@ class LocalLog:
         if self.read_only:
             there = self.storage.exists(path) if names is None else file_name(base_offset, suffix) in names
             if not there:
-                return _empty_region(path)
+                return empty_region(path)
             capacity = max(capacity, self.storage.size(path))
         return self.storage.open_region(
             path, capacity, writable=not self.read_only, create=not self.read_only
         )
-
-    def end_of_swap(self, base_offset: int) -> int:
-        """The offset after the last batch of a segment whose files still carry the suffix .swap."""
-
-        path = self.path(base_offset, LOG_SUFFIX) + SWAP_SUFFIX
-        size = self.storage.size(path)
-        region = self.storage.open_region(path, size, writable=False)
-        try:
-            segment = LogSegment(
-                region,
-                OffsetIndex(_empty_region(path), base_offset, 0),
-                TimeIndex(_empty_region(path), base_offset, 0),
-                base_offset,
-            )
-            end = segment.next_offset()
-            return base_offset if end is None else end
-        finally:
-            region.close()
 
     def transaction_index(self, base_offset: int) -> TransactionIndex:
         """The index of the aborted transactions that ended in the segment with this base offset."""
@@ -262,6 +243,6 @@ class LocalLog:
         return []
 
 
-def _empty_region(path: str) -> Region:
-    # Stands in for an index that a reader misses: it has no entry, so a search walks the segment.
+def empty_region(path: str) -> Region:
+    """Stands in for an index that a reader misses: it has no entry, so a search walks the segment."""
     return MemoryFile(0).open(path, 0, writable=False)

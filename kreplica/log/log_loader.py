@@ -20,51 +20,30 @@ from kreplica._core.records import batches
 from kreplica._core.segment_scan import check_indexes, resync, scan
 from kreplica._core.status import NAMES
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import CorruptMessage, InvalidFile
+from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.log import producer_batches, swap_files
+from kreplica.log import leftovers, producer_batches
 from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.damage import Damage
 from kreplica.log.file_names import (
-    CLEANED_SUFFIX,
-    CUT_SUFFIX,
-    DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     STATE_FILE,
-    SWAP_SUFFIX,
-    TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
-    TXN_INDEX_SUFFIX,
     file_name,
     parse_file_name,
 )
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_segments import LogSegments
+from kreplica.log.log_tail import CutTail, LogTail, only_zeros
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.unified_log import UnifiedLog
 
-COMPARE_BYTES = 1 << 20
 # A whole batch that fails so at the beginning of a file was written to another one.
 FOREIGN = ("OFFSET_REGRESSION", "OFFSET_OVERFLOW")
-
-
-@dataclass(slots=True)
-class CutTail:
-    """Bytes that recovery took off the end of a segment: they were never flushed, and never will be read
-    again.
-
-    They are kept in the file `kept_in`, from byte `position` of the segment `path` on.
-    """
-
-    path: str
-    position: int
-    size: int
-    kept_in: str
-    reason: str
 
 
 @dataclass(slots=True)
@@ -129,16 +108,20 @@ class _LogLoader:
         self.topic_partition = topic_partition
         self.local = LocalLog(directory, config, storage, read_only=options.read_only)
         self.recovery = Recovery()
+        self.tail = LogTail(self.local, self.recovery.cut)
         self.damage: Damage | None = None
         self.next_offset = options.log_start_offset
         self.epoch = -1
 
     def load(self) -> UnifiedLog:
-        names = self._tidied(self.storage.list_directory(self.local.directory))
+        names = self.storage.list_directory(self.local.directory)
+        if not self.options.read_only:
+            names = leftovers.tidied(self.local, names)
         standing = self._read_standing(names)
         same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
         bases = sorted(found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX)
-        self._remove_orphans(names, set(bases))
+        if not self.options.read_only:
+            leftovers.remove_orphans(self.local, names, set(bases))
         indexes = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
         self.without_index = {b for b in bases for suffix in indexes if file_name(b, suffix) not in names}
         segments = [self._open(base, names) for base in bases]
@@ -159,46 +142,10 @@ class _LogLoader:
 
     # ---- what lies in the directory -----------------------------------------------------------------------
 
-    def _tidied(self, names: list[str]) -> list[str]:
-        # Leftovers of a crash in the middle of a deletion, a cleaning or an atomic write.
-        if self.options.read_only:
-            return names
-        endings = (DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX)
-        leftovers = [n for n in names if n.endswith(endings) and n != STATE_FILE]
-        for name in leftovers:
-            self.storage.remove(f"{self.local.directory}/{name}")
-        if any(name.endswith(SWAP_SUFFIX) for name in names):
-            swap_files.complete(self.storage, self.local.directory, names, self._replaced(names))
-            return self.storage.list_directory(self.local.directory)
-        return [name for name in names if name not in leftovers]
-
-    def _replaced(self, names: list[str]) -> dict[int, list[int]]:
-        # For each swapped segment, the older ones whose base offsets lie in its range.
-        replaced: dict[int, list[int]] = {}
-        bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
-        for name in names:
-            found = parse_file_name(name.removesuffix(SWAP_SUFFIX)) if name.endswith(SWAP_SUFFIX) else None
-            if found and found[1] == LOG_SUFFIX:
-                end = self.local.end_of_swap(found[0])
-                replaced[found[0]] = [base for base in bases if found[0] <= base < end]
-        return replaced
-
     def _read_standing(self, names: list[str]) -> LogStanding | None:
         if STATE_FILE not in names:
             return None
         return read_standing(self.storage.read_file(f"{self.local.directory}/{STATE_FILE}", 1 << 16))
-
-    def _remove_orphans(self, names: list[str], bases: set[int]) -> None:
-        if self.options.read_only:
-            return
-        for name in names:
-            found = parse_file_name(name)
-            if (
-                found
-                and found[0] not in bases
-                and found[1] in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
-            ):
-                self.storage.remove(f"{self.local.directory}/{name}")
 
     def _open(self, base: int, names: list[str]) -> LogSegment:
         return self.local.open_segment(base, names=names)
@@ -304,21 +251,21 @@ class _LogLoader:
             index, position = self._blamed(segments, index, position, bad)
         segment = segments[index]
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
-        if following == self.next_offset and self._only_zeros(segment, position):
+        if following == self.next_offset and only_zeros(segment, position):
             # Allocated ahead of the writer and, when it rolled, not trimmed in time: the log goes on.
-            self._cut(segment, position)
+            self.tail.cut(segment, position)
             return True
         if self._was_safe(segment, position, flushed):
             self.damage = self._damage_at(segments, index, position, reason)
             return False
-        if self._only_zeros(segment, position):
-            self._cut(segment, position)
+        if only_zeros(segment, position):
+            self.tail.cut(segment, position)
             return True
         if reason in FOREIGN and position == 0:
             raise InvalidFile(f"{segment.region.path}: its first batch belongs to another segment ({reason})")
-        self._drop_from(segments, index + 1, reason)
-        self._keep_aside(segment, position, reason)
-        self._cut(segment, position)
+        self.tail.drop_from(segments, index + 1, reason)
+        self.tail.keep_aside(segment, position, reason)
+        self.tail.cut(segment, position)
         return False
 
     def _follows_on(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
@@ -337,13 +284,8 @@ class _LogLoader:
                 self.next_offset, segment.base_offset, path, before.size, before.size, reason
             )
         else:
-            self._drop_from(segments, index, reason)
+            self.tail.drop_from(segments, index, reason)
         return False
-
-    def _drop_from(self, segments: list[LogSegment], index: int, reason: str) -> None:
-        for later in reversed(segments[index:]):
-            self._keep_aside(later, 0, reason)
-            self._drop(later)
 
     def _blamed(self, segments: list[LogSegment], index: int, position: int, bad: int) -> tuple[int, int]:
         """Which of two batches lies, where the second, at `position`, begins at `bad`, below its end.
@@ -433,41 +375,12 @@ class _LogLoader:
             )
             epoch = header[2] if header else epoch
 
-    # ---- cutting a tail -----------------------------------------------------------------------------------
-
-    def _only_zeros(self, segment: LogSegment, position: int) -> bool:
-        for start in range(position, segment.size, COMPARE_BYTES):
-            if segment.region.read(start, min(COMPARE_BYTES, segment.size - start)).strip(b"\0"):
-                return False
-        return True
-
-    def _keep_aside(self, segment: LogSegment, position: int, reason: str) -> None:
-        size = segment.size - position
-        if self.options.read_only or size == 0:
-            return
-        kept_in = f"{segment.region.path}.{position}{CUT_SUFFIX}"
-        self.storage.write_file_atomically(kept_in, bytes(segment.region.slice(position, size)))
-        self.recovery.cut.append(CutTail(segment.region.path, position, size, kept_in, reason))
-
-    def _cut(self, segment: LogSegment, position: int) -> None:
-        if self.options.read_only:
-            segment.limit_to(position)
-        else:
-            segment.region.truncate(position)
-
-    def _drop(self, segment: LogSegment) -> None:
-        if self.options.read_only:
-            self.local.segments = self.local.segments.without({segment.base_offset})
-        else:
-            for path in self.local.remove([segment]):
-                self.storage.remove(path)
-
     def _check_indexes(self, segment: LogSegment, following: int) -> None:
         """A closed segment below the flush point is believed; its indexes are only looked at."""
         if self.options.read_only:
             check_indexes(segment)
             return
-        self._trim(segment, following)
+        self.tail.trim(segment, following)
         plausible = segment.offset_index.is_plausible(segment.size) and segment.time_index.is_plausible()
         if plausible and segment.base_offset not in self.without_index:
             return
@@ -485,17 +398,6 @@ class _LogLoader:
             self.damage = Damage(
                 offset, following, segment.region.path, position, segment.size, NAMES[status]
             )
-
-    def _trim(self, segment: LogSegment, following: int) -> None:
-        """Take the zeros off that a closed segment ends with, where its last trim did not reach the disk."""
-        try:
-            last = segment.position_of(following - 1)
-        except CorruptMessage:
-            return
-        if last is not None and last[0] + last[1] < segment.size:
-            end = last[0] + last[1]
-            if self._only_zeros(segment, end):
-                self._cut(segment, end)
 
     # ---- the log ------------------------------------------------------------------------------------------
 

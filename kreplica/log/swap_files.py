@@ -8,25 +8,22 @@ range removed.
 
 from __future__ import annotations
 
-from kreplica.common.ports import Storage
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.offset_index import OffsetIndex
+from kreplica._core.time_index import TimeIndex
 from kreplica.log.file_names import LOG_SUFFIX, SEGMENT_SUFFIXES, SWAP_SUFFIX, file_name, parse_file_name
+from kreplica.log.local_log import LocalLog, empty_region
 
 
-def complete(storage: Storage, directory: str, names: list[str], replaced: dict[int, list[int]]) -> None:
-    """Put every complete `.swap` segment in place.
+def complete(local: LocalLog, names: list[str]) -> None:
+    """Put every complete `.swap` segment in place; `names`: what lies in the directory.
 
-    `replaced` tells, for the base offset of a swapped segment, the base offsets of the segments it stands
-    for. Files of an index without its log are removed: an index is rebuilt, never trusted.
+    Files of an index without its log are removed: an index is rebuilt, never trusted.
     """
-    swapped = {
-        found[0]
-        for found in (
-            parse_file_name(name.removesuffix(SWAP_SUFFIX)) for name in names if name.endswith(SWAP_SUFFIX)
-        )
-        if found and found[1] == LOG_SUFFIX
-    }
-    for base in sorted(swapped):
-        for old in replaced.get(base, []):
+    storage, directory = local.storage, local.directory
+    replaced = _replaced(local, names)
+    for base in sorted(replaced):
+        for old in replaced[base]:
             for suffix in SEGMENT_SUFFIXES:
                 storage.remove(f"{directory}/{file_name(old, suffix)}")
         for suffix in reversed(SEGMENT_SUFFIXES):
@@ -37,3 +34,32 @@ def complete(storage: Storage, directory: str, names: list[str], replaced: dict[
         if name.endswith(SWAP_SUFFIX) and storage.exists(f"{directory}/{name}"):
             storage.remove(f"{directory}/{name}")
     storage.sync_directory(directory)
+
+
+def _replaced(local: LocalLog, names: list[str]) -> dict[int, list[int]]:
+    # For each swapped segment, the older ones whose base offsets lie in its range.
+    replaced: dict[int, list[int]] = {}
+    bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
+    for name in names:
+        found = parse_file_name(name.removesuffix(SWAP_SUFFIX)) if name.endswith(SWAP_SUFFIX) else None
+        if found and found[1] == LOG_SUFFIX:
+            end = _end_of_swap(local, found[0])
+            replaced[found[0]] = [base for base in bases if found[0] <= base < end]
+    return replaced
+
+
+def _end_of_swap(local: LocalLog, base_offset: int) -> int:
+    # The offset after the last batch of a segment whose files still carry the suffix .swap.
+    path = local.path(base_offset, LOG_SUFFIX) + SWAP_SUFFIX
+    region = local.storage.open_region(path, local.storage.size(path), writable=False)
+    try:
+        segment = LogSegment(
+            region,
+            OffsetIndex(empty_region(path), base_offset, 0),
+            TimeIndex(empty_region(path), base_offset, 0),
+            base_offset,
+        )
+        end = segment.next_offset()
+        return base_offset if end is None else end
+    finally:
+        region.close()

@@ -7,12 +7,80 @@ other records.
 
 from __future__ import annotations
 
-from kreplica._core.log_state import LogState
+from typing import TYPE_CHECKING
+
 from kreplica.common.errors import NotLeaderOrFollower, OffsetOutOfRange
+from kreplica.log import producer_batches
+
+if TYPE_CHECKING:
+    from kreplica.log.unified_log import UnifiedLog
 
 
-def publish_end(state: LogState, end: int, active_base_offset: int, valid_length: int) -> None:
-    """Let the log end at offset `end`, byte `valid_length` of the segment at `active_base_offset`."""
+def truncate_to(log: UnifiedLog, offset: int) -> bool:
+    """As UnifiedLog.truncate_to, which holds the log's lock."""
+    require_offset(offset)
+    forget_epochs(log, min(offset, log.log_end_offset))
+    local = log.local
+    if offset >= log.log_end_offset:
+        return False
+    if offset < local.segments[0].base_offset:
+        log.truncate_fully_and_start_at(offset)
+        return True
+    keep = local.segments.index_for(offset)
+    _publish_end(log, *local.end_if_cut_at(offset))
+    log.flush_state()
+    for path in local.remove(list(local.segments)[:keep:-1]):  # a crash leaves no hole
+        log.on_deleted(path)
+    active = log.active = local.segments.active
+    active.truncate_to(offset)
+    local.names_changed = True  # what is cut below a reader's pin goes on in a new file
+    local.transaction_index(active.base_offset).truncate_to(offset)
+    end = active.next_offset()
+    end = active.base_offset if end is None else end
+    forget_epochs(log, end)
+    ended_at(log, end)
+    return True
+
+
+def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
+    """As UnifiedLog.truncate_fully_and_start_at, which holds the log's lock; the names of the files that
+    went."""
+    require_offset(offset)
+    local = log.local
+    _publish_end(log, *_end_of_none(local.segments[0].base_offset, offset))
+    log.state.update(log_start_offset=offset, high_watermark=offset)
+    log.flush_state()
+    gone = local.remove(list(local.segments)[::-1])
+    log.active = local.roll(offset)
+    log.epochs.clear()
+    log.producers.truncate_fully_and_start_at(offset)
+    forget_epochs(log, offset)
+    ended_at(log, offset)
+    return gone
+
+
+def forget_epochs(log: UnifiedLog, end_offset: int) -> None:
+    """Forget the leader epochs that begin at `end_offset` or above."""
+    log.epochs.truncate_from_end(end_offset)
+    log.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
+    # The cache knows nothing below the log start, but the next batch may not fall behind that.
+    latest = log.epochs.latest_epoch
+    log.leader_epoch = log.local.last_epoch() if latest is None else latest
+    log.state.update(leader_epoch=log.leader_epoch)
+    log.choose_path()
+
+
+def ended_at(log: UnifiedLog, offset: int) -> None:
+    """What a cut changes besides the segments."""
+    _publish_end(log, offset, log.active.base_offset, log.active.size)
+    log.producers.truncate_and_reload(log.log_start_offset, offset, log.time_ms())
+    producer_batches.replay(log.producers, log.local, offset)
+    log.publish_stable_offset()
+
+
+def _publish_end(log: UnifiedLog, end: int, active_base_offset: int, valid_length: int) -> None:
+    # The log ends at offset `end`, byte `valid_length` of the segment at `active_base_offset`.
+    state = log.state
     state.count_cut()
     state.update(
         log_start_offset=min(state.log_start_offset, end),
@@ -23,11 +91,12 @@ def publish_end(state: LogState, end: int, active_base_offset: int, valid_length
         flush_offset=min(state.flush_offset, end),
         last_stable_offset=min(state.last_stable_offset, end),
     )
+    log.flusher.truncated(end)
 
 
-def end_of_none(first_base_offset: int, offset: int) -> tuple[int, int, int]:
-    """What to publish before everything goes and the log begins again at `offset`: end, active segment,
-    length. A kill then leaves older segments, and none of them may seem to miss bytes."""
+def _end_of_none(first_base_offset: int, offset: int) -> tuple[int, int, int]:
+    # What to publish before everything goes and the log begins again at `offset`: end, active segment,
+    # length. A kill then leaves older segments, and none of them may seem to miss bytes.
     first = min(first_base_offset, offset)
     return first, first, 0
 

@@ -1,9 +1,9 @@
 """UnifiedLog: the log of one partition, as a leader or a follower keeps it.
 
 Around the segments (LocalLog) it keeps what gives offsets their meaning: the high watermark and last stable
-offset, leader epochs, producers' state, retention, durability, and what recovery found. Thread rule: `_lock`
+offset, leader epochs, producers' state, retention, durability, and what recovery found. Thread rule: `lock`
 guards every change (appends, rolls, truncation, retention, the high watermark); readers take the published
-standing and the immutable collection of segments and hold no lock. A flush runs outside `_lock`, so appends
+standing and the immutable collection of segments and hold no lock. A flush runs outside `lock`, so appends
 go on meanwhile.
 
 Time comes from the Clock, files from the Storage: see common/ports.py.
@@ -29,11 +29,11 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
-from kreplica.log import careful_append, log_reader, producer_batches, retention, truncation
+from kreplica.log import careful_append, log_reader, retention, truncation
 from kreplica.log.damage import Damage
-from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
+from kreplica.log.log_flusher import LogFlusher
 from kreplica.log.log_reader import FetchDataInfo, LogSnapshot, TimestampOffset
 from kreplica.log.log_validator import LogValidator
 from kreplica.log.producer_state_manager import ProducerStateManager
@@ -51,29 +51,27 @@ class UnifiedLog:
     """
 
     __slots__ = (
-        "_active",
         "_ahead_ms",
         "_builder",
-        "_commit",
-        "_durable",
         "_failure",
-        "_flush_bound",
-        "_flushed_at_ms",
         "_latest_ms",
-        "_lock",
         "_max_bytes",
         "_plain_epoch",
-        "_time_ms",
+        "active",
         "closed",
         "config",
         "damage",
+        "durable",
         "epochs",
+        "flusher",
         "leader_epoch",
         "local",
+        "lock",
         "on_deleted",
         "producers",
         "recovered",
         "state",
+        "time_ms",
         "topic_partition",
         "validator",
     )
@@ -100,24 +98,21 @@ class UnifiedLog:
         self.recovered: object = None
         # Called with the paths of files renamed to .deleted, to be removed after file.delete.delay.ms.
         self.on_deleted = local.storage.remove
-        self._time_ms = clock.time_ms
-        self._lock = RLock()
-        # Guarded by _lock:
-        self._active = local.segments.active
+        self.time_ms = clock.time_ms
+        self.lock = RLock()
+        # Guarded by lock:
+        self.active = local.segments.active
         self.leader_epoch = state.leader_epoch if epochs.latest_epoch is None else epochs.latest_epoch
-        self._flushed_at_ms = clock.time_ms()
         self._failure: BaseException | None = None
-        # What a flush that is under way may count as flushed: a truncation meanwhile lowers it.
-        self._flush_bound = 0
-        self._commit = GroupCommit(self._flush_to_end, state.flush_offset)
+        self.flusher = LogFlusher(self, clock)
         self.configure(local.config)
 
     def configure(self, config: LogConfig) -> None:
         """Use another configuration from the next append on."""
-        with self._lock:
+        with self.lock:
             self.config = self.local.config = config
             self.validator = LogValidator(config)
-            self._durable = (
+            self.durable = (
                 config.durability != "page_cache"
                 or config.flush_messages < INT64_MAX
                 or config.flush_ms < INT64_MAX
@@ -127,13 +122,13 @@ class UnifiedLog:
             self._ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
             # The latest create time that was all right when the clock was last read. A batch with a later one
             # takes the careful path, which reads it again: so no clock is read for each batch.
-            self._latest_ms = self._time_ms() + self._ahead_ms
+            self._latest_ms = self.time_ms() + self._ahead_ms
             self._builder = BatchBuilder()
             self._builder.max_size = self.validator.max_bytes
-            self.local.configure(self._active)
-            self._choose_path()
+            self.local.configure(self.active)
+            self.choose_path()
 
-    def _choose_path(self) -> None:
+    def choose_path(self) -> None:
         """After any change of what appends depend on: the epoch whose plain batches the core's one call may
         take, or a number that no epoch has."""
         config = self.config
@@ -179,7 +174,7 @@ class UnifiedLog:
         return self.local.segments.size
 
     def snapshot(self) -> LogSnapshot:
-        with self._lock:
+        with self.lock:
             at = self.state
             offsets = at.log_start_offset, at.last_stable_offset, at.high_watermark, at.log_end_offset
             return LogSnapshot(*offsets, self.leader_epoch, self.local.segments)
@@ -198,16 +193,16 @@ class UnifiedLog:
         OutOfOrderSequenceNumber, InvalidProducerEpoch, StorageFull, KafkaStorageError; nothing is appended
         then.
         """
-        with self._lock:
+        with self.lock:
             info = None
             if leader_epoch == self._plain_epoch:
-                info = self._active.append_plain(
+                info = self.active.append_plain(
                     records, self.state, leader_epoch, self._latest_ms, self._max_bytes
                 )
             if info is None:
                 info = self._append_with_care(records, leader_epoch, origin)
-        if self._durable:
-            self._make_durable(info)
+        if self.durable:
+            self.flusher.make_durable(info)
         return info
 
     def append_records(self, records: Sequence[RecordLike], leader_epoch: int = 0) -> LogAppendInfo:
@@ -215,17 +210,17 @@ class UnifiedLog:
 
         Raises TypeError for a value that is none, and as `append_as_leader`.
         """
-        with self._lock:
-            info, now_ms = None, self._time_ms()
+        with self.lock:
+            info, now_ms = None, self.time_ms()
             if leader_epoch == self._plain_epoch:
-                info = self._active.append_records(
+                info = self.active.append_records(
                     self._builder, records, now_ms, self.state, leader_epoch, now_ms + self._ahead_ms
                 )
             if info is None:
                 built = self._builder.build(records, now_ms=now_ms)
                 info = self._append_with_care(built, leader_epoch, AppendOrigin.CLIENT)
-        if self._durable:
-            self._make_durable(info)
+        if self.durable:
+            self.flusher.make_durable(info)
         return info
 
     def append_as_follower(self, records: Buffer, leader_epoch: int | None = None) -> LogAppendInfo | None:
@@ -236,36 +231,36 @@ class UnifiedLog:
         the log's end.
         """
         info = None
-        with self._lock:
-            self._require_writable()
+        with self.lock:
+            self.require_writable()
             for batch in batches(records):
                 if leader_epoch is not None and batch.leader_epoch > leader_epoch:
                     break
                 info = careful_append.as_follower(self, batch)
-        if self._durable and info is not None:
-            self._make_durable(info)
+        if self.durable and info is not None:
+            self.flusher.make_durable(info)
         return info
 
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
-        self._require_writable()
-        now_ms = self._time_ms()
+        self.require_writable()
+        now_ms = self.time_ms()
         self._latest_ms = now_ms + self._ahead_ms
         return careful_append.as_leader(self, records, leader_epoch, origin, now_ms)
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
         """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old."""
-        with self._lock:
-            self._require_writable()
+        with self.lock:
+            self.require_writable()
             if epoch < self.leader_epoch:
                 raise FencedLeaderEpoch(f"{self.topic_partition}: epoch {epoch} after {self.leader_epoch}")
             self.epochs.assign(epoch, start_offset)
             self.leader_epoch = epoch
-            self._choose_path()
+            self.choose_path()
 
     def _writable(self) -> bool:
         return not self.closed and self._failure is None and self.damage is None and not self.local.read_only
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
         self._require_open()
         if self.damage is not None:
             raise ReadOnlyLog(f"{self.topic_partition}: damaged from offset {self.damage.first_offset} on")
@@ -309,7 +304,7 @@ class UnifiedLog:
 
     def update_high_watermark(self, offset: int) -> int:
         """Set the high watermark to `offset`, kept within [log start, log end]; returns what it became."""
-        with self._lock:
+        with self.lock:
             state = self.state
             offset = max(state.log_start_offset, min(offset, state.log_end_offset))
             state.update(high_watermark=offset, last_stable_offset=min(offset, state.last_stable_offset))
@@ -319,7 +314,7 @@ class UnifiedLog:
     def maybe_increment_high_watermark(self, offset: int) -> int | None:
         """Move the high watermark up to `offset`; returns the former one if it moved. Raises
         OffsetOutOfRange."""
-        with self._lock:
+        with self.lock:
             if offset > self.state.log_end_offset:
                 raise OffsetOutOfRange(f"high watermark {offset} past the log's end {self.log_end_offset}")
             before = self.state.high_watermark
@@ -343,8 +338,8 @@ class UnifiedLog:
 
     def maybe_increment_log_start_offset(self, offset: int) -> bool:
         """Drop everything below `offset` for readers; raises OffsetOutOfRange above the high watermark."""
-        with self._lock:
-            self._require_writable()
+        with self.lock:
+            self.require_writable()
             state = self.state
             if offset > state.high_watermark:
                 raise OffsetOutOfRange(f"log start {offset} past the high watermark {state.high_watermark}")
@@ -357,9 +352,9 @@ class UnifiedLog:
 
     def follow(self, standing: LogStanding, *, anew: bool = False) -> None:
         """A reader's log: stand where its writer has published; `anew`: none of its files may be kept."""
-        with self._lock:
+        with self.lock:
             self.local.limit_to(standing, anew=anew)
-            self._active = self.local.segments.active
+            self.active = self.local.segments.active
             self.state.update(
                 log_start_offset=standing.log_start_offset,
                 log_end_offset=standing.log_end_offset,
@@ -376,16 +371,16 @@ class UnifiedLog:
     def roll(self, base_offset: int | None = None) -> None:
         """Begin a new segment, at `base_offset` or at the log's end; nothing happens where the active one is
         empty and begins there already."""
-        with self._lock:
-            self._require_writable()
+        with self.lock:
+            self.require_writable()
             state = self.state
             base = max(state.log_end_offset, -1 if base_offset is None else base_offset)
-            if self._active.base_offset == base and self._active.size == 0:
+            if self.active.base_offset == base and self.active.size == 0:
                 return
             # A restart replays producers from the last snapshot, so each roll leaves one.
             self.producers.map_end_offset = base
-            self.producers.take_snapshot(sync=self._durable)
-            self._active = self.local.roll(base)
+            self.producers.take_snapshot(sync=self.durable)
+            self.active = self.local.roll(base)
             state.update(active_base_offset=base, valid_length=0, log_end_offset=base)
 
     def delete_old_segments(self) -> int:
@@ -394,9 +389,9 @@ class UnifiedLog:
 
         Never one that holds an offset at or above the high watermark.
         """
-        with self._lock:
-            self._require_writable()
-            due = retention.due(self, self._time_ms())
+        with self.lock:
+            self.require_writable()
+            due = retention.due(self, self.time_ms())
             if not due:
                 return 0
             if len(due) == len(self.local.segments):
@@ -417,78 +412,19 @@ class UnifiedLog:
 
     def truncate_to(self, offset: int) -> bool:
         """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten."""
-        with self._lock:
-            self._require_writable()
-            truncation.require_offset(offset)
-            self._forget_epochs(min(offset, self.log_end_offset))
-            if offset >= self.log_end_offset:
-                return False
-            if offset < self.local.segments[0].base_offset:
-                self.truncate_fully_and_start_at(offset)
-                return True
-            keep = self.local.segments.index_for(offset)
-            self._publish_end(*self.local.end_if_cut_at(offset))
-            self.flush_state()
-            for path in self.local.remove(list(self.local.segments)[:keep:-1]):  # a crash leaves no hole
-                self.on_deleted(path)
-            self._active = self.local.segments.active
-            self._active.truncate_to(offset)
-            self.local.names_changed = True  # what is cut below a reader's pin goes on in a new file
-            self.local.transaction_index(self._active.base_offset).truncate_to(offset)
-            end = self._active.next_offset()
-            end = self._active.base_offset if end is None else end
-            self._forget_epochs(end)
-            self._ended_at(end)
-            return True
-
-    def _forget_epochs(self, end_offset: int) -> None:
-        self.epochs.truncate_from_end(end_offset)
-        self.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
-        # The cache knows nothing below the log start, but the next batch may not fall behind that.
-        latest = self.epochs.latest_epoch
-        self.leader_epoch = self.local.last_epoch() if latest is None else latest
-        self.state.update(leader_epoch=self.leader_epoch)
-        self._choose_path()
+        with self.lock:
+            self.require_writable()
+            return truncation.truncate_to(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything and begin again at `offset`, an empty log."""
-        with self._lock:
-            self._require_writable()
-            truncation.require_offset(offset)
-            self._publish_end(*truncation.end_of_none(self.local.segments[0].base_offset, offset))
-            self.state.update(log_start_offset=offset, high_watermark=offset)
-            self.flush_state()
-            gone = self.local.remove(list(self.local.segments)[::-1])
-            self._active = self.local.roll(offset)
-            self.epochs.clear()
-            self.producers.truncate_fully_and_start_at(offset)
-            self._forget_epochs(offset)
-            self._ended_at(offset)
+        with self.lock:
+            self.require_writable()
+            gone = truncation.truncate_fully_and_start_at(self, offset)
         for path in gone:
             self.on_deleted(path)
 
-    def _publish_end(self, end: int, active_base_offset: int, valid_length: int) -> None:
-        truncation.publish_end(self.state, end, active_base_offset, valid_length)
-        self._flush_bound = min(self._flush_bound, end)
-        self._commit.truncated(end)
-
-    def _ended_at(self, offset: int) -> None:
-        # What a cut changes besides the segments.
-        self._publish_end(offset, self._active.base_offset, self._active.size)
-        self.producers.truncate_and_reload(self.log_start_offset, offset, self._time_ms())
-        producer_batches.replay(self.producers, self.local, offset)
-        self.publish_stable_offset()
-
     # ---- durability ---------------------------------------------------------------------------------------
-
-    def _make_durable(self, info: LogAppendInfo) -> None:
-        config = self.config
-        if config.durability == "fsync":
-            truncation.require_kept(self._commit.wait(info.last_offset + 1), info.base_offset)
-        elif self.log_end_offset - self.flush_offset >= config.flush_messages:
-            self.flush()
-        else:
-            self.flush_if_due(self._time_ms())
 
     def flush(self) -> int:
         """Put everything that was appended by now on disk; returns the log's end it covers.
@@ -498,50 +434,24 @@ class UnifiedLog:
         """
         if self.local.read_only:
             raise ReadOnlyLog(f"{self.topic_partition}: opened for reading")
-        end = self.log_end_offset
-        self._commit.wait(end)
-        return end
+        return self.flusher.flush()
 
     def flush_if_due(self, now_ms: int) -> None:
         """Flush if flush.ms has passed since the last time and there is something to flush.
 
         Each append asks; a LogManager asks for the logs that nobody appends to.
         """
-        if now_ms - self._flushed_at_ms >= self.config.flush_ms and self.flush_offset < self.log_end_offset:
-            self._flushed_at_ms = now_ms
-            self.flush()
-
-    def _flush_to_end(self) -> int:
-        with self._lock:
-            self._flush_bound = self.state.log_end_offset
-        try:
-            if self._durable:
-                # The flush point of the commit before: it is never further behind on disk.
-                self.flush_state()
-            self.local.flush(self.state.flush_offset)
-        except BaseException as error:
-            self.fail(error)
-            raise
-        with self._lock:
-            # A truncation may have come in between: only what still stands counts.
-            end = self._flush_bound
-            self.state.update(flush_offset=max(self.state.flush_offset, end))
-        return end
+        self.flusher.flush_if_due(now_ms)
 
     def flush_state(self) -> None:
         """Put on disk where the log stands now."""
-        if self.state.region is not None:
-            try:
-                self.state.region.flush()
-            except BaseException as error:
-                self.fail(error)
-                raise
+        self.flusher.flush_state()
 
     # ---- life ---------------------------------------------------------------------------------------------
 
     def idle(self) -> None:
         """Hold no map, no descriptor and no slack on disk until the log is used again."""
-        with self._lock:
+        with self.lock:
             self.local.idle()
             if self.state.region is not None:
                 self.state.region.idle()
@@ -553,38 +463,38 @@ class UnifiedLog:
 
     def fail(self, error: BaseException) -> None:
         """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""
-        with self._lock:
+        with self.lock:
             self._failure = self._failure or error
-            self._choose_path()
+            self.choose_path()
 
     def abandon(self) -> None:
         """Close without flushing or writing anything: the log is about to be deleted, or its disk is gone."""
-        with self._lock:
+        with self.lock:
             self.closed = True
-            self._choose_path()
+            self.choose_path()
             self.local.close()
             if self.state.region is not None:
                 self.state.region.close()
 
     def close(self) -> None:
         """Flush, leave a producer snapshot and the mark of a clean close, let go of files. Slices stay."""
-        with self._lock:
+        with self.lock:
             if self.closed:
                 return
             in_order = self._writable()
             self.closed = True
-            self._choose_path()
+            self.choose_path()
         try:
             if in_order:
                 # Outside of the lock, which a flush that is under way may still need.
                 self.flush()
-                with self._lock:
+                with self.lock:
                     self._close_in_order()
         finally:
             self.abandon()
 
     def _close_in_order(self) -> None:
-        self._active.seal()
+        self.active.seal()
         self.local.flush(self.log_end_offset)
         self.producers.map_end_offset = self.log_end_offset
         self.producers.take_snapshot(sync=True)

@@ -6,8 +6,8 @@ import pytest
 
 from kreplica import Log
 from kreplica.common.errors import OffsetOutOfRange
+from kreplica.log import truncation
 from kreplica.log.local_log import LocalLog
-from kreplica.log.unified_log import UnifiedLog
 
 
 def _filled(path):
@@ -64,7 +64,7 @@ def _kill_at(monkeypatch, owner, name, call):
 STEPS = [
     (LocalLog, "rename_for_deletion", 0),
     (LocalLog, "rename_for_deletion", 2),
-    (UnifiedLog, "_ended_at", 0),
+    (truncation, "ended_at", 0),
 ]
 CUTS = {
     "in the last segment": lambda log: log.truncate_to(119),
