@@ -266,6 +266,12 @@ class InvalidProducerEpoch(KreplicaError):
     code = 47
 
 
+class OperationNotAttempted(KreplicaError):
+    """The operation was not tried, since one like it is under way or another part of the request failed."""
+
+    code = 55
+
+
 class InvalidTxnState(KreplicaError):
     """The transaction is in no state for this."""
 

@@ -1,0 +1,140 @@
+"""Metrics as plain numbers: counters, meters and gauges under Kafka's names.
+
+A metric belongs to whoever counts with it; a registry only lists them, for people and for exporters. A
+count is a Python integer and is changed under the GIL by one owner at a time; a reader may see it a moment
+late. No clock is read here: a rate is asked for with the time of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+# A rate is that of the last two windows of this length: the one that is under way, and the one before.
+RATE_WINDOW_MS = 30_000
+
+Tags = Mapping[str, str]
+
+
+class Meter:
+    """Counts events, and tells their rate: Kafka's ...PerSec."""
+
+    __slots__ = ("_at_start", "_before", "_start_ms", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._start_ms: int | None = None
+        self._at_start = 0
+        self._before = 0.0
+
+    def mark(self, events: int = 1) -> None:
+        self.count += events
+
+    def rate(self, now_ms: int) -> float:
+        """Events a second, over the last half to one minute; 0.0 when asked for the first time."""
+        if self._start_ms is None:
+            self._start_ms, self._at_start = now_ms, self.count
+            return 0.0
+        elapsed_ms = now_ms - self._start_ms
+        current = self.count - self._at_start
+        if elapsed_ms < RATE_WINDOW_MS:
+            # The window before counts for what is missing of a whole one.
+            missing = 1 - elapsed_ms / RATE_WINDOW_MS
+            return (current + self._before * missing) * 1000 / RATE_WINDOW_MS
+        rate = current * 1000 / elapsed_ms
+        self._start_ms, self._at_start, self._before = now_ms, self.count, rate * RATE_WINDOW_MS / 1000
+        return rate
+
+
+class Duration:
+    """Adds up how long something took, in ms: its count, mean and maximum."""
+
+    __slots__ = ("count", "max_ms", "total_ms")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_ms = 0.0
+        self.max_ms = 0.0
+
+    def update(self, took_ms: float) -> None:
+        self.count += 1
+        self.total_ms += took_ms
+        self.max_ms = max(self.max_ms, took_ms)
+
+    @property
+    def mean_ms(self) -> float:
+        return self.total_ms / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """Kafka's name of a metric: its group and type, e.g. kafka.server and ReplicaManager, its name and its
+    tags.
+    """
+
+    group: str
+    type: str
+    name: str
+    tags: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        tags = "".join(f",{key}={value}" for key, value in self.tags)
+        return f"{self.group}:type={self.type},name={self.name}{tags}"
+
+
+Value = Meter | Duration | Callable[[], float]
+V = TypeVar("V", Meter, Duration)
+
+
+@dataclass(slots=True)
+class MetricRegistry:
+    """The metrics of one node, by name."""
+
+    _metrics: dict[MetricName, Value] = field(default_factory=dict)
+
+    def meter(self, type_: str, name: str, tags: Tags | None = None) -> Meter:
+        """The meter of this name, a new one the first time."""
+        return self._added(type_, name, tags, Meter())
+
+    def duration(self, type_: str, name: str, tags: Tags | None = None) -> Duration:
+        """The duration of this name, a new one the first time."""
+        return self._added(type_, name, tags, Duration())
+
+    def gauge(self, type_: str, name: str, value: Callable[[], float], tags: Tags | None = None) -> None:
+        """A number that is computed when somebody asks for it."""
+        self._metrics[_name(type_, name, tags)] = value
+
+    def remove(self, type_: str, tags: Tags) -> None:
+        """Forget the metrics of a type that have all these tags."""
+        wanted = set(tags.items())
+        gone = [name for name in self._metrics if name.type == type_ and wanted <= set(name.tags)]
+        for name in gone:
+            del self._metrics[name]
+
+    def __iter__(self) -> Iterator[tuple[MetricName, Value]]:
+        return iter(list(self._metrics.items()))
+
+    def values(self) -> dict[str, float]:
+        """Every metric as a number under its name: a meter's count, a duration's mean in ms, a gauge's
+        value.
+        """
+        return {str(name): _number(value) for name, value in self}
+
+    def _added(self, type_: str, name: str, tags: Tags | None, new: V) -> V:
+        metric = self._metrics.setdefault(_name(type_, name, tags), new)
+        if not isinstance(metric, type(new)):
+            raise ValueError(f"{_name(type_, name, tags)} is a {type(metric).__name__} already")
+        return metric
+
+
+def _name(type_: str, name: str, tags: Tags | None) -> MetricName:
+    return MetricName("kafka.server", type_, name, tuple(sorted((tags or {}).items())))
+
+
+def _number(value: Value) -> float:
+    if isinstance(value, Meter):
+        return value.count
+    if isinstance(value, Duration):
+        return value.mean_ms
+    return value()

@@ -1,0 +1,218 @@
+"""AlterPartitionManager: asks the controller to change the in-sync replicas of partitions led here.
+
+The changes of one broker go out together: all that wait when a request is sent make one AlterPartition, and
+one request is in flight (KIP-497; it replaces ZooKeeper's isr-change-propagation every 2,500 ms). A request
+that is lost is sent again, so an answer may be to the second of two alike: the controller tells them apart
+by the partition epoch. Thread rule: `submit` may come from any thread, `_lock` guards what waits;
+everything else runs in the loop.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kio.schema.alter_partition.v3.request import (
+    AlterPartitionRequest,
+    BrokerState,
+    PartitionData,
+    TopicData,
+)
+from kio.schema.alter_partition.v3.response import AlterPartitionResponse
+from kio.schema.alter_partition.v3.response import PartitionData as PartitionAnswer
+
+from kreplica.common.errors import (
+    BY_CODE,
+    KreplicaError,
+    NetworkException,
+    NotController,
+    OperationNotAttempted,
+    StaleBrokerEpoch,
+    UnknownServerError,
+)
+from kreplica.common.future import Future, failed
+from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
+from kreplica.common.locks import Lock
+from kreplica.common.ports import Loop, Transport
+from kreplica.common.types import TopicPartition, Uuid
+
+RETRY_BACKOFF_MS = 50
+REQUEST_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    wanted: LeaderAndIsr
+    future: Future[LeaderAndIsr]
+
+
+class AlterPartitionManager:
+    """Sends what `submit` is given to the controller whose node id `controller()` tells (None: unknown now).
+
+    `broker_epoch()`: this broker's epoch, as registered; `broker_epochs()`: those of all brokers, by id,
+    which the controller compares to keep out a replica that was restarted meanwhile (KIP-903).
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        *,
+        broker_epoch: Callable[[], int],
+        broker_epochs: Callable[[], Mapping[int, int]],
+        controller: Callable[[], int | None],
+        transport: Transport,
+        loop: Loop,
+        retry_backoff_ms: int = RETRY_BACKOFF_MS,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> None:
+        self._broker_id = broker_id
+        self._broker_epoch = broker_epoch
+        self._broker_epochs = broker_epochs
+        self._controller = controller
+        self._transport = transport
+        self._loop = loop
+        self._retry_backoff_ms = retry_backoff_ms
+        self._request_timeout_ms = request_timeout_ms
+        self._lock = Lock()
+        # Guarded by _lock:
+        self._pending: dict[TopicPartition, _Item] = {}
+        # The loop's own:
+        self._in_flight = False
+        self._closed = False
+
+    def submit(self, wanted: LeaderAndIsr) -> Future[LeaderAndIsr]:
+        """Ask for `wanted`, whose `partition_epoch` is the one it is to follow on; the future gets what now
+        holds.
+
+        It fails with the controller's error for the partition; with OperationNotAttempted where a change of
+        the partition is under way already.
+        """
+        item = _Item(wanted, Future())
+        with self._lock:
+            if wanted.topic_partition in self._pending or self._closed:
+                return failed(OperationNotAttempted(f"{wanted.topic_partition}: a change is under way"))
+            self._pending[wanted.topic_partition] = item
+        self._loop.post(self._send)
+        return item.future
+
+    def shutdown(self) -> None:
+        """Send nothing any more; what waits stays unanswered."""
+        self._closed = True
+
+    @property
+    def pending(self) -> int:
+        """How many partitions wait for an answer."""
+        return len(self._pending)
+
+    # ---- in the loop --------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        with self._lock:
+            items = list(self._pending.values())
+        if self._in_flight or self._closed or not items:
+            return
+        self._in_flight = True
+        controller = self._controller()
+        if controller is None:
+            self._again_later()
+            return
+        reply = self._transport.send(controller, self._request(items), timeout_ms=self._request_timeout_ms)
+        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, items, done)))
+
+    def _request(self, items: list[_Item]) -> AlterPartitionRequest:
+        topics: dict[Uuid, list[PartitionData]] = {}
+        epochs = self._broker_epochs()
+        for item in items:
+            wanted = item.wanted
+            topics.setdefault(wanted.topic_id, []).append(
+                PartitionData(
+                    partition_index=wanted.topic_partition.partition,
+                    leader_epoch=wanted.leader_epoch,
+                    new_isr_with_epochs=tuple(
+                        BrokerState(broker_id=broker, broker_epoch=epochs.get(broker, -1))
+                        for broker in wanted.isr
+                    ),
+                    leader_recovery_state=int(wanted.leader_recovery_state),
+                    partition_epoch=wanted.partition_epoch,
+                )
+            )
+        return AlterPartitionRequest(
+            broker_id=self._broker_id,
+            broker_epoch=self._broker_epoch(),
+            topics=tuple(
+                TopicData(topic_id=uuid.UUID(bytes=topic_id.raw), partitions=tuple(partitions))
+                for topic_id, partitions in topics.items()
+            ),
+        )
+
+    def _answered(self, items: list[_Item], reply: Future[AlterPartitionResponse]) -> None:
+        if self._closed:
+            return
+        error = reply.exception()
+        if error is None:
+            error = error_of(reply.result().error_code)
+        if isinstance(error, (NetworkException, NotController, StaleBrokerEpoch)):
+            # Another controller answers, or this broker's registration is not known there yet.
+            self._again_later()
+            return
+        self._in_flight = False
+        answers = {} if error else _by_partition(reply.result())
+        with self._lock:
+            for item in items:
+                del self._pending[item.wanted.topic_partition]
+        for item in items:
+            self._settle(item, error, answers)
+        self._send()
+
+    def _settle(
+        self, item: _Item, error: BaseException | None, answers: Mapping[Any, PartitionAnswer]
+    ) -> None:
+        wanted = item.wanted
+        answer = answers.get((wanted.topic_id.raw, wanted.topic_partition.partition))
+        if error is None and answer is None:
+            error = UnknownServerError(f"{wanted.topic_partition}: not in the controller's answer")
+        if error is None and answer is not None:
+            error = error_of(answer.error_code)
+        if error is not None or answer is None:
+            item.future.set_exception(error)
+            return
+        item.future.set_result(
+            LeaderAndIsr(
+                topic_partition=wanted.topic_partition,
+                topic_id=wanted.topic_id,
+                leader=answer.leader_id,
+                leader_epoch=answer.leader_epoch,
+                isr=tuple(answer.isr),
+                partition_epoch=answer.partition_epoch,
+                replicas=wanted.replicas,
+                adding_replicas=wanted.adding_replicas,
+                removing_replicas=wanted.removing_replicas,
+                leader_recovery_state=LeaderRecoveryState(answer.leader_recovery_state),
+            )
+        )
+
+    def _again_later(self) -> None:
+        self._in_flight = True
+        self._loop.post_later(self._again, self._retry_backoff_ms)
+
+    def _again(self) -> None:
+        self._in_flight = False
+        self._send()
+
+
+def error_of(code: int) -> KreplicaError | None:
+    """The exception for an error code of a response; None for 0."""
+    return None if code == 0 else BY_CODE.get(int(code), UnknownServerError)()
+
+
+def _by_partition(response: AlterPartitionResponse) -> dict[tuple[bytes, int], PartitionAnswer]:
+    return {
+        (topic.topic_id.bytes if topic.topic_id else bytes(16), partition.partition_index): partition
+        for topic in response.topics
+        for partition in topic.partitions
+    }
