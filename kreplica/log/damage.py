@@ -1,8 +1,26 @@
-"""Damage: a range of a log that rotted."""
+"""Damage: ranges of a log that rotted, and the file in which a log that goes on remembers them.
+
+A `Damages` is immutable and belongs to nobody: a log replaces the one it has, so readers need no lock. The
+file `kreplica.damage.json` is written by the log's one writer, under the log's lock.
+"""
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+
+from kreplica.common.errors import InvalidFile
+from kreplica.common.json_file import integer, parse_object, string
+from kreplica.common.ports import Storage
+from kreplica.common.types import INT64_MAX
+from kreplica.log.file_names import DAMAGE_FILE, LOG_SUFFIX, parse_file_name
+
+VERSION = 1
+# No log has more that are worth remembering one by one; a file with more was not written by one.
+MAX_RANGES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +37,143 @@ class Damage:
     position: int
     end_position: int
     reason: str
+
+    @property
+    def stop_offset(self) -> int:
+        """As `next_offset`, above every offset where nothing valid follows."""
+        return INT64_MAX if self.next_offset is None else self.next_offset
+
+    def __str__(self) -> str:
+        last = "the end" if self.next_offset is None else self.next_offset - 1
+        return (
+            f"offsets {self.first_offset} to {last} "
+            f"({self.path}, bytes {self.position} to {self.end_position}: {self.reason})"
+        )
+
+
+class Damages:
+    """The damaged ranges of one log, by offset; no two overlap."""
+
+    __slots__ = ("_firsts", "_ranges")
+
+    def __init__(self, ranges: Iterable[Damage] = ()) -> None:
+        self._ranges = tuple(sorted(ranges, key=lambda damage: damage.first_offset))
+        self._firsts = [damage.first_offset for damage in self._ranges]
+
+    def __iter__(self) -> Iterator[Damage]:
+        return iter(self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __getitem__(self, index: int) -> Damage:
+        return self._ranges[index]
+
+    def at(self, offset: int) -> Damage | None:
+        """The range that holds `offset`."""
+        before = self.before(offset)
+        return before if before is not None and offset < before.stop_offset else None
+
+    def before(self, offset: int) -> Damage | None:
+        """The last range that begins at or below `offset`."""
+        index = bisect_right(self._firsts, offset)
+        return self._ranges[index - 1] if index else None
+
+    def after(self, offset: int) -> Damage | None:
+        """The first range that begins above `offset`."""
+        index = bisect_right(self._firsts, offset)
+        return self._ranges[index] if index < len(self._ranges) else None
+
+    def with_added(self, new: Damage) -> Damages:
+        """These and the new one, which takes the place of those that it overlaps."""
+        apart = [
+            known
+            for known in self._ranges
+            if known.stop_offset <= new.first_offset or new.stop_offset <= known.first_offset
+        ]
+        return Damages([*apart, new])
+
+    def only(self, keep: Callable[[Damage], bool]) -> Damages:
+        """Those for which `keep` is true; the same object if that is all."""
+        kept = [damage for damage in self._ranges if keep(damage)]
+        return self if len(kept) == len(self._ranges) else Damages(kept)
+
+
+class DamageFile:
+    """`kreplica.damage.json` in a partition's directory; see docs/FORMATS.md. It is there only where there is
+    damage."""
+
+    __slots__ = ("_directory", "_storage")
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self._directory = directory
+
+    @property
+    def path(self) -> str:
+        return f"{self._directory}/{DAMAGE_FILE}"
+
+    def read(self) -> Damages:
+        """What the file holds; nothing where there is none. Raises InvalidFile, KafkaStorageError."""
+        if not self._storage.exists(self.path):
+            return Damages()
+        return self.parse(self._storage.read_file(self.path), self._directory)
+
+    def write(self, damages: Damages) -> None:
+        """Replace the file, or remove it where there is no damage; on disk when this returns."""
+        if damages:
+            self._storage.write_file_atomically(self.path, self.format(damages))
+        elif self._storage.exists(self.path):
+            self._storage.remove(self.path)
+            self._storage.sync_directory(self._directory)
+
+    @staticmethod
+    def format(damages: Damages) -> bytes:
+        rows = [
+            {
+                "firstOffset": damage.first_offset,
+                "nextOffset": damage.next_offset,
+                "file": damage.path.rpartition("/")[2],
+                "position": damage.position,
+                "endPosition": damage.end_position,
+                "reason": damage.reason,
+            }
+            for damage in damages
+        ]
+        return json.dumps({"version": VERSION, "damages": rows}, indent=1).encode() + b"\n"
+
+    @staticmethod
+    def parse(data: bytes, directory: str) -> Damages:
+        """The ranges in the text of a file that lies in `directory`. Raises InvalidFile."""
+        path = f"{directory}/{DAMAGE_FILE}"
+        fields = parse_object(data, path)
+        if integer(fields, "version", 0, INT64_MAX, path) != VERSION:
+            raise InvalidFile(f"{path}: version {fields['version']}, not {VERSION}")
+        rows = fields.get("damages")
+        if not isinstance(rows, list) or len(rows) > MAX_RANGES:
+            raise InvalidFile(f"{path}: damages is no list of at most {MAX_RANGES}")
+        ranges = sorted((_range(row, directory, path) for row in rows), key=lambda each: each.first_offset)
+        for one, following in pairwise(ranges):
+            if following.first_offset < one.stop_offset:
+                raise InvalidFile(f"{path}: the ranges at {one.first_offset} and the next overlap")
+        return Damages(ranges)
+
+
+def _range(row: object, directory: str, path: str) -> Damage:
+    if not isinstance(row, dict):
+        raise InvalidFile(f"{path}: a range is no object")
+    name = string(row, "file", path)
+    found = parse_file_name(name)
+    if found is None or found[1] != LOG_SUFFIX:
+        raise InvalidFile(f"{path}: {name[:80]!r} is no segment's name")
+    first = integer(row, "firstOffset", 0, INT64_MAX, path)
+    last = row.get("nextOffset")
+    position = integer(row, "position", 0, INT64_MAX, path)
+    return Damage(
+        first,
+        None if last is None else integer(row, "nextOffset", first + 1, INT64_MAX, path),
+        f"{directory}/{name}",
+        position,
+        integer(row, "endPosition", position, INT64_MAX, path),
+        string(row, "reason", path),
+    )

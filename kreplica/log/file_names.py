@@ -22,6 +22,8 @@ DELETED_DIRECTORY_SUFFIX = "-delete"
 # Kafka removes every file with the suffix .deleted before it loads a log. So it removes this one, and a state
 # that Kafka's own appends and cuts would make untrue never outlives them.
 STATE_FILE = "kreplica.state.deleted"
+# The ranges that are known to have rotted in a log that goes on; Kafka passes over it.
+DAMAGE_FILE = "kreplica.damage.json"
 # Bytes that recovery cut from a segment's tail are kept in <base offset>.log.<position>.cut.
 CUT_SUFFIX = ".cut"
 
