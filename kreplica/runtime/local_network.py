@@ -1,0 +1,422 @@
+"""LocalNetwork: the nodes of one process, their messages and their loops, with real threads and time.
+
+A node gets an endpoint for each of its lives, from a start to a kill: its Transport, its Scheduler and the
+maker of its Loops. Tasks and arriving requests lie in queues, one for each loop and one for each direction
+between two nodes, and whoever has the time runs them: a caller's own thread when it leaves `with
+network.draining()`, so that a produce that waits for its followers needs no other thread; else the network's
+thread, which also goes on where a caller has done its share, and runs what is due. Nothing is ever run inside
+`post` or `send`, so both may be called under locks; a `draining` block must be left without any, and must not
+wait for a future.
+
+Ownership: the network owns its thread, from `start` to `shutdown`. Thread rule: any thread may call anything.
+`_changed` guards queues, timers, lives and calls; nothing is called under it. A queue is run by one thread at
+a time, different ones by several.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from kreplica._core.timing_wheel import TimingWheel
+from kreplica.common.errors import NetworkException
+from kreplica.common.future import Future, failed
+from kreplica.common.locks import Condition
+from kreplica.common.ports import Clock
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
+
+Task = Callable[[], object]
+Handler = Callable[[Any], Future[Any]]
+
+# How many turns of queues a caller's thread runs before the network's own thread takes over.
+TURNS_OF_A_CALLER = 256
+# How many tasks of one queue are run before the next queue has its turn.
+TASKS_OF_A_TURN = 16
+
+
+class Gate(Protocol):
+    """Sees each message before it travels; True: the message is the gate's, which may `deliver` it later."""
+
+    def __call__(
+        self, sender: int, receiver: int, body: Any, *, is_request: bool, deliver: Callable[[], None]
+    ) -> bool: ...
+
+
+class LocalLoop:
+    """Implements `kreplica.common.ports.Loop`: a queue of tasks, run in order by one thread at a time."""
+
+    __slots__ = ("_network", "endpoint", "is_queued", "name", "tasks")
+
+    def __init__(self, network: LocalNetwork, endpoint: LocalEndpoint, name: str) -> None:
+        self._network = network
+        self.endpoint = endpoint
+        self.name = name
+        # Guarded by the network's _changed; the thread that runs the queue takes from it.
+        self.tasks: deque[Task] = deque()
+        self.is_queued = False  # it waits for a thread, or has one
+
+    def post(self, task: Task) -> None:
+        """Run `task` soon."""
+        self._network._post(self, task)
+
+    def post_later(self, task: Task, delay_ms: int) -> LocalTimer:
+        """Run `task` in this loop after `delay_ms`."""
+        return self._network._arm(LocalTimer(self._network, self, task, None), delay_ms)
+
+
+class LocalTimer:
+    """A task that waits for its time; `cancel` keeps it from running again."""
+
+    __slots__ = ("_network", "deadline_ms", "handle", "is_cancelled", "loop", "period_ms", "task", "ticket")
+
+    def __init__(self, network: LocalNetwork, loop: LocalLoop, task: Task, period_ms: int | None) -> None:
+        self._network = network
+        self.loop = loop
+        self.task = task
+        self.period_ms = period_ms
+        # Guarded by the network's _changed; a ticket of 0: it waits for nothing.
+        self.is_cancelled = False
+        self.deadline_ms = self.ticket = self.handle = 0
+
+    def cancel(self) -> None:
+        """Never run it again; a run that has begun goes on."""
+        self._network._cancel(self)
+
+    def run(self) -> None:
+        """Do the task; its loop calls this when the time has come."""
+        if self.is_cancelled:
+            return
+        try:
+            self.task()
+        finally:
+            if self.period_ms is not None:
+                self._network._arm(self, self.period_ms)
+
+
+class LocalEndpoint:
+    """One life of a node: implements the ports Transport and Scheduler, and makes its Loops."""
+
+    def __init__(self, network: LocalNetwork, node_id: int) -> None:
+        self._network = network
+        self.node_id = node_id
+        # Guarded by the network's _changed:
+        self.is_alive = True
+        self.handle: Handler | None = None
+        self.links: dict[int, LocalLoop] = {}  # the requests that come to it, by sender
+        self.runners: list[int] = []  # the threads that run one of its queues
+
+    def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
+        """Send `request` to the node; see the port."""
+        return self._network._send(self, node_id, request, timeout_ms)
+
+    def loop(self, name: str) -> LocalLoop:
+        """A Loop for an object of this life of the node."""
+        return LocalLoop(self._network, self, name)
+
+    def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LocalTimer:
+        """Run `task` after `delay_ms`, then every `period_ms`, counted from the end of a run, if given."""
+        return self._network._arm(LocalTimer(self._network, self.loop(name), task, period_ms), delay_ms)
+
+
+class _Call:
+    """A request whose sender waits for the answer."""
+
+    __slots__ = ("future", "number", "receiver", "request", "sender", "timer")
+
+    def __init__(
+        self, number: int, sender: LocalEndpoint, receiver: LocalEndpoint, request: Any, timer: LocalTimer
+    ) -> None:
+        self.number = number
+        self.sender = sender
+        self.receiver = receiver
+        self.request = request
+        self.timer = timer
+        self.future: Future[Any] = Future()
+
+
+class _Draining:
+    """See LocalNetwork.draining. Has no state of its own: the depth is the thread's."""
+
+    __slots__ = ("_network",)
+
+    def __init__(self, network: LocalNetwork) -> None:
+        self._network = network
+
+    def __enter__(self) -> None:
+        self._network._thread_local.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        local = self._network._thread_local
+        try:
+            if local.depth == 1:
+                self._network._drain(TURNS_OF_A_CALLER)
+        finally:
+            local.depth -= 1
+
+
+class _ThreadLocal(threading.local):
+    # How many `draining` blocks the thread is in.
+    depth = 0
+
+
+class LocalNetwork:
+    """The network, loops and timers of the nodes of this process; see the module.
+
+    An error of a task is reported to `on_error` (name of the loop, error), by default to the log. `gate`, if
+    set, is asked about each message; tests set it.
+    """
+
+    def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:
+        self.gate: Gate | None = None
+        self._clock = clock or SystemClock()
+        self._on_error = on_error
+        self._draining = _Draining(self)
+        self._thread_local = _ThreadLocal()
+        self._changed = Condition()
+        # Guarded by _changed:
+        self._ready: deque[LocalLoop] = deque()
+        self._lives: dict[int, LocalEndpoint] = {}
+        self._calls: dict[int, _Call] = {}
+        self._numbers = 0
+        self._wheel = TimingWheel(start_ms=self._now_ms())
+        self._timers: dict[int, LocalTimer] = {}  # by ticket, those that wait
+        self._tickets = 0
+        self._wakes_at_ms = 0  # when the network's thread will look for what is due
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+
+    # ---- nodes --------------------------------------------------------------------------------------------
+
+    def join(self, node_id: int) -> LocalEndpoint:
+        """A new life of the node: from now on requests to it are for this endpoint."""
+        with self._changed:
+            assert node_id not in self._lives, f"node {node_id} lives already"
+            endpoint = self._lives[node_id] = LocalEndpoint(self, node_id)
+            return endpoint
+
+    def register(self, endpoint: LocalEndpoint, handle: Handler) -> None:
+        """Let `handle` answer the requests that come to the endpoint, while it lives."""
+        with self._changed:
+            endpoint.handle = handle
+
+    def leave(self, endpoint: LocalEndpoint) -> None:
+        """End the endpoint's life: none of its tasks runs any more when this returns, save the caller's.
+
+        Those who wait for its answers get a NetworkException.
+        """
+        own = threading.get_ident()
+        with self._changed:
+            endpoint.is_alive = False
+            if self._lives.get(endpoint.node_id) is endpoint:
+                del self._lives[endpoint.node_id]
+            broken = [call for call in self._calls.values() if call.receiver is endpoint]
+            self._changed.wait_for(lambda: all(thread == own for thread in endpoint.runners))
+        for call in broken:
+            self._fail(call, f"the connection to node {endpoint.node_id} broke")
+
+    # ---- threads ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the network's thread."""
+        assert self._thread is None, "started already"
+        self._thread = threading.Thread(target=self._run, name="kreplica-network", daemon=True)
+        self._thread.start()
+
+    def shutdown(self) -> None:
+        """Stop the thread after the task that it is running; what waits is dropped."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def draining(self) -> _Draining:
+        """A context in which this thread may post and send; leaving it runs what there is to do.
+
+        At most a share of it, so that a caller is not held up by other people's work. May be nested: the
+        outermost one counts.
+        """
+        return self._draining
+
+    def _run(self) -> None:
+        self._thread_local.depth = 1
+        while True:
+            with self._changed:
+                due = self._take_due()
+                while not (due or self._ready or self._is_stopping):
+                    following = self._wheel.next_deadline()
+                    now_ms = self._now_ms()
+                    self._wakes_at_ms = now_ms + LONGEST_WAIT_MS
+                    if following is not None:
+                        self._wakes_at_ms = min(self._wakes_at_ms, following)
+                    self._changed.wait(max(self._wakes_at_ms - now_ms, 0) / 1000)
+                    due = self._take_due()
+                # While it is at work nobody needs to wake it.
+                self._wakes_at_ms = 0
+                if self._is_stopping:
+                    return
+                for timer in due:
+                    self._queue(timer.loop, timer.run)
+            self._drain(TURNS_OF_A_CALLER)
+
+    def _drain(self, turns: int) -> None:
+        """Run queues until none is ready, at most so many turns; the network's thread has what is left."""
+        changed, ready = self._changed, self._ready
+        own = threading.get_ident()
+        for _ in range(turns):
+            with changed:
+                if not ready or self._is_stopping:
+                    return
+                loop = ready.popleft()
+                loop.endpoint.runners.append(own)
+            self._run_turn(loop)
+            with changed:
+                endpoint = loop.endpoint
+                endpoint.runners.remove(own)
+                if loop.tasks and endpoint.is_alive:
+                    ready.append(loop)
+                else:
+                    loop.is_queued = False
+                if not endpoint.is_alive:
+                    changed.notify_all()
+        with changed:
+            if ready:
+                changed.notify()
+
+    def _run_turn(self, loop: LocalLoop) -> None:
+        tasks, endpoint = loop.tasks, loop.endpoint
+        for _ in range(TASKS_OF_A_TURN):
+            if not tasks or not endpoint.is_alive:
+                return
+            try:
+                tasks.popleft()()
+            except Exception as error:
+                self._on_error(loop.name, error)
+
+    def _post(self, loop: LocalLoop, task: Task) -> None:
+        with self._changed:
+            self._queue(loop, task)
+
+    def _queue(self, loop: LocalLoop, task: Task) -> None:
+        # Under _changed. A thread that drains will see it; without one the network's own is woken.
+        if not loop.endpoint.is_alive:
+            return
+        loop.tasks.append(task)
+        if not loop.is_queued:
+            loop.is_queued = True
+            self._ready.append(loop)
+            if not self._thread_local.depth:
+                self._changed.notify()
+
+    # ---- timers -------------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+    def _arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer:
+        with self._changed:
+            self._add_timer(timer, delay_ms)
+        return timer
+
+    def _add_timer(self, timer: LocalTimer, delay_ms: int) -> None:
+        # Under _changed.
+        if timer.is_cancelled or not timer.loop.endpoint.is_alive:
+            return
+        self._tickets += 1
+        # One more, since a part of this millisecond is over: a timer never runs early.
+        timer.deadline_ms = self._now_ms() + max(delay_ms, 0) + 1
+        timer.ticket = self._tickets
+        timer.handle = self._wheel.add(timer.deadline_ms, timer.ticket)
+        self._timers[timer.ticket] = timer
+        if timer.deadline_ms < self._wakes_at_ms:
+            self._changed.notify()
+
+    def _cancel(self, timer: LocalTimer) -> None:
+        with self._changed:
+            self._drop_timer(timer)
+
+    def _drop_timer(self, timer: LocalTimer) -> None:
+        # Under _changed.
+        timer.is_cancelled = True
+        if self._timers.pop(timer.ticket, None) is not None:
+            self._wheel.cancel(timer.handle)
+
+    def _take_due(self) -> list[LocalTimer]:
+        # Under _changed.
+        due = [self._timers.pop(ticket) for ticket in self._wheel.advance(self._now_ms())]
+        return sorted(due, key=lambda timer: (timer.deadline_ms, timer.ticket))
+
+    # ---- messages -----------------------------------------------------------------------------------------
+
+    def _send(self, sender: LocalEndpoint, node_id: int, request: Any, timeout_ms: int) -> Future[Any]:
+        with self._changed:
+            if not sender.is_alive:
+                return Future()
+            receiver = self._lives.get(node_id)
+            if receiver is None or receiver.handle is None:
+                return failed(NetworkException(f"node {node_id} is not there"))
+            self._numbers += 1
+            number = self._numbers
+            link = receiver.links.get(sender.node_id)
+            if link is None:
+                link = receiver.links[sender.node_id] = receiver.loop(f"requests of node {sender.node_id}")
+            timer = LocalTimer(
+                self, sender.loop("timeout"), partial(self._time_out, number, timeout_ms), None
+            )
+            call = self._calls[number] = _Call(number, sender, receiver, request, timer)
+            self._add_timer(timer, timeout_ms)
+            take = partial(self._take, call)
+            if self.gate is None:
+                self._queue(link, take)
+                return call.future
+        gate = self.gate
+        deliver = partial(link.post, take)
+        if gate is None or not gate(sender.node_id, node_id, request, is_request=True, deliver=deliver):
+            deliver()
+        return call.future
+
+    def _take(self, call: _Call) -> None:
+        handle = call.receiver.handle
+        assert handle is not None
+        try:
+            answer = handle(call.request)
+        except Exception:
+            self._fail(call, f"node {call.receiver.node_id} failed")
+            raise
+        answer.add_done_callback(partial(self._answer, call))
+
+    def _answer(self, call: _Call, answer: Future[Any]) -> None:
+        if not call.receiver.is_alive:
+            return
+        if answer.cancelled() or answer.exception() is not None:
+            # A handler that fails closes the connection, as it does not know what to answer.
+            self._fail(call, f"node {call.receiver.node_id} failed: {answer!r}")
+            return
+        gate, body = self.gate, answer.result()
+        deliver = partial(self._deliver, call, body)
+        sender, receiver = call.receiver.node_id, call.sender.node_id
+        if gate is None or not gate(sender, receiver, body, is_request=False, deliver=deliver):
+            deliver()
+
+    def _deliver(self, call: _Call, body: Any) -> None:
+        if self._end(call):
+            call.future.set_result(body)
+
+    def _time_out(self, number: int, timeout_ms: int) -> None:
+        call = self._calls.get(number)
+        if call is not None:
+            self._fail(call, f"no answer from node {call.receiver.node_id} within {timeout_ms} ms")
+
+    def _fail(self, call: _Call, why: str) -> None:
+        if self._end(call):
+            call.future.set_exception(NetworkException(why))
+
+    def _end(self, call: _Call) -> bool:
+        # Whoever takes the call out of the table resolves its future; nobody for a sender that is dead.
+        with self._changed:
+            self._drop_timer(call.timer)
+            return self._calls.pop(call.number, None) is not None and call.sender.is_alive

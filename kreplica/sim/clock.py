@@ -1,0 +1,45 @@
+"""VirtualClock: the Clock port for machines whose time a simulation turns.
+
+All machines of a simulation share one monotonic time, which only the scheduler moves; each has a date of its
+own, which a test may set forward or back as an administrator or a time server would. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+# The date on which a simulation begins, in milliseconds: 2020-09-13, easy to tell from a forgotten zero.
+START_DATE_MS = 1_600_000_000_000
+
+
+class VirtualTime:
+    """The monotonic time that all machines have in common, in nanoseconds from the simulation's start."""
+
+    __slots__ = ("now_ns",)
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def advance_to(self, moment_ns: int) -> None:
+        """Let time pass until `moment_ns`; nothing happens if that is over."""
+        self.now_ns = max(self.now_ns, moment_ns)
+
+
+class VirtualClock:
+    """Implements `kreplica.common.ports.Clock` for one machine."""
+
+    __slots__ = ("_date_offset_ms", "time")
+
+    def __init__(self, time: VirtualTime | None = None, *, date_ms: int = START_DATE_MS) -> None:
+        self.time = time or VirtualTime()
+        self._date_offset_ms = date_ms - self.time.now_ns // 1_000_000
+
+    def time_ms(self) -> int:
+        """The date: milliseconds since 1970. Goes back where `jump_date` says so."""
+        return self.time.now_ns // 1_000_000 + self._date_offset_ms
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since the simulation's start. Never goes back."""
+        return self.time.now_ns
+
+    def jump_date(self, by_ms: int) -> None:
+        """Set this machine's date forward, or back; the monotonic time does not notice."""
+        self._date_offset_ms += by_ms

@@ -1,0 +1,327 @@
+"""SimNetwork: the Transport port between simulated nodes, with all that a network may do to a message.
+
+A node joins with each of its lives and gets an endpoint, which is its Transport; it registers the function
+that answers requests. Each pair (sender, receiver) has a link with conditions of its own: how long a message
+takes, how often one is lost or comes twice, whether the link is cut. Requests of a link arrive in the order
+they were sent unless its conditions say otherwise; answers come when they are ready.
+
+A message that is lost costs the sender its timeout. One to a process that is not there is refused, and a
+`disconnect` ends what is under way: both are told soon. What a dead incarnation has sent or was to get
+vanishes. A `hold` keeps the messages it names until they are released one by one, so that a script can choose
+the interleaving. All chance comes from the Random that is passed in. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kreplica.common.errors import NetworkException
+from kreplica.common.future import Future
+from kreplica.common.ports import Random
+from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimEvent, SimScheduler
+
+Handler = Callable[[Any], Future[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConditions:
+    """What one direction between two nodes is like.
+
+    `delay_us`: the least and the most microseconds a message takes. `loss`, `duplication`: the chance that
+    a message never arrives, that a request arrives twice. `is_cut`: nothing arrives.
+    """
+
+    delay_us: tuple[int, int] = (0, 0)
+    loss: float = 0.0
+    duplication: float = 0.0
+    in_order: bool = True
+    is_cut: bool = False
+
+
+class Message:
+    """One request or answer on its way.
+
+    `name`: what it asks or answers, without "Request" or "Response" ("Fetch"). `target`: the life of the
+    receiver that it was sent to.
+    """
+
+    __slots__ = ("body", "is_request", "name", "number", "receiver", "sender", "target")
+
+    def __init__(
+        self,
+        number: int,
+        sender: Incarnation,
+        receiver: int,
+        body: Any,
+        name: str,
+        *,
+        is_request: bool,
+    ) -> None:
+        self.number = number
+        self.sender = sender
+        self.receiver = receiver
+        self.body = body
+        self.name = name
+        self.is_request = is_request
+        self.target: Incarnation | None = None
+
+    def __str__(self) -> str:
+        kind = "request" if self.is_request else "response"
+        return f"{self.sender.node_id}->{self.receiver} {self.name} {kind}"
+
+
+class Call:
+    """A request whose sender waits for the answer."""
+
+    __slots__ = ("future", "receiver", "sender", "timeout")
+
+    def __init__(self, sender: Incarnation, receiver: int) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.future: Future[Any] = Future()
+        self.timeout: SimEvent | None = None
+
+
+class SimEndpoint:
+    """Implements `kreplica.common.ports.Transport` for one life of a node."""
+
+    def __init__(self, network: SimNetwork, incarnation: Incarnation) -> None:
+        self._network = network
+        self.incarnation = incarnation
+
+    def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
+        """Send `request` to the node; see the port."""
+        return self._network._send(self.incarnation, node_id, request, timeout_ms)
+
+
+class SimNetwork:
+    """The network of one simulation; see the module."""
+
+    def __init__(
+        self, scheduler: SimScheduler, random: Random, conditions: LinkConditions | None = None
+    ) -> None:
+        self.counts: Counter[str] = Counter()  # sent, lost, duplicated, refused, cut, timed out
+        self.held: list[Message] = []
+        self._scheduler = scheduler
+        self._random = random
+        self._conditions = conditions or LinkConditions()
+        self._links: dict[tuple[int, int], LinkConditions] = {}
+        # Requests under way that must arrive in order; the event that fires first takes the oldest.
+        self._ordered: dict[tuple[Incarnation, int], deque[Message]] = {}
+        self._lives: dict[int, Incarnation] = {}
+        # What has arrived and was not looked at yet, by who sent it and who is to look.
+        self._inboxes: dict[tuple[Incarnation, Incarnation], deque[Message]] = {}
+        self._handlers: dict[int, tuple[Incarnation, Handler]] = {}
+        self._silent: set[int] = set()
+        self._calls: dict[int, Call] = {}
+        self._holds: list[Callable[[Message], bool]] = []
+        self._numbers = 0
+
+    # ---- nodes --------------------------------------------------------------------------------------------
+
+    def join(self, incarnation: Incarnation) -> SimEndpoint:
+        """The Transport of one life of a node; from now on messages to the node are for it."""
+        self._lives[incarnation.node_id] = incarnation
+        self._silent.discard(incarnation.node_id)
+        return SimEndpoint(self, incarnation)
+
+    def register(self, incarnation: Incarnation, handle: Handler) -> None:
+        """Let `handle` answer the requests that come to the incarnation's node, while it lives."""
+        self._handlers[incarnation.node_id] = incarnation, handle
+
+    def leave(self, incarnation: Incarnation, *, silently: bool = False) -> None:
+        """The incarnation, dead by now, is gone.
+
+        Who waits for an answer is told that the connection broke, and who asks later that nobody is there;
+        or, `silently`, as when a machine lost its power, nobody is told anything.
+        """
+        if silently:
+            self._silent.add(incarnation.node_id)
+        else:
+            self.disconnect(incarnation.node_id)
+
+    def disconnect(self, node_id: int) -> None:
+        """End every call from and to the node, as when its connections break; new ones may follow."""
+        for number, call in list(self._calls.items()):
+            if node_id in (call.sender.node_id, call.receiver):
+                self._fail(number, f"the connection to node {call.receiver} broke")
+
+    # ---- links --------------------------------------------------------------------------------------------
+
+    def conditions(self, sender: int, receiver: int) -> LinkConditions:
+        """What the direction from `sender` to `receiver` is like now."""
+        return self._links.get((sender, receiver), self._conditions)
+
+    def set_conditions(self, conditions: LinkConditions) -> None:
+        """Make every link like this; what was said of single links is forgotten."""
+        self._conditions = conditions
+        self._links.clear()
+
+    def change_link(self, sender: int, receiver: int, **changes: Any) -> None:
+        """Change fields of the conditions of one direction."""
+        self._links[sender, receiver] = dataclasses.replace(self.conditions(sender, receiver), **changes)
+
+    def cut(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
+        """Let nothing arrive any more, also not what is under way."""
+        self.change_link(sender, receiver, is_cut=True)
+        if both_ways:
+            self.change_link(receiver, sender, is_cut=True)
+
+    def heal(self, sender: int, receiver: int) -> None:
+        """Join what was cut, in both directions."""
+        self.change_link(sender, receiver, is_cut=False)
+        self.change_link(receiver, sender, is_cut=False)
+
+    def heal_all(self) -> None:
+        for sender, receiver in list(self._links):
+            self.change_link(sender, receiver, is_cut=False)
+
+    # ---- holding messages ---------------------------------------------------------------------------------
+
+    def hold(self, which: Callable[[Message], bool]) -> Callable[[], None]:
+        """Keep each message for which `which` holds in `held`; the answer is a function that ends this."""
+        self._holds.append(which)
+        return partial(self._holds.remove, which)
+
+    def release(self, message: Message) -> None:
+        """Let a held message arrive now."""
+        self.held.remove(message)
+        self._travel(message, 0, in_order=False)
+
+    def drop(self, message: Message) -> None:
+        """Lose a held message."""
+        self.held.remove(message)
+        self.counts["lost"] += 1
+
+    # ---- a message's way ----------------------------------------------------------------------------------
+
+    def _send(self, sender: Incarnation, receiver: int, request: Any, timeout_ms: int) -> Future[Any]:
+        call = Call(sender, receiver)
+        if not sender.is_alive:
+            return call.future
+        self._numbers += 1
+        number, name = self._numbers, _name_of(request)
+        self._calls[number] = call
+        call.timeout = self._scheduler.add(
+            "timer",
+            f"timeout of {name}",
+            partial(self._time_out, number, timeout_ms),
+            delay_ns=timeout_ms * NANOSECONDS_PER_MS,
+            incarnation=sender,
+        )
+        message = Message(number, sender, receiver, request, name, is_request=True)
+        self._dispatch(message)
+        duplication = self.conditions(sender.node_id, receiver).duplication
+        if duplication and self._random.random() < duplication:
+            self.counts["duplicated"] += 1
+            self._dispatch(message)
+        return call.future
+
+    def _dispatch(self, message: Message) -> None:
+        self.counts["sent"] += 1
+        message.target = self._life_of(message.receiver)
+        if any(holds(message) for holds in self._holds):
+            self.held.append(message)
+            return
+        conditions = self.conditions(message.sender.node_id, message.receiver)
+        if conditions.loss and self._random.random() < conditions.loss:
+            self.counts["lost"] += 1
+            return
+        least, most = conditions.delay_us
+        delay_us = least if least == most else least + self._random.randrange(most - least + 1)
+        self._travel(message, delay_us * 1000, in_order=message.is_request and conditions.in_order)
+
+    def _travel(self, message: Message, delay_ns: int, *, in_order: bool) -> None:
+        if in_order:
+            link = message.sender, message.receiver
+            self._ordered.setdefault(link, deque()).append(message)
+            arrive = partial(self._arrive_next, link)
+        else:
+            arrive = partial(self._arrive, message)
+        # It leaves once the sender's disk lets it.
+        delay_ns += max(message.sender.busy_until_ns - self._scheduler.time.now_ns, 0)
+        self._scheduler.add("message", str(message), arrive, delay_ns=delay_ns, node_id=message.receiver)
+
+    def _arrive_next(self, link: tuple[Incarnation, int]) -> None:
+        self._arrive(self._ordered[link].popleft())
+
+    def _arrive(self, message: Message) -> None:
+        if self.conditions(message.sender.node_id, message.receiver).is_cut:
+            self.counts["cut"] += 1
+            return
+        target = message.target
+        if not message.sender.is_alive or (target is not None and not target.is_alive):
+            return
+        target = target or self._life_of(message.receiver)
+        if target is None:
+            self._refuse(message)
+            return
+        inbox = self._inboxes.setdefault((message.sender, target), deque())
+        inbox.append(message)
+        is_stalled = target.is_paused or target.busy_until_ns > self._scheduler.time.now_ns
+        if is_stalled or len(inbox) > 1:
+            # It waits until the node looks at it, after those that wait already.
+            self._scheduler.add("message", str(message), partial(self._take, inbox), incarnation=target)
+        else:
+            self._take(inbox)
+
+    def _refuse(self, message: Message) -> None:
+        if message.is_request and message.receiver not in self._silent:
+            self.counts["refused"] += 1
+            self._fail(message.number, f"node {message.receiver} is not there")
+
+    def _take(self, inbox: deque[Message]) -> None:
+        message = inbox.popleft()
+        if not message.is_request:
+            call = self._end(message.number)
+            if call is not None:
+                call.future.set_result(message.body)
+            return
+        target, handle = self._handlers.get(message.receiver, (None, None))
+        if handle is None or target is None or not target.is_alive:
+            self._refuse(message)
+        else:
+            handle(message.body).add_done_callback(partial(self._answer, message, target))
+
+    def _answer(self, request: Message, target: Incarnation, answer: Future[Any]) -> None:
+        if not target.is_alive or request.number not in self._calls:
+            return
+        if answer.cancelled() or answer.exception() is not None:
+            # A handler that fails closes the connection, as it does not know what to answer.
+            self._fail(request.number, f"node {request.receiver} failed: {answer!r}")
+            return
+        back = Message(
+            request.number, target, request.sender.node_id, answer.result(), request.name, is_request=False
+        )
+        self._dispatch(back)
+
+    # ---- calls --------------------------------------------------------------------------------------------
+
+    def _time_out(self, number: int, timeout_ms: int) -> None:
+        self.counts["timed out"] += 1
+        call = self._calls[number]
+        self._fail(number, f"no answer from node {call.receiver} within {timeout_ms} ms")
+
+    def _fail(self, number: int, why: str) -> None:
+        call = self._end(number)
+        if call is not None and call.sender.is_alive:
+            call.future.set_exception(NetworkException(why))
+
+    def _end(self, number: int) -> Call | None:
+        call = self._calls.pop(number, None)
+        if call is not None and call.timeout is not None:
+            call.timeout.cancel()
+        return call
+
+    def _life_of(self, node_id: int) -> Incarnation | None:
+        life = self._lives.get(node_id)
+        return life if life is not None and life.is_alive else None
+
+
+def _name_of(request: Any) -> str:
+    return type(request).__name__.removesuffix("Request")

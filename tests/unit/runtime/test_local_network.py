@@ -1,0 +1,303 @@
+"""The network of one process: who runs the tasks, in what order, and what becomes of calls that fail."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from kreplica.common.errors import NetworkException
+from kreplica.common.future import Future, resolved
+from kreplica.runtime.local_network import TASKS_OF_A_TURN, TURNS_OF_A_CALLER, LocalNetwork
+
+# For waits that end as soon as their condition holds; only a broken network waits this long.
+PATIENCE = 30
+
+
+@pytest.fixture
+def network():
+    """A network with its thread running; the test fails if a task did."""
+    failures = []
+    network = LocalNetwork(on_error=lambda name, error: failures.append((name, error)))
+    network.failures = failures
+    network.start()
+    yield network
+    network.shutdown()
+    assert failures == []
+
+
+def add_node(network, node_id, handle=resolved):
+    endpoint = network.join(node_id)
+    network.register(endpoint, handle)
+    return endpoint
+
+
+def fails(future, match):
+    with pytest.raises(NetworkException, match=match):
+        future.result(PATIENCE)
+
+
+def test_the_networks_thread_runs_what_nobody_else_does(network):
+    first, _ = add_node(network, 1), add_node(network, 2, lambda n: resolved((n, threading.get_ident())))
+    number, thread = first.send(2, 7, timeout_ms=PATIENCE * 1000).result(PATIENCE)
+    assert number == 7
+    assert thread != threading.get_ident()
+
+
+def test_a_caller_that_drains_needs_no_other_thread():
+    network = LocalNetwork()  # never started
+    threads = []
+
+    def handle(number):
+        threads.append(threading.get_ident())
+        return resolved(number + 1)
+
+    first, _ = add_node(network, 1), add_node(network, 2, handle)
+    with network.draining():
+        with network.draining():
+            future = first.send(2, 1, timeout_ms=1000)
+        assert not future.done()
+    assert future.result(0) == 2
+    assert threads == [threading.get_ident()]
+
+
+def test_post_runs_nothing_itself():
+    network = LocalNetwork()
+    seen = []
+    loop = network.join(1).loop("loop")
+
+    def first():
+        loop.post(lambda: seen.append("third"))
+        seen.append("first")
+
+    with network.draining():
+        loop.post(first)
+        loop.post(lambda: seen.append("second"))
+        assert seen == []
+    assert seen == ["first", "second", "third"]
+
+
+def test_tasks_of_a_loop_come_in_order_and_never_at_once(network):
+    loop = add_node(network, 1).loop("loop")
+    seen, inside, overlaps = [], [], []
+    done = threading.Event()
+    posters, each = 8, 500
+
+    def task(poster, number):
+        inside.append(1)
+        overlaps.append(len(inside) > 1)
+        seen.append((poster, number))
+        inside.pop()
+        if len(seen) == posters * each:
+            done.set()
+
+    def post_all(poster):
+        for number in range(each):
+            with network.draining():
+                loop.post(partial(task, poster, number))
+
+    with ThreadPoolExecutor(posters) as pool:
+        list(pool.map(lambda poster: post_all(poster), range(posters)))
+    assert done.wait(PATIENCE)
+    assert not any(overlaps)
+    for poster in range(posters):
+        assert [number for whose, number in seen if whose == poster] == sorted(
+            number for whose, number in seen if whose == poster
+        )
+
+
+def test_requests_of_one_sender_arrive_in_order(network):
+    got = []
+    done = threading.Event()
+
+    def handle(number):
+        got.append(number)
+        if number == 999:
+            done.set()
+        return resolved(None)
+
+    first, _ = add_node(network, 1), add_node(network, 2, handle)
+    for number in range(1000):
+        first.send(2, number, timeout_ms=PATIENCE * 1000)
+    assert done.wait(PATIENCE)
+    assert got == list(range(1000))
+
+
+def test_the_thread_goes_on_where_a_caller_has_done_its_share(network):
+    loops = [network.join(node).loop("loop") for node in range(4)]
+    threads = {}
+    done = threading.Event()
+    rounds = TURNS_OF_A_CALLER * TASKS_OF_A_TURN
+
+    def task(node, left):
+        threads[threading.get_ident()] = True
+        if left:
+            loops[node].post(lambda: task(node, left - 1))
+        elif node == 3:
+            done.set()
+
+    with network.draining():
+        for node in range(4):
+            loops[node].post(lambda node=node: task(node, rounds))
+    assert done.wait(PATIENCE)
+    assert len(threads) == 2
+
+
+def test_timers_run_in_their_loop_when_they_are_due(network):
+    loop = add_node(network, 1).loop("loop")
+    seen = []
+    done = threading.Event()
+    loop.post_later(lambda: (seen.append(3), done.set()), 30)
+    cancelled = loop.post_later(lambda: seen.append("cancelled"), 10)
+    loop.post_later(lambda: seen.append(2), 20)
+    loop.post_later(lambda: seen.append(1), 0)
+    cancelled.cancel()
+    assert done.wait(PATIENCE)
+    assert seen == [1, 2, 3]
+
+
+def test_a_timer_never_runs_early():
+    class Clock:
+        now_ns = 999_999
+
+        def monotonic_ns(self):
+            return self.now_ns
+
+        def time_ms(self):
+            return 0
+
+    clock, seen = Clock(), []
+    network = LocalNetwork(clock)
+    network.join(1).loop("loop").post_later(lambda: seen.append(1), 1)
+    clock.now_ns += 999_999
+    assert network._take_due() == []
+    clock.now_ns += 1_000_000
+    assert len(network._take_due()) == 1
+
+
+def test_a_periodic_task_goes_on_until_it_is_cancelled(network):
+    done = threading.Event()
+    count = []
+
+    def tick():
+        count.append(1)
+        if len(count) == 3:
+            timer.cancel()
+            done.set()
+
+    endpoint = add_node(network, 1)
+    with network.draining():
+        timer = endpoint.schedule("tick", tick, 1, 1)
+    assert done.wait(PATIENCE)
+    # A later task of the same clock: had the timer gone on, it would have come first.
+    later = threading.Event()
+    endpoint.loop("loop").post_later(later.set, 10)
+    assert later.wait(PATIENCE)
+    assert len(count) == 3
+
+
+def test_an_unanswered_request_times_out(network):
+    first, _ = add_node(network, 1), add_node(network, 2, lambda _: Future())
+    fails(first.send(2, 1, timeout_ms=5), "no answer from node 2 within 5 ms")
+
+
+def test_a_node_that_is_not_there_is_told_at_once(network):
+    first = add_node(network, 1)
+    fails(first.send(2, 1, timeout_ms=PATIENCE * 1000), "not there")
+
+
+def test_a_handler_that_fails_closes_the_connection(network):
+    answer = Future()
+    answer.set_exception(ValueError("no idea"))
+    first, _ = add_node(network, 1), add_node(network, 2, lambda _: answer)
+    fails(first.send(2, 1, timeout_ms=PATIENCE * 1000), "node 2 failed")
+
+
+def test_a_handler_that_raises_is_reported_and_answered(network):
+    def broken(request):
+        raise ValueError(request)
+
+    first, _ = add_node(network, 1), add_node(network, 2, broken)
+    fails(first.send(2, 1, timeout_ms=PATIENCE * 1000), "node 2 failed")
+    # The error is reported by the thread that ran it, maybe a moment later: leaving waits for it.
+    network.shutdown()
+    assert [str(error) for _, error in network.failures] == ["1"]
+    network.failures.clear()
+
+
+def test_leaving_breaks_calls_and_ends_tasks(network):
+    first, second = add_node(network, 1), add_node(network, 2, lambda _: Future())
+    future = first.send(2, 1, timeout_ms=PATIENCE * 1000)
+    seen = []
+    entered, may_go = threading.Event(), threading.Event()
+    loop = second.loop("loop")
+
+    def step():
+        entered.set()
+        may_go.wait(PATIENCE)
+        seen.append("step")
+
+    loop.post(step)
+    loop.post(lambda: seen.append("next"))
+    loop.post_later(lambda: seen.append("timer"), 0)
+    assert entered.wait(PATIENCE)
+    leaving = threading.Thread(target=network.leave, args=(second,))
+    leaving.start()
+    may_go.set()
+    leaving.join(PATIENCE)
+    # The step that had begun is through, and nothing else of that life ran or will.
+    assert seen == ["step"]
+    fails(future, "broke")
+    loop.post(lambda: seen.append("late"))
+    done = threading.Event()
+    first.loop("loop").post_later(done.set, 5)
+    assert done.wait(PATIENCE)
+    assert seen == ["step"]
+
+
+def test_a_node_comes_back_with_a_new_life(network):
+    first, second = add_node(network, 1), add_node(network, 2)
+    network.leave(second)
+    add_node(network, 2, lambda n: resolved(-n))
+    assert first.send(2, 5, timeout_ms=PATIENCE * 1000).result(PATIENCE) == -5
+    network.leave(first)
+    assert not first.send(2, 5, timeout_ms=1).done()
+
+
+def test_a_gate_may_keep_a_message(network):
+    kept = []
+
+    def gate(sender, receiver, body, *, is_request, deliver):
+        kept.append((sender, receiver, body, is_request, deliver))
+        return True
+
+    first, _ = add_node(network, 1), add_node(network, 2, lambda n: resolved(n + 1))
+    network.gate = gate
+    future = first.send(2, 5, timeout_ms=PATIENCE * 1000)
+    assert [message[:4] for message in kept] == [(1, 2, 5, True)]
+    with network.draining():
+        kept[0][4]()
+    assert kept[1][:4] == (2, 1, 6, False)
+    assert not future.done()
+    kept[1][4]()
+    assert future.result(PATIENCE) == 6
+
+
+def test_many_callers_get_their_own_answers(network):
+    endpoints = [add_node(network, node, lambda n: resolved(n * 2)) for node in range(3)]
+
+    def call_all(caller):
+        answers = []
+        for number in range(300):
+            with network.draining():
+                future = endpoints[caller].send((caller + 1) % 3, number, timeout_ms=PATIENCE * 1000)
+            answers.append(future.result(PATIENCE))
+        return answers
+
+    with ThreadPoolExecutor(3) as pool:
+        for answers in pool.map(call_all, range(3)):
+            assert answers == [number * 2 for number in range(300)]
+    assert network._calls == {}
+    assert len(network._wheel) == 0
