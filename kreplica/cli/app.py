@@ -60,3 +60,24 @@ def verify(paths: Paths, as_json: Json = False) -> None:
         if not command.is_log(path):
             raise typer.BadParameter(f"{path} is no segment and holds no log", param_hint="PATHS")
     raise typer.Exit(command.run(list(map(str, paths)), as_json))
+
+
+Directory = Annotated[Path, typer.Argument(exists=True, file_okay=False, show_default=False)]
+
+
+@app.command()
+def diff(
+    left: Directory,
+    right: Directory,
+    by_record: Annotated[
+        bool, typer.Option("--records", help="Where batches differ, compare their records (compacted logs).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare two replicas, by directories of a partition or of two nodes; exit code 1 if they differ."""
+    from kreplica.cli import diff as command
+
+    pairs = command.pairs(left, right)
+    if pairs is None:
+        raise typer.BadParameter("neither two partitions nor two nodes' log directories", param_hint="RIGHT")
+    raise typer.Exit(command.run(pairs, by_record, as_json))

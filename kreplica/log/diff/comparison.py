@@ -1,0 +1,305 @@
+"""The comparison itself: whole chunks at once as far as possible, single batches where something is off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+from kreplica._core.batch_comparison import RecordCursor, agree, compare_records
+from kreplica._core.log_state import read_standing
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import CorruptMessage, KafkaStorageError
+from kreplica.common.ports import Clock, Storage
+from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH, TopicPartition
+from kreplica.log.diff.epochs import compare_epochs
+from kreplica.log.diff.replica import UNKNOWN_END, Replica
+from kreplica.log.diff.report import Comparison, Divergence, LostRange
+from kreplica.log.file_names import STATE_FILE, parse_directory_name
+from kreplica.log.live_reader import LiveReader
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.record import RecordBatch
+
+# How often a comparison begins again where a writer has cut a log, or retention removed a part of it,
+# meanwhile.
+ATTEMPTS = 5
+# What of a batch lies outside its CRC: the offset, the length, the leader epoch, the format.
+OFFSET_BYTES = slice(0, 8)
+EPOCH_BYTES = slice(12, 16)
+
+Progress = Callable[[int], None]
+
+
+def compare(
+    storage: Storage,
+    clock: Clock,
+    left: str,
+    right: str,
+    *,
+    by_record: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare the replicas of one partition in the directories `left` and `right`.
+
+    `by_record`: where batches differ, compare their records, for logs that compaction has rewritten; records
+    whose offset only one side has are counted and no divergence. `progress` is called with the bytes of
+    `left` that were compared since its last call. Raises InvalidFile where a directory holds no log, and
+    KafkaStorageError where the disk refuses, or a writer did not stop cutting its log meanwhile.
+    """
+    for attempt in range(ATTEMPTS):
+        cuts = [_cuts(storage, directory) for directory in (left, right)]
+        try:
+            with ExitStack() as opened:
+                logs = [
+                    opened.enter_context(closing(_open(storage, clock, directory)))
+                    for directory in (left, right)
+                ]
+                sides = Replica("left", logs[0]), Replica("right", logs[1])
+                found = _Comparison(*sides, by_record, progress).run()
+        except KafkaStorageError:
+            if attempt + 1 == ATTEMPTS:
+                raise
+            continue
+        if cuts == [_cuts(storage, directory) for directory in (left, right)]:
+            return found
+    raise KafkaStorageError(f"{left}, {right}: cut by a writer whenever they were compared")
+
+
+def _open(storage: Storage, clock: Clock, directory: str) -> UnifiedLog:
+    name = directory.rstrip("/").rsplit("/", 1)[-1]
+    partition = parse_directory_name(name) or TopicPartition(name, 0)
+    return LiveReader(directory, partition, LogConfig(), storage, clock).open()
+
+
+def _cuts(storage: Storage, directory: str) -> int | None:
+    path = f"{directory}/{STATE_FILE}"
+    standing = read_standing(storage.read_file(path, 1 << 16)) if storage.exists(path) else None
+    return None if standing is None else standing.cuts
+
+
+class _Comparison:
+    """One walk through two logs."""
+
+    def __init__(self, left: Replica, right: Replica, by_record: bool, progress: Progress | None) -> None:
+        self.left = left
+        self.right = right
+        self.by_record = by_record
+        self.progress = progress
+        self.first_offset = max(left.log.log_start_offset, right.log.log_start_offset)
+        self.end_offset = max(self.first_offset, min(left.end_offset, right.end_offset))
+        self.divergence: Divergence | None = None
+        self.agreed_offset = self.first_offset
+        self.agreed_epoch = NO_LEADER_EPOCH
+        self.bytes = self.records = self.only_left = self.only_right = 0
+        self.first_only_left: int | None = None
+        self.first_only_right: int | None = None
+
+    def run(self) -> Comparison:
+        if self.first_offset < self.end_offset:
+            self.left.seek(self.first_offset)
+            self.right.seek(self.first_offset)
+            while self._agree() or self._look():
+                pass
+        for side in (self.left, self.right):
+            side.note_cut_end()
+        standings = self.left.standing, self.right.standing
+        end = max(self.first_offset, min(standing.log_end_offset for standing in standings))
+        if self.divergence is None:
+            self.agreed_offset = end
+        return Comparison(
+            left=standings[0],
+            right=standings[1],
+            first_offset=self.first_offset,
+            end_offset=end,
+            agreed_offset=self.agreed_offset,
+            agreed_epoch=self.agreed_epoch,
+            compared_bytes=self.bytes,
+            compared_records=self.records,
+            only_left=self.only_left,
+            only_right=self.only_right,
+            first_only_left=self.first_only_left,
+            first_only_right=self.first_only_right,
+            divergence=self.divergence,
+            epochs=compare_epochs(
+                (self.left.log.epochs, standings[0].log_end_offset),
+                (self.right.log.epochs, standings[1].log_end_offset),
+                self.first_offset,
+                end,
+            ),
+            lost=tuple(self._lost_in_common()),
+        )
+
+    def _lost_in_common(self) -> list[LostRange]:
+        found = [each for each in self.left.lost + self.right.lost if each.first_offset < self.end_offset]
+        return sorted(found, key=lambda each: (each.first_offset, each.side))
+
+    # ---- whole batches ------------------------------------------------------------------------------------
+
+    def _agree(self) -> bool:
+        """Go on as far as the bytes agree; whether they did."""
+        left, right = self.left.chunk(), self.right.chunk()
+        if left is None or right is None:
+            return False
+        expected = max(self.left.next_offset, self.right.next_offset)
+        size, next_offset, epoch = agree(left, right, expected, self.end_offset)
+        if size == 0:
+            return False
+        self._advance(size, next_offset, epoch)
+        return True
+
+    def _advance(self, size: int, next_offset: int, epoch: int) -> None:
+        self.left.advance(size, next_offset)
+        self.right.advance(size, next_offset)
+        self.bytes += size
+        self.note_agreed(next_offset, epoch)
+        if self.progress is not None:
+            self.progress(size)
+
+    def note_agreed(self, next_offset: int, epoch: int) -> None:
+        self.agreed_offset = max(self.agreed_offset, min(next_offset, self.end_offset))
+        self.agreed_epoch = epoch
+
+    def _look(self) -> bool:
+        """Where the bytes do not agree, or the range ends: one batch of each side. Whether to go on."""
+        left, right = self.peek(self.left), self.peek(self.right)
+        if left is None and right is None:
+            return False
+        for batch, side, other in ((left, self.left, self.right), (right, self.right, self.left)):
+            lost = None if batch is None else other.lost_at(batch.base_offset)
+            if batch is not None and lost is not None:
+                # The other side's bytes rotted here; this side's may still be good.
+                side.advance(batch.size, batch.next_offset)
+                return lost.next_offset is not None
+        if left is None or right is None:
+            ended = self.left if left is None else self.right
+            if ended.end_offset == UNKNOWN_END:
+                return False
+        elif memoryview(left) == memoryview(right):
+            self._advance(left.size, left.next_offset, left.leader_epoch)
+            return True
+        elif self._header_rotted(left, right):
+            return True
+        if self.by_record:
+            return _ByRecord(self).run(left, right)
+        self._diverges(left, right)
+        return False
+
+    def peek(self, side: Replica) -> RecordBatch | None:
+        batch = side.peek()
+        return None if batch is None or batch.base_offset >= self.end_offset else batch
+
+    def _header_rotted(self, left: RecordBatch, right: RecordBatch) -> bool:
+        """Whether only the leader epoch differs, and one side's own history says that it rotted there."""
+        if not _differ_only_in(EPOCH_BYTES, left, right):
+            return False
+        believable = [
+            side.log.epochs.epoch_for_offset(batch.base_offset) in (None, batch.leader_epoch)
+            for side, batch in ((self.left, left), (self.right, right))
+        ]
+        if believable[0] == believable[1]:
+            return False
+        side, batch = (self.right, right) if believable[0] else (self.left, left)
+        epoch = side.log.epochs.epoch_for_offset(batch.base_offset)
+        side.skip_lost(f"leader epoch {batch.leader_epoch} where the log's history has {epoch}")
+        return True
+
+    def _diverges(self, left: RecordBatch | None, right: RecordBatch | None) -> None:
+        there = [batch for batch in (left, right) if batch is not None]
+        offset = min(batch.base_offset for batch in there)
+        if left is None or right is None or left.base_offset != right.base_offset:
+            kind = "missing"
+            left, right = (
+                batch if batch is not None and batch.base_offset == offset else None
+                for batch in (left, right)
+            )
+        else:
+            kind = "leader_epoch" if _differ_only_in(EPOCH_BYTES, left, right) else "batch"
+        self.diverges_at(kind, max(offset, self.first_offset), left, right)
+
+    def diverges_at(
+        self, kind: str, offset: int, left: RecordBatch | None, right: RecordBatch | None
+    ) -> None:
+        epochs = [batch.leader_epoch for batch in (left, right) if batch is not None]
+        self.divergence = Divergence(
+            kind,
+            offset,
+            max(epochs),
+            None if left is None else self.left.place(left),
+            None if right is None else self.right.place(right),
+        )
+        self.agreed_offset = min(offset, self.end_offset)
+
+    # ---- by record ----------------------------------------------------------------------------------------
+
+    def count(self, found: tuple[bool, int, int, int, int, int]) -> None:
+        _, compared, only_left, only_right, first_left, first_right = found
+        self.records += compared
+        self.only_left += only_left
+        self.only_right += only_right
+        if only_left and self.first_only_left is None:
+            self.first_only_left = first_left
+        if only_right and self.first_only_right is None:
+            self.first_only_right = first_right
+
+
+class _ByRecord:
+    """Two batches that differ, and those behind them until both sides stand at the same offset again."""
+
+    def __init__(self, comparison: _Comparison) -> None:
+        self._comparison = comparison
+        self._cursors = (RecordCursor(), RecordCursor())
+        self._sides = (comparison.left, comparison.right)
+        self._batches: list[RecordBatch | None] = [None, None]
+
+    def run(self, left: RecordBatch | None, right: RecordBatch | None) -> bool:
+        """Whether they agree, and there may be more."""
+        comparison, (a, b) = self._comparison, self._cursors
+        self._load(0, left)
+        self._load(1, right)
+        while True:
+            found = compare_records(a, b, comparison.end_offset)
+            comparison.count(found)
+            if found.differs:
+                comparison.diverges_at("record", a.offset, *self._batches)
+                return False
+            if not (a.is_drained or b.is_drained):
+                return False  # the end of the range
+            self._finish_drained()
+            if a.is_drained and b.is_drained and self._sides[0].next_offset == self._sides[1].next_offset:
+                return True
+            for index in (0, 1):
+                if self._cursors[index].is_drained:
+                    self._load(index, comparison.peek(self._sides[index]))
+
+    def _finish_drained(self) -> None:
+        for index in (0, 1):
+            batch = self._batches[index]
+            if self._cursors[index].is_drained and batch is not None:
+                self._sides[index].advance(batch.size, batch.next_offset)
+                self._batches[index] = None
+                offset = min(side.next_offset for side in self._sides)
+                self._comparison.note_agreed(offset, batch.leader_epoch)
+                if index == 0 and self._comparison.progress is not None:
+                    self._comparison.progress(batch.size)
+
+    def _load(self, index: int, batch: RecordBatch | None) -> None:
+        side, cursor = self._sides[index], self._cursors[index]
+        while batch is not None:
+            try:
+                cursor.load(batch)
+                break
+            except CorruptMessage as error:
+                side.skip_lost(str(error))
+                batch = self._comparison.peek(side)
+        if side.lost:
+            last = side.lost[-1]
+            cursor.lost(last.first_offset, INT64_MAX if last.next_offset is None else last.next_offset)
+        self._batches[index] = batch
+        if batch is None:
+            cursor.end()
+        else:
+            cursor.seek(self._comparison.first_offset)
+
+
+def _differ_only_in(field: slice, left: RecordBatch, right: RecordBatch) -> bool:
+    a, b = memoryview(left), memoryview(right)
+    return a[: field.start] == b[: field.start] and a[field.stop :] == b[field.stop :]

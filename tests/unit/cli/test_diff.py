@@ -1,0 +1,97 @@
+"""`kreplica diff`: exit codes, and what it says of two partitions and of two nodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kreplica.cli.app import app
+from tests.conformance.expectation import FIXTURES
+from tests.unit.log.diff.replicas import batch, replica
+
+KAFKA = FIXTURES / "clean" / "logs"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A node's directory like Kafka's, but for a rotted batch, a partition too few and one too many."""
+    copy = shutil.copytree(KAFKA, tmp_path / "node")
+    shutil.rmtree(copy / "idempotent-0")
+    shutil.copytree(KAFKA / "segments-0", copy / "other-7")
+    path = copy / "segments-0" / "00000000000000000012.log"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    return copy
+
+
+def test_partitions_that_agree() -> None:
+    result = CliRunner().invoke(app, ["diff", str(KAFKA / "segments-0"), str(KAFKA / "segments-0")])
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stdout.splitlines() if "segments-0" in line]
+    assert line.replace("│", " ").split() == ["segments-0", "agree", "0", "120", "120", "0"]
+
+
+def test_two_nodes(node: Path) -> None:
+    result = CliRunner().invoke(app, ["diff", "--json", str(KAFKA), str(node)])
+    assert result.exit_code == 1
+    facts = {fact["partition"]: fact for fact in map(json.loads, result.stdout.splitlines())}
+    outcomes = {name: fact["outcome"] for name, fact in facts.items()}
+    assert outcomes.pop("segments-0") == "damaged"
+    assert outcomes.pop("idempotent-0") == "only left"
+    assert outcomes.pop("other-7") == "only right"
+    assert len(outcomes) == 14
+    assert set(outcomes.values()) == {"agree"}
+    (lost,) = facts["segments-0"]["lost"]
+    assert (lost["side"], lost["first_offset"], lost["next_offset"]) == ("right", 12, 15)
+    assert facts["epochs-0"]["epochs"]["agreed"] == {"epoch": 6, "start_offset": 16}
+
+
+def test_what_is_told_of_a_divergence(tmp_path: Path) -> None:
+    common = [batch(0, [b"a", b"b"])]
+    left = replica(tmp_path / "l" / "t-0", [*common, batch(2, [b"left"], 4)], epochs=[(0, 0), (4, 2)])
+    right = replica(tmp_path / "r" / "t-0", [*common, batch(2, [b"right"], 5)], epochs=[(0, 0), (5, 2)])
+    result = CliRunner().invoke(app, ["diff", left, right])
+    assert result.exit_code == 1
+    assert "the batches differ at offset 2, leader epoch 5" in result.stdout
+    assert "By leader epochs alone they agree up to epoch 0, offset 2." in result.stdout
+    result = CliRunner().invoke(app, ["diff", "--json", left, right])
+    fact = json.loads(result.stdout)
+    assert (fact["outcome"], fact["agreed_offset"], fact["divergence"]["offset"]) == ("differ", 2, 2)
+    assert fact["divergence"]["right"]["leader_epoch"] == 5
+
+
+def test_records_of_compacted_replicas(tmp_path: Path) -> None:
+    left = replica(tmp_path / "l" / "t-0", [batch(0, [b"a"]), batch(1, [b"b", b"c"])])
+    right = replica(tmp_path / "r" / "t-0", [batch(0, [b"a"]), batch(2, [b"c"])])
+    assert CliRunner().invoke(app, ["diff", left, right]).exit_code == 1
+    result = CliRunner().invoke(app, ["diff", "--records", left, right])
+    assert result.exit_code == 0
+    assert "1 record only on the left, the first at offset 1." in result.stdout
+
+
+def test_a_partition_that_cannot_be_read_is_told_and_the_others_compared(node: Path) -> None:
+    (node / "epochs-0" / "leader-epoch-checkpoint").write_text("no such file\n")
+    result = CliRunner().invoke(app, ["diff", "--json", str(KAFKA), str(node)])
+    assert result.exit_code == 1
+    outcomes = {fact["partition"]: fact["outcome"] for fact in map(json.loads, result.stdout.splitlines())}
+    assert outcomes["epochs-0"] == "unread"
+    assert outcomes["trimmed-0"] == "agree"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (KAFKA, KAFKA / "segments-0"),
+        (KAFKA / "segments-0", KAFKA),
+        (KAFKA, KAFKA / "missing"),
+        (FIXTURES.parent, FIXTURES.parent),
+        (KAFKA / "meta.properties", KAFKA),
+    ],
+)
+def test_what_cannot_be_compared_is_a_usage_error(left: Path, right: Path) -> None:
+    assert CliRunner().invoke(app, ["diff", str(left), str(right)]).exit_code == 2
