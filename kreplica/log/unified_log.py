@@ -182,12 +182,17 @@ class UnifiedLog:
     # ---- append -------------------------------------------------------------------------------------------
 
     def append_as_leader(
-        self, records: Buffer, leader_epoch: int, *, origin: AppendOrigin = AppendOrigin.CLIENT
+        self,
+        records: Buffer,
+        leader_epoch: int,
+        *,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        wait: bool = True,
     ) -> LogAppendInfo:
         """Append a producer's batch; it gets the next offset and this leader epoch.
 
         `records`: one batch in format v2 (several where a coordinator or the quorum appends, by `origin`).
-        Returns when the log's durability is met.
+        Returns when the log's durability is met; without `wait` at once, and `wait_durable` is due.
 
         Raises CorruptMessage and its kinds, MessageTooLarge, InvalidTimestamp, InvalidRecord,
         OutOfOrderSequenceNumber, InvalidProducerEpoch, StorageFull, KafkaStorageError; nothing is appended
@@ -201,11 +206,13 @@ class UnifiedLog:
                 )
             if info is None:
                 info = self._append_with_care(records, leader_epoch, origin)
-        if self.durable:
+        if self.durable and wait:
             self.flusher.make_durable(info)
         return info
 
-    def append_records(self, records: Sequence[RecordLike], leader_epoch: int = 0) -> LogAppendInfo:
+    def append_records(
+        self, records: Sequence[RecordLike], leader_epoch: int = 0, *, wait: bool = True
+    ) -> LogAppendInfo:
         """Build one batch from Python values (see BatchBuilder) and append it as the leader.
 
         Raises TypeError for a value that is none, and as `append_as_leader`.
@@ -219,11 +226,13 @@ class UnifiedLog:
             if info is None:
                 built = self._builder.build(records, now_ms=now_ms)
                 info = self._append_with_care(built, leader_epoch, AppendOrigin.CLIENT)
-        if self.durable:
+        if self.durable and wait:
             self.flusher.make_durable(info)
         return info
 
-    def append_as_follower(self, records: Buffer, leader_epoch: int | None = None) -> LogAppendInfo | None:
+    def append_as_follower(
+        self, records: Buffer, leader_epoch: int | None = None, *, wait: bool = True
+    ) -> LogAppendInfo | None:
         """Append a leader's batches as they are, with the leader's offsets and epochs.
 
         Batches of a later epoch than `leader_epoch` (of the fetch) are left out (KAFKA-18723). Returns the
@@ -237,9 +246,16 @@ class UnifiedLog:
                 if leader_epoch is not None and batch.leader_epoch > leader_epoch:
                     break
                 info = careful_append.as_follower(self, batch)
-        if self.durable and info is not None:
+        if self.durable and wait and info is not None:
             self.flusher.make_durable(info)
         return info
+
+    def wait_durable(self, info: LogAppendInfo) -> None:
+        """Return when an append that did not wait meets the log's durability.
+
+        Raises KafkaStorageError; NotLeaderOrFollower where it was cut off before it was flushed.
+        """
+        self.flusher.make_durable(info)
 
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
         self.require_writable()

@@ -1,0 +1,540 @@
+"""Partition: one partition on one broker, as its leader or a follower.
+
+It decides what is committed: the high watermark is the least log end of the leader and of every replica that
+is in sync, or may be in the controller's view. Around it: appends and replication (`partition_append`), reads
+(`partition_fetch`), the ISR (`partition_isr`).
+
+Thread rule: `leader_isr_update_lock` guards the role, the ISR and the followers' states, and is held during
+an append, so that no role changes under it. Readers use `term`, `state` and `leader_and_isr`, each immutable
+and replaced as a whole. Nothing is resolved, sent or flushed under the lock: methods return PartitionEffects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kreplica._core.purgatory import Watermark
+from kreplica.common.errors import KreplicaError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
+from kreplica.common.locks import RLock
+from kreplica.common.ports import Clock
+from kreplica.common.types import NO_LEADER_EPOCH, AppendOrigin, TopicPartition
+from kreplica.replica import partition_append, partition_fetch, partition_isr, partition_role
+from kreplica.replica.isr_history import IsrHistory, OutOfIsr
+from kreplica.replica.isr_policy import IsrPolicy
+from kreplica.replica.partition_effects import (
+    HIGH_WATERMARK_MOVED,
+    INCREASED,
+    NOTHING,
+    SAME,
+    BecameLeader,
+    IsrChangeProposed,
+    LeaderHwChange,
+    PartitionEffects,
+)
+from kreplica.replica.partition_fetch import EpochEndOffset, LogReadInfo
+from kreplica.replica.partition_state import CommittedPartitionState, PartitionState
+from kreplica.replica.partition_term import BrokerMetadata, Term
+from kreplica.replica.replica import FetchClock, Replica
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.log.damage import Damage
+    from kreplica.log.unified_log import UnifiedLog
+
+PARTITION_ACKS_ALL = -1
+
+
+class Partition:
+    """`topic_partition` on broker `broker_id`; a replica without a role until it is made leader or follower.
+
+    `key`: the number under which operations wait for it. `broker_epoch()`: this broker's. `on_damage`: called
+    as on_damage(partition, damage) when a range of the log is found damaged, in the thread that found it,
+    which may hold the log's lock: it should only note it or post it to a loop.
+    """
+
+    __slots__ = (
+        "_others",
+        "_remote_replicas",
+        "_replicas",
+        "_watched_replicas",
+        "broker_epoch",
+        "broker_id",
+        "brokers",
+        "clock",
+        "damage_listener",
+        "fetch_waiters",
+        "isr_history",
+        "isr_policy",
+        "key",
+        "leader_and_isr",
+        "leader_isr_update_lock",
+        "log",
+        "low_watermark_waiters",
+        "state",
+        "term",
+        "topic_partition",
+    )
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        *,
+        key: int,
+        broker_id: int,
+        clock: Clock,
+        brokers: BrokerMetadata,
+        broker_epoch: Callable[[], int],
+        isr_policy: IsrPolicy,
+        on_damage: Callable[[Partition, Damage], None] | None = None,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.key = key
+        self.broker_id = broker_id
+        self.clock = clock
+        self.brokers = brokers
+        self.broker_epoch = broker_epoch
+        self.isr_policy = isr_policy
+        self.damage_listener = on_damage
+        self.isr_history = IsrHistory()
+        # What waits for this partition to move, kept by its owners (delayed_fetch; DelayedDeleteRecords).
+        self.fetch_waiters: set[object] = set()
+        self.low_watermark_waiters = 0
+        self.leader_isr_update_lock = RLock()
+        # Guarded by leader_isr_update_lock:
+        self.log: UnifiedLog | None = None
+        self.term = Term(NO_LEADER, NO_LEADER_EPOCH)
+        self.leader_and_isr: LeaderAndIsr | None = None
+        self.state: PartitionState = CommittedPartitionState((), LeaderRecoveryState.RECOVERED)
+        self._replicas: dict[int, Replica] = {}
+        # The followers by whether the high watermark must wait for them; changed with the state.
+        self._remote_replicas: tuple[Replica, ...] = ()
+        self._watched_replicas: tuple[Replica, ...] = ()
+        self._others: tuple[Replica, ...] = ()
+
+    # ---- where it stands ----------------------------------------------------------------------------------
+
+    @property
+    def is_leader(self) -> bool:
+        return self.term.leads
+
+    @property
+    def leader(self) -> int:
+        """The leader's broker id, or NO_LEADER."""
+        return self.term.leader
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.term.leader_epoch
+
+    @property
+    def partition_epoch(self) -> int:
+        known = self.leader_and_isr
+        return -1 if known is None else known.partition_epoch
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync replicas that the controller has committed, as far as this broker knows."""
+        known = self.leader_and_isr
+        return () if known is None else known.isr
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The assigned brokers, in their order."""
+        known = self.leader_and_isr
+        return () if known is None else known.replicas
+
+    @property
+    def watermark(self) -> Watermark:
+        """Moves with the high watermark for as long as this broker leads; closed where it does not."""
+        return self.term.watermark
+
+    @property
+    def high_watermark(self) -> int:
+        return self.local_log.high_watermark
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.local_log.log_end_offset
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.local_log.log_start_offset
+
+    @property
+    def local_log(self) -> UnifiedLog:
+        """This replica's log. Raises NotLeaderOrFollower before the first role."""
+        if self.log is None:
+            raise NotLeaderOrFollower(f"{self.topic_partition}: no replica of it on broker {self.broker_id}")
+        return self.log
+
+    @property
+    def leader_log_if_local(self) -> UnifiedLog | None:
+        """The log where this broker leads."""
+        term = self.term
+        return term.log if term.leads else None
+
+    def replica(self, broker_id: int) -> Replica | None:
+        """The follower's state, where this broker leads."""
+        return self._replicas.get(broker_id)
+
+    @property
+    def remote_replicas(self) -> tuple[Replica, ...]:
+        """The followers' states."""
+        return self._remote_replicas
+
+    def assign_replicas(self, replicas: tuple[int, ...]) -> None:
+        """Under the lock, before `set_state`: keep the states of followers that stay."""
+        self._replicas = {
+            broker_id: self._replicas.get(broker_id) or Replica(broker_id)
+            for broker_id in replicas
+            if broker_id != self.broker_id
+        }
+        self._remote_replicas = tuple(self._replicas.values())
+
+    def set_state(self, state: PartitionState) -> None:
+        """Under the lock, for partition_isr."""
+        self.state = state
+        maximal = state.maximal_isr
+        self._watched_replicas = tuple(r for r in self._remote_replicas if r.broker_id in maximal)
+        self._others = tuple(r for r in self._remote_replicas if r.broker_id not in maximal)
+
+    # ---- roles --------------------------------------------------------------------------------------------
+
+    def make_leader(self, leader_and_isr: LeaderAndIsr, log: UnifiedLog) -> BecameLeader:
+        """This broker leads from `leader_and_isr.leader_epoch` on, which begins where its log ends now.
+
+        The epoch is noted even if nothing is ever appended in it: followers that hold records of epochs
+        between find out by it where to cut (KIP-279, KAFKA-7415). An unclean election's leader reports that
+        it has taken note of it (KIP-704): `effects.isr_change`. Raises KafkaStorageError, and
+        FencedLeaderEpoch where the log has records of a later epoch; nothing is changed then.
+        """
+        return partition_role.make_leader(self, leader_and_isr, log)
+
+    def make_follower(self, leader_and_isr: LeaderAndIsr, log: UnifiedLog) -> bool:
+        """This broker follows `leader_and_isr.leader`, which may be NO_LEADER; whether a leader epoch began.
+
+        A fetcher must begin anew where one did, also where the leader stayed the same. False for a version of
+        the partition that is out of date, which is ignored.
+        """
+        return partition_role.make_follower(self, leader_and_isr, log)
+
+    def close(self) -> None:
+        """End this broker's role: the replica is stopped, deleted, or its directory offline."""
+        partition_role.close(self)
+
+    # ---- append -------------------------------------------------------------------------------------------
+
+    def append_records_to_leader(
+        self,
+        records: Buffer,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        required_acks: int = 0,
+        *,
+        wait: bool = True,
+    ) -> tuple[LogAppendInfo, LeaderHwChange]:
+        """Append a producer's batch. `wait`: for the disk, where the topic's durability asks for that; else
+        the caller must call `make_durable` before it acknowledges anything.
+
+        Raises NotLeaderOrFollower; NotEnoughReplicas where `required_acks` is -1 and fewer replicas are in
+        sync than min.insync.replicas; and as UnifiedLog.append_as_leader. Nothing is appended then.
+        """
+        with self.leader_isr_update_lock:
+            log = self._require_leader(required_acks)
+            end = log.state.log_end_offset
+            info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
+            change = self._appended(log, end)
+        if wait and log.durable:
+            change = partition_append.make_durable(self, log, info, change)
+        return info, change
+
+    def append_values_to_leader(
+        self, values: Sequence[RecordLike], required_acks: int = 0, *, wait: bool = True
+    ) -> tuple[LogAppendInfo, LeaderHwChange]:
+        """Build one batch from Python values and append it; else as `append_records_to_leader`."""
+        with self.leader_isr_update_lock:
+            log = self._require_leader(required_acks)
+            end = log.state.log_end_offset
+            info = log.append_records(values, self.term.leader_epoch, wait=False)
+            change = self._appended(log, end)
+        if wait and log.durable:
+            change = partition_append.make_durable(self, log, info, change)
+        return info, change
+
+    def make_durable(self, info: LogAppendInfo) -> LeaderHwChange:
+        """Return when an append that did not wait is as safe as the topic's durability asks; raises
+        KafkaStorageError, NotLeaderOrFollower where it was cut off meanwhile."""
+        log = self.local_log
+        return partition_append.make_durable(self, log, info, SAME) if log.durable else SAME
+
+    def _require_leader(self, required_acks: int) -> UnifiedLog:
+        term = self.term
+        log = term.log
+        if not term.leads or log is None:
+            raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} does not lead it")
+        if required_acks == PARTITION_ACKS_ALL and len(self.state.isr) < log.config.min_insync_replicas:
+            partition_append.require_enough_in_sync(self, log)
+        return log
+
+    def _appended(self, log: UnifiedLog, former_end: int) -> LeaderHwChange:
+        # Followers that had all of the log by now were in sync until this moment.
+        for replica in self._remote_replicas:
+            if replica.log_end_offset == former_end and replica.fetch_clock is not None:
+                replica.leader_moved_on()
+        return self._increment_high_watermark(log)
+
+    def append_records_to_follower(self, records: Buffer, leader_epoch: int) -> LogAppendInfo | None:
+        """Append what was fetched from the leader of `leader_epoch`, as it is; None if nothing was new.
+
+        Batches of a later epoch are left out (KAFKA-18723). Returns when the topic's durability is met, so
+        that the next fetch tells of flushed offsets. Raises NotLeaderOrFollower and FencedLeaderEpoch where
+        the role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
+        """
+        return partition_append.append_records_to_follower(self, records, leader_epoch)
+
+    def update_follower_high_watermark(self, leader_high_watermark: int, leader_epoch: int) -> bool:
+        """Take over the leader's high watermark, as far as this log goes; whether it moved.
+
+        It never goes back: a new leader may know of less, but what was committed stays so.
+        """
+        return partition_append.update_follower_high_watermark(self, leader_high_watermark, leader_epoch)
+
+    def maybe_increment_log_start_offset(self, offset: int, leader_epoch: int) -> bool:
+        """As a follower, drop what the leader has dropped; whether the log start moved."""
+        return partition_append.maybe_increment_log_start_offset(self, offset, leader_epoch)
+
+    def truncate_to(self, offset: int) -> bool:
+        """As a follower, cut everything from `offset` on. Raises NotLeaderOrFollower for a leader: it never
+        cuts."""
+        return partition_append.truncate_to(self, offset)
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """As a follower, drop everything and begin again at `offset`."""
+        partition_append.truncate_fully_and_start_at(self, offset)
+
+    def delete_records_on_leader(self, offset: int) -> tuple[int, int]:
+        """Drop the records below `offset` (-1: below the high watermark): that offset, and the low watermark.
+
+        All replicas have dropped them once `low_watermark_if_leader` has reached it. Raises
+        NotLeaderOrFollower, PolicyViolation for a topic that is only compacted, OffsetOutOfRange.
+        """
+        return partition_append.delete_records_on_leader(self, offset)
+
+    def low_watermark_if_leader(self) -> int:
+        """The least log start of the leader and its live followers. Raises NotLeaderOrFollower."""
+        return partition_append.low_watermark_if_leader(self)
+
+    # ---- high watermark -----------------------------------------------------------------------------------
+
+    def maybe_increment_leader_hw(self, now_ms: int | None = None) -> LeaderHwChange:
+        """Move the high watermark to what everybody who counts has; SAME where this broker does not lead."""
+        with self.leader_isr_update_lock:
+            log = self.leader_log_if_local
+            return SAME if log is None else self._increment_high_watermark(log, now_ms)
+
+    def _increment_high_watermark(self, log: UnifiedLog, now_ms: int | None = None) -> LeaderHwChange:
+        state = log.state
+        offset = state.log_end_offset
+        if log.durable and log.config.durability != "page_cache":
+            # What the leader could lose with its power is not committed.
+            offset = state.flush_offset
+        for replica in self._watched_replicas:
+            if replica.log_end_offset < offset:
+                offset = replica.log_end_offset
+        if offset <= state.high_watermark:
+            return SAME
+        for replica in self._others:
+            if replica.log_end_offset < offset and partition_isr.is_about_to_join(self, replica, now_ms):
+                offset = replica.log_end_offset
+        # It stands still below min.insync.replicas, also for what was appended before (KAFKA-15583).
+        if offset <= state.high_watermark or self.is_under_min_isr:
+            return SAME
+        log.maybe_increment_high_watermark(offset)
+        self.term.watermark.advance(offset)
+        return INCREASED
+
+    def effective_min_isr(self) -> int:
+        """min.insync.replicas, or the number of replicas if that is smaller."""
+        return min(self.local_log.config.min_insync_replicas, len(self._remote_replicas) + 1)
+
+    @property
+    def has_enough_in_sync(self) -> bool:
+        """Whether what is committed now is on min.insync.replicas replicas, the one about to join
+        included."""
+        return len(self.state.maximal_isr) >= self.effective_min_isr()
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
+        return self.term.leads and len(self.state.isr) < self.effective_min_isr()
+
+    @property
+    def is_at_min_isr(self) -> bool:
+        return self.term.leads and len(self.state.isr) == self.effective_min_isr()
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether this broker leads and a replica is out of sync."""
+        return self.term.leads and len(self.state.isr) < len(self._remote_replicas) + 1
+
+    def check_enough_replicas_reach_offset(self, required_offset: int) -> tuple[bool, KreplicaError | None]:
+        """Whether the wait for `required_offset` is over, and with what error: NotLeaderOrFollower, or
+        NotEnoughReplicasAfterAppend where it is committed by fewer replicas than min.insync.replicas."""
+        with self.leader_isr_update_lock:
+            log = self.leader_log_if_local
+            if log is None:
+                return False, NotLeaderOrFollower(f"{self.topic_partition}: led elsewhere by now")
+            if log.high_watermark < required_offset:
+                return False, None
+            if self.has_enough_in_sync:
+                return True, None
+            return True, NotEnoughReplicasAfterAppend(
+                f"{self.topic_partition}: appended, but only {self.state.maximal_isr} are in sync"
+            )
+
+    # ---- fetch --------------------------------------------------------------------------------------------
+
+    def fetch_records(
+        self,
+        fetch_offset: int,
+        max_bytes: int,
+        *,
+        isolation: str = "high_watermark",
+        replica_id: int = -1,
+        current_leader_epoch: int | None = None,
+        last_fetched_epoch: int | None = None,
+        only_leader: bool = True,
+        at_least_one: bool = True,
+    ) -> LogReadInfo:
+        """Whole batches from the one that holds `fetch_offset` on, as a pinned slice; see partition_fetch.
+
+        `isolation`: log_end (followers), high_watermark, txn_committed. `replica_id`: the follower that
+        fetches, -1 for a consumer. `current_leader_epoch`: what the fetcher takes for the leader epoch, None
+        if it does not say. `last_fetched_epoch`: of the record before `fetch_offset`; where this log
+        has others there, the answer has no records and a `diverging_epoch`. Holds no lock while it reads.
+
+        Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower, OffsetOutOfRange, DamagedLog.
+        """
+        return partition_fetch.fetch_records(
+            self,
+            fetch_offset,
+            max_bytes,
+            isolation,
+            replica_id,
+            current_leader_epoch,
+            last_fetched_epoch,
+            only_leader,
+            at_least_one,
+        )
+
+    def update_follower_fetch_state(
+        self, replica_id: int, read: LogReadInfo, log_start_offset: int, now_ms: int, broker_epoch: int = -1
+    ) -> PartitionEffects:
+        """Note what the follower's fetch, whose answer is `read`, tells of it; it may join the ISR by that,
+        and the high watermark move.
+
+        `log_start_offset`: the follower's; `broker_epoch`: in which it fetched, -1 if it does not say. A
+        diverging fetch tells nothing of what the follower has (KAFKA-13141). Nothing is noted where the
+        leader epoch has changed since the read. Raises NotLeaderOrFollower for a fetch from before the
+        follower's restart (KIP-903) and for one that is no replica.
+        """
+        with self.leader_isr_update_lock:
+            term = self.term
+            if not term.leads or term.leader_epoch != read.leader_epoch:
+                return NOTHING
+            replica = self._replicas.get(replica_id)
+            if replica is None or broker_epoch < (self.brokers.get_alive_broker_epoch(replica_id) or 0):
+                partition_fetch.check_follower(self, replica_id, broker_epoch)
+            assert replica is not None
+            if read.diverging_epoch is not None:
+                replica.diverged = True
+                return NOTHING
+            former_end = replica.log_end_offset
+            low_watermark = self.low_watermark_if_leader() if self.low_watermark_waiters else -1
+            replica.update_fetch_state(
+                read.fetch_offset, log_start_offset, now_ms, read.log_end_offset, broker_epoch
+            )
+            isr_change = None
+            if replica_id not in self.state.isr and not self.state.is_inflight:
+                isr_change = partition_isr.maybe_expand_isr(self, replica, now_ms)
+            change = SAME
+            if former_end != read.fetch_offset:
+                assert term.log is not None
+                change = self._increment_high_watermark(term.log, now_ms)
+            if isr_change is None and not self.low_watermark_waiters:
+                return NOTHING if change is SAME else HIGH_WATERMARK_MOVED
+            moved = self.low_watermark_waiters > 0 and self.low_watermark_if_leader() > low_watermark
+            return PartitionEffects(change, isr_change, moved)
+
+    def attach_fetch_clock(self, replica_id: int, fetch_clock: FetchClock | None) -> None:
+        """The follower's partition is in the fetch session of that clock now, or, with None, in none."""
+        with self.leader_isr_update_lock:
+            replica = self._replicas.get(replica_id)
+            if replica is not None:
+                replica.fetch_clock = fetch_clock
+
+    def last_offset_for_leader_epoch(
+        self, current_leader_epoch: int | None, leader_epoch: int, *, only_leader: bool = True
+    ) -> EpochEndOffset:
+        """The greatest epoch here not above `leader_epoch`, and where it ends; (-1, -1) where nothing is
+        known.
+
+        Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
+        """
+        log = partition_fetch.log_with_epoch(self, current_leader_epoch, only_leader).log
+        assert log is not None
+        return EpochEndOffset(*log.epochs.end_offset_for(leader_epoch, log.log_end_offset))
+
+    # ---- in-sync replicas ---------------------------------------------------------------------------------
+
+    def maybe_shrink_isr(self, now_ms: int) -> PartitionEffects:
+        """Propose to drop the replicas that have lagged too long; for the periodic isr-expiration.
+
+        The high watermark may move too, where it waited for a replica outside of the ISR that has gone.
+        """
+        return partition_isr.maybe_shrink_isr(self, now_ms)
+
+    def set_damaged(self, replica_id: int, damaged: bool) -> None:
+        """Note that the follower lacks a range of its log, or has it again: it must not stay in the ISR, or
+        join."""
+        with self.leader_isr_update_lock:
+            replica = self._replicas.get(replica_id)
+            if replica is not None:
+                replica.damaged = damaged
+
+    def handle_alter_partition_response(
+        self, proposed: IsrChangeProposed, answer: LeaderAndIsr | KreplicaError
+    ) -> PartitionEffects:
+        """Take the controller's answer to a proposal; `isr_change` is the proposal once more where it must be
+        sent again."""
+        return partition_isr.handle_alter_partition_response(self, proposed, answer)
+
+    def why_not_in_isr(self, broker_id: int) -> OutOfIsr | None:
+        """What put the replica out of the ISR and what keeps it out now; None for one that is in it.
+
+        Raises NotLeaderOrFollower where this broker does not lead, ReplicaNotAvailable for no replica.
+        """
+        return partition_isr.why_not_in_isr(self, broker_id)
+
+    # ---- damage -------------------------------------------------------------------------------------------
+
+    def on_damage(self, damage: Damage) -> None:
+        """A range of the log was found damaged: whoever repairs is told. Takes no lock: see the
+        constructor."""
+        if self.damage_listener is not None:
+            self.damage_listener(self, damage)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a range of the log cannot be read. A follower then does not fetch as usual, so that it
+        leaves the ISR, until the range is repaired."""
+        log = self.log
+        return log is not None and bool(log.damage)
+
+    def __repr__(self) -> str:
+        role = "leader" if self.term.leads else f"follower of {self.term.leader}"
+        return f"Partition({self.topic_partition}, {role}, epoch {self.term.leader_epoch})"

@@ -1,0 +1,155 @@
+"""What changes a partition's log besides the leader's appends: replication, truncation, deletion of records.
+
+Functions of Partition, which documents them; they take its lock themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from kreplica._core.records import batches
+from kreplica.common.errors import (
+    FencedLeaderEpoch,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    OffsetsOutOfOrder,
+    PolicyViolation,
+)
+from kreplica.replica.partition_effects import INCREASED, LeaderHwChange
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.log.unified_log import UnifiedLog
+    from kreplica.replica.partition import Partition
+
+# What a deletion of records is asked with instead of an offset: all that is committed.
+HIGH_WATERMARK = -1
+
+
+# ---- the leader --------------------------------------------------------------------------------------------
+
+
+def require_enough_in_sync(partition: Partition, log: UnifiedLog) -> None:
+    """Raise NotEnoughReplicas where fewer replicas are in sync than an append with acks=all wants."""
+    isr, least = partition.state.isr, partition.effective_min_isr()
+    if len(isr) < least:
+        raise NotEnoughReplicas(
+            f"{partition.topic_partition}: in sync are {list(isr)}, "
+            f"min.insync.replicas is {log.config.min_insync_replicas}"
+        )
+
+
+def make_durable(
+    partition: Partition, log: UnifiedLog, info: LogAppendInfo, change: LeaderHwChange
+) -> LeaderHwChange:
+    """Wait for the disk, holding nothing; what is flushed may be committed by that."""
+    log.wait_durable(info)
+    return INCREASED if partition.maybe_increment_leader_hw() is INCREASED else change
+
+
+def delete_records_on_leader(partition: Partition, offset: int) -> tuple[int, int]:
+    """As Partition.delete_records_on_leader."""
+    with partition.leader_isr_update_lock:
+        log = partition.leader_log_if_local
+        if log is None:
+            _refuse_leader(partition)
+        if log.config.compact and not log.config.delete:
+            raise PolicyViolation(f"{partition.topic_partition}: records of a compacted topic stay")
+        if offset == HIGH_WATERMARK:
+            offset = log.high_watermark
+        if offset < 0:
+            raise OffsetOutOfRange(f"{partition.topic_partition}: there is no offset {offset}", where=offset)
+        log.maybe_increment_log_start_offset(offset)
+        return offset, low_watermark_if_leader(partition)
+
+
+def low_watermark_if_leader(partition: Partition) -> int:
+    """As Partition.low_watermark_if_leader."""
+    log = partition.leader_log_if_local
+    if log is None:
+        _refuse_leader(partition)
+    lowest = log.log_start_offset
+    for replica in partition.remote_replicas:
+        # A dead one would hold up every deletion; it learns the log start when it comes back.
+        if (
+            replica.log_start_offset < lowest
+            and partition.brokers.get_alive_broker_epoch(replica.broker_id) is not None
+        ):
+            lowest = replica.log_start_offset
+    return lowest
+
+
+def _refuse_leader(partition: Partition) -> NoReturn:
+    raise NotLeaderOrFollower(f"{partition.topic_partition}: broker {partition.broker_id} does not lead it")
+
+
+# ---- a follower --------------------------------------------------------------------------------------------
+
+
+def _follower_log(partition: Partition, leader_epoch: int | None = None) -> UnifiedLog:
+    # Under the lock. A fetcher's answer may come after the role it was fetched for.
+    term = partition.term
+    if term.leads or term.log is None:
+        raise NotLeaderOrFollower(f"{partition.topic_partition}: broker {partition.broker_id} follows nobody")
+    if leader_epoch is not None and leader_epoch != term.leader_epoch:
+        raise FencedLeaderEpoch(
+            f"{partition.topic_partition}: of leader epoch {leader_epoch}, it is {term.leader_epoch} by now"
+        )
+    return term.log
+
+
+def append_records_to_follower(
+    partition: Partition, records: Buffer, leader_epoch: int
+) -> LogAppendInfo | None:
+    """As Partition.append_records_to_follower."""
+    with partition.leader_isr_update_lock:
+        log = _follower_log(partition, leader_epoch)
+        try:
+            info = log.append_as_follower(records, leader_epoch, wait=False)
+        except OffsetsOutOfOrder:
+            first = next(iter(batches(records)), None)
+            # An empty log may begin inside of the leader's first batch, where the leader's records were
+            # deleted up to there: batches are not taken apart, so the log begins with it (KAFKA-6975).
+            if (
+                first is None
+                or log.log_start_offset != log.log_end_offset
+                or not first.base_offset < log.log_end_offset <= first.last_offset
+            ):
+                raise
+            log.truncate_fully_and_start_at(first.base_offset)
+            info = log.append_as_follower(records, leader_epoch, wait=False)
+    if info is not None and log.durable:
+        log.wait_durable(info)
+    return info
+
+
+def update_follower_high_watermark(
+    partition: Partition, leader_high_watermark: int, leader_epoch: int
+) -> bool:
+    """As Partition.update_follower_high_watermark."""
+    with partition.leader_isr_update_lock:
+        log = _follower_log(partition, leader_epoch)
+        offset = min(leader_high_watermark, log.log_end_offset)
+        return log.maybe_increment_high_watermark(offset) is not None
+
+
+def maybe_increment_log_start_offset(partition: Partition, offset: int, leader_epoch: int) -> bool:
+    """As Partition.maybe_increment_log_start_offset."""
+    with partition.leader_isr_update_lock:
+        log = _follower_log(partition, leader_epoch)
+        return log.maybe_increment_log_start_offset(min(offset, log.high_watermark))
+
+
+def truncate_to(partition: Partition, offset: int) -> bool:
+    """As Partition.truncate_to."""
+    with partition.leader_isr_update_lock:
+        return _follower_log(partition).truncate_to(offset)
+
+
+def truncate_fully_and_start_at(partition: Partition, offset: int) -> None:
+    """As Partition.truncate_fully_and_start_at."""
+    with partition.leader_isr_update_lock:
+        _follower_log(partition).truncate_fully_and_start_at(offset)
