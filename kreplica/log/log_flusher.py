@@ -35,7 +35,7 @@ class LogFlusher:
         """Return when the append is as safe as the configuration wants it."""
         log = self._log
         config = log.config
-        if config.durability == "fsync":
+        if config.durability != "page_cache":
             truncation.require_kept(self._commit.wait(info.last_offset + 1), info.base_offset)
         elif log.log_end_offset - log.flush_offset >= config.flush_messages:
             log.flush()

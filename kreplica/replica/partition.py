@@ -29,12 +29,15 @@ from kreplica.replica.partition_effects import (
     NOTHING,
     SAME,
     BecameLeader,
-    IsrChangeProposed,
     LeaderHwChange,
     PartitionEffects,
 )
 from kreplica.replica.partition_fetch import EpochEndOffset, LogReadInfo
-from kreplica.replica.partition_state import CommittedPartitionState, PartitionState
+from kreplica.replica.partition_state import (
+    CommittedPartitionState,
+    PartitionState,
+    PendingPartitionChange,
+)
 from kreplica.replica.partition_term import BrokerMetadata, Term
 from kreplica.replica.replica import FetchClock, Replica
 
@@ -187,10 +190,12 @@ class Partition:
         """The followers' states."""
         return self._remote_replicas
 
-    def assign_replicas(self, replicas: tuple[int, ...]) -> None:
-        """Under the lock, before `set_state`: keep the states of followers that stay."""
+    def assign_replicas(self, replicas: tuple[int, ...], anew: tuple[int, ...] = ()) -> None:
+        """Under the lock, before `set_state`: keep the states of followers that stay, but for those
+        `anew`."""
+        kept = {broker_id: known for broker_id, known in self._replicas.items() if broker_id not in anew}
         self._replicas = {
-            broker_id: self._replicas.get(broker_id) or Replica(broker_id)
+            broker_id: kept.get(broker_id) or Replica(broker_id)
             for broker_id in replicas
             if broker_id != self.broker_id
         }
@@ -244,7 +249,7 @@ class Partition:
         sync than min.insync.replicas; and as UnifiedLog.append_as_leader. Nothing is appended then.
         """
         with self.leader_isr_update_lock:
-            log = self._require_leader(required_acks)
+            log = self.require_leader(required_acks)
             end = log.state.log_end_offset
             info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
             change = self._appended(log, end)
@@ -257,7 +262,7 @@ class Partition:
     ) -> tuple[LogAppendInfo, LeaderHwChange]:
         """Build one batch from Python values and append it; else as `append_records_to_leader`."""
         with self.leader_isr_update_lock:
-            log = self._require_leader(required_acks)
+            log = self.require_leader(required_acks)
             end = log.state.log_end_offset
             info = log.append_records(values, self.term.leader_epoch, wait=False)
             change = self._appended(log, end)
@@ -271,7 +276,11 @@ class Partition:
         log = self.local_log
         return partition_append.make_durable(self, log, info, SAME) if log.durable else SAME
 
-    def _require_leader(self, required_acks: int) -> UnifiedLog:
+    def require_leader(self, required_acks: int = 0) -> UnifiedLog:
+        """The log of the leader, ready for an append with so many acks.
+
+        Raises NotLeaderOrFollower; NotEnoughReplicas where acks are -1 and too few replicas are in sync.
+        """
         term = self.term
         log = term.log
         if not term.leads or log is None:
@@ -494,7 +503,9 @@ class Partition:
     def maybe_shrink_isr(self, now_ms: int) -> PartitionEffects:
         """Propose to drop the replicas that have lagged too long; for the periodic isr-expiration.
 
-        The high watermark may move too, where it waited for a replica outside of the ISR that has gone.
+        Where none has, one may be proposed to join whose fetches are not spelled out, since its session has
+        no news of the partition. The high watermark may move too, where it waited for a replica outside of
+        the ISR that has gone.
         """
         return partition_isr.maybe_shrink_isr(self, now_ms)
 
@@ -507,11 +518,14 @@ class Partition:
                 replica.damaged = damaged
 
     def handle_alter_partition_response(
-        self, proposed: IsrChangeProposed, answer: LeaderAndIsr | KreplicaError
+        self, pending: PendingPartitionChange, answer: LeaderAndIsr | BaseException
     ) -> PartitionEffects:
-        """Take the controller's answer to a proposal; `isr_change` is the proposal once more where it must be
-        sent again."""
-        return partition_isr.handle_alter_partition_response(self, proposed, answer)
+        """Take the controller's answer to a proposal, which its `pending` tells apart, or what it failed
+        with.
+
+        `isr_change` is what has to be sent now: the same once more, or the change that is due next.
+        """
+        return partition_isr.handle_alter_partition_response(self, pending, answer)
 
     def why_not_in_isr(self, broker_id: int) -> OutOfIsr | None:
         """What put the replica out of the ISR and what keeps it out now; None for one that is in it.

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica.common.errors import (
     FencedLeaderEpoch,
+    LogClosed,
     NotLeaderOrFollower,
     OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
+from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH
 
 if TYPE_CHECKING:
     from kreplica._core.region import Slice
@@ -74,7 +76,13 @@ def fetch_records(
         diverging = _diverging_epoch(log, start, end, fetch_offset, last_fetched_epoch)
         if diverging is not None:
             return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch, diverging)
-    read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)
+    try:
+        read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)
+    except LogClosed as error:
+        # The replica was stopped after the look at its role.
+        raise NotLeaderOrFollower(
+            f"{partition.topic_partition}: stopped on broker {partition.broker_id}"
+        ) from error
     return LogReadInfo(
         fetch_offset, read.records, mark, start, end, stable, term.leader_epoch, None, read.aborted
     )
@@ -119,7 +127,7 @@ def check_follower(partition: Partition, replica_id: int, broker_epoch: int) -> 
     if partition.replica(replica_id) is None:
         _refuse_follower(partition, replica_id, None)
     registered = partition.brokers.get_alive_broker_epoch(replica_id)
-    if registered is not None and -1 < broker_epoch < registered:
+    if registered is not None and UNKNOWN_BROKER_EPOCH < broker_epoch < registered:
         raise NotLeaderOrFollower(
             f"{partition.topic_partition}: a fetch of broker {replica_id} from its epoch {broker_epoch}, "
             f"which is registered with {registered} by now"

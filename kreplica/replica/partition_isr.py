@@ -14,7 +14,6 @@ from kreplica.common.errors import (
     IneligibleReplica,
     InvalidRequest,
     InvalidUpdateVersion,
-    KreplicaError,
     NewLeaderElected,
     NotLeaderOrFollower,
     OperationNotAttempted,
@@ -24,7 +23,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.replica.isr_history import IsrChange, IsrChangeReason, OutOfIsr
-from kreplica.replica.partition_effects import INCREASED, NOTHING, SAME, IsrChangeProposed, PartitionEffects
+from kreplica.replica.partition_effects import NOTHING, SAME, IsrChangeProposed, PartitionEffects
 from kreplica.replica.partition_state import (
     CommittedPartitionState,
     PendingExpandIsr,
@@ -119,12 +118,26 @@ def maybe_expand_isr(partition: Partition, replica: Replica, now_ms: int) -> Isr
     return _propose(partition, PendingExpandIsr, state, (*state.isr, replica.broker_id), (change,))
 
 
+def _expand_silent(partition: Partition, now_ms: int) -> IsrChangeProposed | None:
+    """Propose to take in a follower whose session fetches nothing new: at its last fetch that was spelled out
+    a change was in flight, or its broker was not eligible yet."""
+    for replica in partition.remote_replicas:
+        session = replica.fetch_clock
+        if session is not None and replica.broker_id not in partition.state.maximal_isr:
+            silent_ms = now_ms - session.last_fetch_time_ms
+            if silent_ms <= partition.isr_policy.replica_lag_time_max_ms:
+                proposed = maybe_expand_isr(partition, replica, now_ms)
+                if proposed is not None:
+                    return proposed
+    return None
+
+
 def maybe_shrink_isr(partition: Partition, now_ms: int) -> PartitionEffects:
     """As Partition.maybe_shrink_isr; takes the lock."""
     with partition.leader_isr_update_lock:
         if not partition.term.leads:
             return NOTHING
-        isr_change = _shrink(partition, now_ms)
+        isr_change = _shrink(partition, now_ms) or _expand_silent(partition, now_ms)
         change = partition.maybe_increment_leader_hw(now_ms)
         if isr_change is None and change is SAME:
             return NOTHING
@@ -199,31 +212,32 @@ def _broker_epoch(partition: Partition, broker_id: int) -> int:
 
 
 def handle_alter_partition_response(
-    partition: Partition, proposed: IsrChangeProposed, answer: LeaderAndIsr | KreplicaError
+    partition: Partition, pending: PendingPartitionChange, answer: LeaderAndIsr | BaseException
 ) -> PartitionEffects:
     """As Partition.handle_alter_partition_response; takes the lock."""
     with partition.leader_isr_update_lock:
-        if partition.state is not proposed.pending:
+        if partition.state is not pending:
             # The controller's own word came before this answer.
             return NOTHING
-        if isinstance(answer, KreplicaError):
-            return _refused(partition, proposed, answer)
+        if not isinstance(answer, LeaderAndIsr):
+            return _refused(partition, pending, answer)
         if answer.leader_epoch != partition.term.leader_epoch:
             return NOTHING
         if answer.partition_epoch < partition.partition_epoch:
             return NOTHING
-        _commit(partition, proposed.pending, answer)
-        change = partition.maybe_increment_leader_hw()
-        return NOTHING if change is SAME else PartitionEffects(INCREASED)
+        _commit(partition, pending, answer)
+        now_ms = partition.clock.monotonic_ns() // 1_000_000
+        isr_change = _expand_silent(partition, now_ms)
+        return PartitionEffects(partition.maybe_increment_leader_hw(now_ms), isr_change)
 
 
-def _refused(partition: Partition, proposed: IsrChangeProposed, error: KreplicaError) -> PartitionEffects:
+def _refused(partition: Partition, pending: PendingPartitionChange, error: BaseException) -> PartitionEffects:
     if isinstance(error, NOT_MADE):
-        partition.set_state(proposed.pending.last_committed)
+        partition.set_state(pending.last_committed)
         return PartitionEffects(partition.maybe_increment_leader_hw())
     if isinstance(error, AWAIT_METADATA):
         return NOTHING
-    return PartitionEffects(isr_change=proposed)
+    return PartitionEffects(isr_change=IsrChangeProposed(pending.sent, pending.isr_broker_epochs, pending))
 
 
 def _commit(partition: Partition, pending: PendingPartitionChange, answer: LeaderAndIsr) -> None:
@@ -261,7 +275,7 @@ def note_told(partition: Partition, told: LeaderAndIsr, now_ms: int) -> None:
 
 def _why_told(partition: Partition, broker_id: int, kind: str) -> IsrChangeReason:
     if kind == "shrink":
-        if partition.brokers.is_broker_fenced(broker_id):
+        if partition.brokers.get_alive_broker_epoch(broker_id) is None:
             return IsrChangeReason.FENCED
         if partition.brokers.is_broker_shutting_down(broker_id):
             return IsrChangeReason.SHUTTING_DOWN
@@ -275,7 +289,7 @@ def _why_out(partition: Partition, broker_id: int, now_ms: int) -> IsrChangeReas
         return IsrChangeReason.NEW
     if replica.damaged:
         return IsrChangeReason.DAMAGED
-    if partition.brokers.is_broker_fenced(broker_id):
+    if partition.brokers.get_alive_broker_epoch(broker_id) is None:
         return IsrChangeReason.FENCED
     if partition.brokers.is_broker_shutting_down(broker_id):
         return IsrChangeReason.SHUTTING_DOWN

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from kreplica._core.purgatory import Watermark
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.replica import partition_isr
-from kreplica.replica.partition_effects import NOTHING, BecameLeader, PartitionEffects
+from kreplica.replica.partition_effects import (
+    NOTHING,
+    BecameLeader,
+    IsrChangeProposed,
+    PartitionEffects,
+)
 from kreplica.replica.partition_state import CommittedPartitionState
 from kreplica.replica.partition_term import Term
 
@@ -22,65 +27,93 @@ if TYPE_CHECKING:
 IGNORED = BecameLeader(False, False, NOTHING)
 
 
-def make_leader(partition: Partition, leader_and_isr: LeaderAndIsr, log: UnifiedLog) -> BecameLeader:
+def make_leader(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> BecameLeader:
     """As Partition.make_leader."""
-    if log.durable and log.config.durability != "page_cache" and log.flush_offset < log.log_end_offset:
-        # Its own flushed offset counts from now on, and no append may ever come to flush the rest.
-        log.flush()
+    if log.config.durability != "page_cache":
+        # Only what is flushed counts from now on, and no append may ever come that flushes the rest.
+        _flush(log)
     with partition.leader_isr_update_lock:
-        former = partition.term
-        if leader_and_isr.partition_epoch < partition.partition_epoch:
+        former, known = partition.term, partition.leader_and_isr
+        if told.partition_epoch < partition.partition_epoch:
             return IGNORED
         now_ms = partition.clock.monotonic_ns() // 1_000_000
         is_new_leader = not former.leads
-        is_new_epoch = leader_and_isr.leader_epoch > former.leader_epoch
+        is_new_epoch = told.leader_epoch > former.leader_epoch
         start = former.epoch_start_offset
-        if is_new_epoch or is_new_leader or start is None:
+        if is_new_epoch or start is None:
             start = log.log_end_offset
-            log.begin_epoch(leader_and_isr.leader_epoch, start)
-        partition.log = log
-        partition.assign_replicas(leader_and_isr.replicas)
-        partition_isr.note_told(partition, leader_and_isr, now_ms)
-        if is_new_epoch:
+            log.begin_epoch(told.leader_epoch, start)
+        _take_log(partition, log)
+        partition.assign_replicas(told.replicas, _added_anew(told, known))
+        partition_isr.note_told(partition, told, now_ms)
+        if is_new_epoch or is_new_leader:
             for replica in partition.remote_replicas:
-                replica.reset_replica_state(
-                    now_ms,
-                    start,
-                    is_new_leader=is_new_leader,
-                    is_in_sync=replica.broker_id in leader_and_isr.isr,
-                )
+                is_in_sync = replica.broker_id in told.isr
+                replica.reset_replica_state(now_ms, start, is_new_leader=is_new_leader, is_in_sync=is_in_sync)
         # The same mark where the leadership goes on: nothing is cut by that, so who waits may go on waiting.
         mark = Watermark(log.high_watermark) if is_new_leader else former.watermark
         partition.term = Term(
-            partition.broker_id,
-            leader_and_isr.leader_epoch,
-            log=log,
-            epoch_start_offset=start,
-            watermark=mark,
+            told.leader, told.leader_epoch, log=log, epoch_start_offset=start, watermark=mark
         )
-        partition.leader_and_isr = leader_and_isr
-        partition.set_state(CommittedPartitionState(leader_and_isr.isr, LeaderRecoveryState.RECOVERED))
-        isr_change = None
-        if leader_and_isr.leader_recovery_state is LeaderRecoveryState.RECOVERING:
-            isr_change = partition_isr.propose_recovery(partition)
+        partition.leader_and_isr = told
+        isr_change = _take_isr(partition, told, known)
         change = partition.maybe_increment_leader_hw(now_ms)
         return BecameLeader(is_new_leader, is_new_epoch, PartitionEffects(change, isr_change))
 
 
-def make_follower(partition: Partition, leader_and_isr: LeaderAndIsr, log: UnifiedLog) -> bool:
+def _take_isr(
+    partition: Partition, told: LeaderAndIsr, known: LeaderAndIsr | None
+) -> IsrChangeProposed | None:
+    state = partition.state
+    is_known = (
+        known is not None
+        and told.partition_epoch == known.partition_epoch
+        and told.leader_epoch == known.leader_epoch
+    )
+    if is_known and state.is_inflight:
+        # The version that a proposal in flight follows on, told once more: the proposal may still be
+        # accepted, so the maximal ISR counts.
+        partition.set_state(state)
+        return None
+    partition.set_state(CommittedPartitionState(told.isr, LeaderRecoveryState.RECOVERED))
+    if told.leader_recovery_state is LeaderRecoveryState.RECOVERING:
+        return partition_isr.propose_recovery(partition)
+    return None
+
+
+def _added_anew(told: LeaderAndIsr, known: LeaderAndIsr | None) -> tuple[int, ...]:
+    # A replica that was removed and is added again in one step begins with an empty log: what is known of it
+    # is of the one before.
+    before = () if known is None else known.adding_replicas
+    return tuple(broker_id for broker_id in told.adding_replicas if broker_id not in before)
+
+
+def _take_log(partition: Partition, log: UnifiedLog) -> None:
+    partition.log = log
+
+
+def _flush(log: UnifiedLog) -> None:
+    if log.flush_offset < log.log_end_offset:
+        log.flush()
+
+
+def make_follower(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> bool:
     """As Partition.make_follower."""
+    if log.config.durability == "fsync_quorum":
+        # The first fetch already tells the leader of flushed offsets only.
+        _flush(log)
     with partition.leader_isr_update_lock:
         former = partition.term
-        if leader_and_isr.partition_epoch < partition.partition_epoch:
+        if told.partition_epoch < partition.partition_epoch:
             return False
-        is_new_epoch = leader_and_isr.leader_epoch > former.leader_epoch
+        is_new_epoch = told.leader_epoch > former.leader_epoch
         if former.leads:
             former.watermark.close()
-        partition.log = log
-        partition.term = Term(leader_and_isr.leader, leader_and_isr.leader_epoch, log=log)
-        partition.leader_and_isr = leader_and_isr
+        _take_log(partition, log)
+        partition.term = Term(told.leader, told.leader_epoch, log=log)
+        partition.leader_and_isr = told
         partition.assign_replicas(())
-        partition.set_state(CommittedPartitionState((), leader_and_isr.leader_recovery_state))
+        partition.set_state(CommittedPartitionState((), told.leader_recovery_state))
         return is_new_epoch
 
 
