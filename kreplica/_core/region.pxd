@@ -103,12 +103,15 @@ cdef class Region:
     cdef int raise_for(self, int status, str what, int64_t where=*) except? -128
 
 
+# Whether [0, need) may be written now, without anything else to be done.
+cdef inline bint is_writable(Region region, int64_t need) noexcept nogil:
+    return (need <= kr_load_acquire(&region.r.allocated) and region.r.fault == 0 and region.r.base != NULL
+            and region.r.generation == region.r.process[0])
+
+
 # OK when [0, need) may be written now; a few nanoseconds when it already may, else ready and reserve.
 cdef inline int ensure_writable(Region region, int64_t need) noexcept nogil:
-    if (need <= kr_load_acquire(&region.r.allocated) and region.r.fault == 0 and region.r.base != NULL
-            and region.r.generation == region.r.process[0]):
-        return 0
-    return region.reserve(need)
+    return 0 if is_writable(region, need) else region.reserve(need)
 
 
 cdef class Slice:

@@ -1,0 +1,64 @@
+/* The table of an OffsetMap: open addressing with linear probing over 16-byte entries, in bounded memory.
+ *
+ * A key is known by 96 bits of its keyed hash. The upper 64 are also its place: the slot that they name, scaled to the
+ * number of slots, is where its search begins. Entries lie in the order of where their searches begin (Robin Hood:
+ * the one that has come farther stays), so a search ends at the first entry that has come less far, and a key that is
+ * not there costs no more than one that is, even in a full table.
+ *
+ * Thread rule: one thread at a time. */
+#ifndef KREPLICA_OFFSET_MAP_H
+#define KREPLICA_OFFSET_MAP_H
+
+#include <stdint.h>
+
+#include "siphash.h"
+
+typedef struct {
+    uint64_t place;
+    uint32_t check;
+    uint32_t mark; /* the offset above the pass's first one, plus 1; 0: an empty slot */
+} kr_offset_entry;
+
+typedef struct {
+    kr_offset_entry *entries;
+    int64_t slots;
+    int64_t capacity; /* keys; fewer than slots, so that a search ends */
+    int64_t size;
+    uint64_t key[2];
+} kr_offset_map;
+
+/* `slots` slots, of which at most `capacity` are taken; both at least 1, and one slot stays empty. 0 or ENOMEM. */
+int kr_offset_map_open(kr_offset_map *map, int64_t slots, int64_t capacity, const uint8_t key[16]);
+void kr_offset_map_close(kr_offset_map *map);
+/* Empty it. A large table's memory goes back to the system. */
+void kr_offset_map_clear(kr_offset_map *map);
+/* Put the entry, or raise the mark of the one with its hash: 1, or 0 when there is no room for another key. */
+int kr_offset_map_put(kr_offset_map *map, const kr_offset_entry *entry);
+
+static inline int64_t kr_offset_map_slot(const kr_offset_map *map, uint64_t place) {
+    return (int64_t)((unsigned __int128)place * (uint64_t)map->slots >> 64);
+}
+
+/* The entry of a key, without a mark; its slot is asked for, since it is rarely in a cache. */
+static inline kr_offset_entry kr_offset_map_entry(const kr_offset_map *map, const uint8_t *key, int64_t size) {
+    kr_hash128 hash = kr_siphash(map->key, key, size);
+    const kr_offset_entry *slot = &map->entries[kr_offset_map_slot(map, hash.low)];
+    __builtin_prefetch(slot, 1);
+    __builtin_prefetch(slot + 4, 1);
+    return (kr_offset_entry){.place = hash.low, .check = (uint32_t)hash.high};
+}
+
+/* The mark of the key with this hash; 0: it is not there. */
+static inline uint32_t kr_offset_map_find(const kr_offset_map *map, uint64_t place, uint32_t check) {
+    int64_t at = kr_offset_map_slot(map, place);
+    for (int64_t distance = 0;; distance++) {
+        const kr_offset_entry *slot = &map->entries[at];
+        if (slot->mark == 0) return 0;
+        if (slot->place == place && slot->check == check) return slot->mark;
+        int64_t came = at - kr_offset_map_slot(map, slot->place);
+        if (came + (came < 0 ? map->slots : 0) < distance) return 0;
+        if (++at == map->slots) at = 0;
+    }
+}
+
+#endif
