@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import kafka_peer, make_fixtures
+from tests.conformance.kafka_logs import KafkaLogs
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,3 +23,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("kafka")
     make_fixtures.write(target, "large")
     return target
+
+
+@pytest.fixture(scope="session")
+def kafka_logs() -> Iterator[KafkaLogs]:
+    """Kafka's classes for logs, in one JVM for all tests."""
+    with KafkaLogs() as running:
+        yield running

@@ -1,0 +1,120 @@
+"""Kafka's UnifiedLog and Cleaner on directories of ours: the Python end of java/Compaction.java.
+
+    with KafkaLogs() as kafka:
+        kafka.append(log, [{"records": [[now_ms, "key", "value"]]}, {"roll": True}], now_ms=now_ms)
+        kafka.clean(log, now_ms=now_ms, settings={"cleanup.policy": "compact"})
+        kafka.dump(log)
+
+One JVM serves all; each call opens the log and closes it again. Settings have Kafka's names. Bytes are text,
+a character each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.conformance.kafka_peer import HERE, PeerError, java_command
+
+SOURCES = (HERE / "java" / "Compaction.java", HERE / "java" / "Dump.java")
+SLOT_BYTES = 24  # of an offset map: 16 of a key's hash, 8 of its offset
+
+Settings = Mapping[str, object]
+
+
+def topic_settings(settings: Settings, **more: object) -> dict[str, object]:
+    """A topic's settings as Kafka takes them from tests: segments may be smaller than 1 MiB. `more` has
+    underscores for dots."""
+    all_settings = {**settings, **{name.replace("_", "."): value for name, value in more.items()}}
+    small = {"segment.bytes": "internal.segment.bytes"}
+    return {small.get(name, name): value for name, value in all_settings.items()}
+
+
+class KafkaLogs:
+    """A JVM that runs java/Compaction.java; it belongs to one thread, and ends with the `with`."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="kafka-logs-")
+        self._complaints = Path(self._directory.name) / "complaints"
+        command = java_command("Compaction", sources=SOURCES)
+        with self._complaints.open("wb") as complaints:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
+            )
+
+    def append(
+        self,
+        log: Path,
+        batches: Sequence[Mapping[str, object]],
+        *,
+        now_ms: int,
+        settings: Settings | None = None,
+        clean: bool = True,
+        killed: bool = False,
+    ) -> list[Any]:
+        """What became of each batch: [first offset, last offset], or the name of what Kafka threw.
+
+        `clean`: whether the log was closed before; `killed`: it is not closed behind the last batch.
+        """
+        log.mkdir(parents=True, exist_ok=True)
+        more = {"batches": list(batches), "killed": killed}
+        return self._ask("append", log, settings, now=now_ms, clean=clean, **more)
+
+    def clean(
+        self,
+        log: Path,
+        *,
+        now_ms: int,
+        settings: Settings | None = None,
+        rounds: int = 100,
+        map_bytes: int = 1 << 20,
+        snapshots: Path | None = None,
+    ) -> list[list[int]]:
+        """What a broker's cleaner would do by itself now: for each round its first dirty offset, the first
+        uncleanable one, and the offset it came to.
+
+        The checkpoint is in the parent directory. `snapshots` takes copies of the log, one in each of its
+        folders, from within the cleaning.
+        """
+        more = {"rounds": rounds, "map_bytes": map_bytes}
+        if snapshots is not None:
+            more["snapshots"] = str(snapshots)
+        return self._ask("clean", log, settings, now=now_ms, **more)
+
+    def dump(self, log: Path) -> list[dict[str, Any]]:
+        """Each segment with all its batches, their records, and its aborted transactions."""
+        return self._ask("dump", log, None)
+
+    def read(
+        self, log: Path, *, now_ms: int, settings: Settings | None = None, clean: bool = True
+    ) -> dict[str, Any]:
+        """Offsets, records in both isolation levels, and producers, of the log as Kafka opens it."""
+        return self._ask("read", log, settings, now=now_ms, clean=clean)
+
+    def _ask(self, do: str, log: Path, settings: Settings | None, **more: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        command = {"do": do, "log": str(log), "settings": topic_settings(settings or {}), **more}
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": "it ended"}
+        if isinstance(answer, dict) and "error" in answer:
+            said = self._complaints.read_text()[-4000:].strip()
+            raise PeerError(f"{do} of {log}: {answer['error']}\n{said}")
+        return answer
+
+    def __enter__(self) -> KafkaLogs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._directory.cleanup()
