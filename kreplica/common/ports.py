@@ -33,7 +33,7 @@ class Random(Protocol):
         """`n` random bytes."""
         ...
 
-    def randrange(self, stop: int) -> int:
+    def randrange(self, stop: int, /) -> int:
         """A random integer from 0 to stop - 1."""
         ...
 

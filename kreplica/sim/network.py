@@ -70,6 +70,10 @@ class Message:
         self.is_request = is_request
         self.target: Incarnation | None = None
 
+    @property
+    def sender_id(self) -> int:
+        return self.sender.node_id
+
     def __str__(self) -> str:
         kind = "request" if self.is_request else "response"
         return f"{self.sender.node_id}->{self.receiver} {self.name} {kind}"

@@ -1,0 +1,281 @@
+"""ScriptedController: the cluster's word about partitions where a script or a random driver has it.
+
+It elects nobody by itself. It keeps what was decided, which brokers are registered in which epoch, and
+answers AlterPartition as the active controller does: by its checks, in their order; or as it is told, by
+refusing, or by holding the requests until somebody decides. Thread rule: any thread may call; `_lock` guards
+everything, and futures are resolved outside it.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kio.schema.alter_partition.v3.request import AlterPartitionRequest
+from kio.schema.alter_partition.v3.request import PartitionData as Asked
+from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData, TopicData
+from kio.schema.errors import ErrorCode
+
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import UnsupportedVersion
+from kreplica.common.future import Future, failed
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
+from kreplica.common.locks import RLock
+from kreplica.common.types import TopicPartition, Uuid
+
+# Far from the ids that brokers have in scripts.
+CONTROLLER_ID = 1000
+NO_BROKER_EPOCH = -1
+
+
+class AlterPartitionWaiting(NamedTuple):
+    """A request that waits for somebody's decision."""
+
+    request: AlterPartitionRequest
+    future: Future[AlterPartitionResponse]
+
+
+class Topic(NamedTuple):
+    """A topic of the cluster: its id, and its logs' configuration."""
+
+    topic_id: Uuid
+    config: LogConfig
+
+
+class ScriptedController:
+    """See the module; also what brokers know of the cluster (replica.metadata_cache.MetadataCache).
+
+    `on_change(leader_and_isr)` is told each ISR that a broker's request has changed.
+    """
+
+    def __init__(self, on_change: Callable[[LeaderAndIsr], None] = lambda _: None) -> None:
+        self.on_change = on_change
+        # KIP-903; switched off to see what becomes of a cluster whose controller does not look.
+        self.checks_broker_epochs = True
+        self._lock = RLock()
+        # Guarded by _lock:
+        self.topics: dict[str, Topic] = {}
+        self.partitions: dict[TopicPartition, LeaderAndIsr] = {}
+        self.broker_epochs: dict[int, int] = {}
+        self.fenced: set[int] = set()
+        self.shutting_down: set[int] = set()
+        self.holds = False
+        self.waiting: list[AlterPartitionWaiting] = []
+        self.epoch = 1
+        self._last_broker_epoch = 0
+
+    # ---- brokers ------------------------------------------------------------------------------------------
+
+    def register(self, broker_id: int) -> int:
+        """A broker has started: its new epoch."""
+        with self._lock:
+            self._last_broker_epoch += 1
+            self.broker_epochs[broker_id] = self._last_broker_epoch
+            self.fenced.discard(broker_id)
+            self.shutting_down.discard(broker_id)
+            return self._last_broker_epoch
+
+    def is_broker_fenced(self, broker_id: int) -> bool:
+        """Whether the broker may not lead; of an unknown one, False."""
+        return broker_id in self.fenced
+
+    def is_broker_shutting_down(self, broker_id: int) -> bool:
+        return broker_id in self.shutting_down
+
+    def get_alive_broker_epoch(self, broker_id: int) -> int | None:
+        """The epoch in which the broker is registered; None for one that is fenced or unknown."""
+        return None if broker_id in self.fenced else self.broker_epochs.get(broker_id)
+
+    # ---- topics -------------------------------------------------------------------------------------------
+
+    def add_topic(self, topic: str, config: LogConfig) -> Topic:
+        """A new topic without partitions; its id is the number of topics so far."""
+        with self._lock:
+            added = Topic(Uuid((len(self.topics) + 1).to_bytes(Uuid.SIZE, "big")), config)
+            self.topics[topic] = added
+            return added
+
+    def configs(self) -> dict[str, LogConfig]:
+        """The configuration of each topic's logs."""
+        with self._lock:
+            return {name: topic.config for name, topic in self.topics.items()}
+
+    def contains(self, topic_partition: TopicPartition) -> bool:
+        """Whether the cluster has such a partition."""
+        return topic_partition in self.partitions
+
+    def leader(self, topic_partition: TopicPartition) -> int | None:
+        """The partition's leader; None where there is none, or no such partition."""
+        state = self.partitions.get(topic_partition)
+        return None if state is None or state.leader == NO_LEADER else state.leader
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        with self._lock:
+            return next((name for name, topic in self.topics.items() if topic.topic_id == topic_id), None)
+
+    def topic_id(self, topic: str) -> Uuid | None:
+        known = self.topics.get(topic)
+        return None if known is None else known.topic_id
+
+    # ---- decisions ----------------------------------------------------------------------------------------
+
+    def create(self, topic_partition: TopicPartition, replicas: Sequence[int]) -> LeaderAndIsr:
+        """A new partition of a topic, led by its first replica, all of them in sync."""
+        state = LeaderAndIsr(
+            topic_partition=topic_partition,
+            topic_id=self.topics[topic_partition.topic].topic_id,
+            leader=replicas[0],
+            leader_epoch=0,
+            isr=tuple(replicas),
+            partition_epoch=0,
+            replicas=tuple(replicas),
+            is_new=True,
+        )
+        with self._lock:
+            self.partitions[topic_partition] = state
+        return state
+
+    def decide(self, topic_partition: TopicPartition, **changes: Any) -> LeaderAndIsr:
+        """Change fields of what is known of the partition, and its partition epoch, unless that is given."""
+        with self._lock:
+            state = self.partitions[topic_partition]
+            changes.setdefault("partition_epoch", state.partition_epoch + 1)
+            state = dataclasses.replace(state, is_new=False, **changes)
+            self.partitions[topic_partition] = state
+            return state
+
+    def elect(
+        self,
+        topic_partition: TopicPartition,
+        leader: int,
+        isr: Sequence[int] | None = None,
+        *,
+        unclean: bool = False,
+    ) -> LeaderAndIsr:
+        """Let `leader` lead in the next leader epoch, with the ISR as it is or as given."""
+        with self._lock:
+            state = self.partitions[topic_partition]
+            recovery = LeaderRecoveryState.RECOVERING if unclean else state.leader_recovery_state
+            return self.decide(
+                topic_partition,
+                leader=leader,
+                leader_epoch=state.leader_epoch + 1,
+                isr=state.isr if isr is None else tuple(isr),
+                leader_recovery_state=recovery,
+            )
+
+    # ---- AlterPartition -----------------------------------------------------------------------------------
+
+    def handle(self, request: Any) -> Future[Any]:
+        """Answer a broker's request; the Handler of the controller's node."""
+        if not isinstance(request, AlterPartitionRequest):
+            return failed(UnsupportedVersion(f"the controller takes no {type(request).__name__}"))
+        waiting = AlterPartitionWaiting(request, Future())
+        with self._lock:
+            self.waiting.append(waiting)
+            holds = self.holds
+        if not holds:
+            self.answer()
+        return waiting.future
+
+    def answer(self, error: ErrorCode | None = None) -> int:
+        """Decide on all requests that wait: by the rules, or refuse their partitions with `error`."""
+        with self._lock:
+            waiting, self.waiting = self.waiting, []
+        for request, future in waiting:
+            future.set_result(self._answer_to(request, error))
+        return len(waiting)
+
+    def _answer_to(self, request: AlterPartitionRequest, error: ErrorCode | None) -> AlterPartitionResponse:
+        changed: list[LeaderAndIsr] = []
+        with self._lock:
+            known = self.broker_epochs.get(request.broker_id)
+            if request.broker_epoch != NO_BROKER_EPOCH and request.broker_epoch != known:
+                return _response(ErrorCode.stale_broker_epoch, ())
+            topics = tuple(
+                TopicData(
+                    topic_id=topic.topic_id,
+                    partitions=tuple(
+                        self._decide(request, topic.topic_id, asked, error, changed)
+                        for asked in topic.partitions
+                    ),
+                )
+                for topic in request.topics
+            )
+        for state in changed:
+            self.on_change(state)
+        return _response(ErrorCode.none, topics)
+
+    def _decide(
+        self,
+        request: AlterPartitionRequest,
+        topic_id: Any,
+        asked: Asked,
+        error: ErrorCode | None,
+        changed: list[LeaderAndIsr],
+    ) -> PartitionData:
+        state = self._partition(topic_id.bytes, asked.partition_index)
+        if state is None:
+            return _refused(asked.partition_index, ErrorCode.unknown_topic_id)
+        error = error or self._objection(request.broker_id, state, asked)
+        if error is not None:
+            return _refused(asked.partition_index, error)
+        state = self.decide(
+            state.topic_partition,
+            isr=tuple(broker.broker_id for broker in asked.new_isr_with_epochs),
+            leader_recovery_state=LeaderRecoveryState(asked.leader_recovery_state),
+        )
+        changed.append(state)
+        return PartitionData(
+            partition_index=asked.partition_index,
+            error_code=ErrorCode.none,
+            leader_id=state.leader,
+            leader_epoch=state.leader_epoch,
+            isr=state.isr,
+            leader_recovery_state=int(state.leader_recovery_state),
+            partition_epoch=state.partition_epoch,
+        )
+
+    def _partition(self, topic_id: bytes, index: int) -> LeaderAndIsr | None:
+        for state in self.partitions.values():
+            if state.topic_id.raw == topic_id and state.topic_partition.partition == index:
+                return state
+        return None
+
+    def _objection(self, broker_id: int, state: LeaderAndIsr, asked: Asked) -> ErrorCode | None:
+        # In the order of Kafka's ReplicationControlManager, which decides what the leader does next.
+        isr = [broker.broker_id for broker in asked.new_isr_with_epochs]
+        if asked.leader_epoch > state.leader_epoch or asked.partition_epoch > state.partition_epoch:
+            return ErrorCode.not_controller
+        if asked.leader_epoch < state.leader_epoch:
+            return ErrorCode.fenced_leader_epoch
+        if broker_id != state.leader:
+            return ErrorCode.invalid_request
+        if asked.partition_epoch < state.partition_epoch:
+            return ErrorCode.invalid_update_version
+        is_recovering = int(asked.leader_recovery_state) == LeaderRecoveryState.RECOVERING
+        if broker_id not in isr or not set(isr) <= set(state.replicas) or (is_recovering and len(isr) > 1):
+            return ErrorCode.invalid_request
+        if any(not self._may_join(each.broker_id, each.broker_epoch) for each in asked.new_isr_with_epochs):
+            return ErrorCode.ineligible_replica
+        return None
+
+    def _may_join(self, broker_id: int, broker_epoch: int) -> bool:
+        if broker_id in self.fenced or broker_id in self.shutting_down:
+            return False
+        is_known = broker_epoch in (NO_BROKER_EPOCH, self.broker_epochs.get(broker_id))
+        return is_known or not self.checks_broker_epochs
+
+
+def _response(error: ErrorCode, topics: tuple[TopicData, ...]) -> AlterPartitionResponse:
+    return AlterPartitionResponse(throttle_time=datetime.timedelta(0), error_code=error, topics=topics)
+
+
+def _refused(partition: int, error: ErrorCode) -> PartitionData:
+    return PartitionData(
+        partition_index=partition, error_code=error, leader_id=-1, leader_epoch=-1, partition_epoch=-1
+    )

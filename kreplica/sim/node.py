@@ -1,0 +1,171 @@
+"""SimBroker: one simulated machine with a broker on it, which can be killed, cut from power, stalled and
+slowed.
+
+The machine keeps its disk and its clock; each start is a new life of the broker with ports of its own. A kill
+takes the ports away before anything else, so that nothing of a dead life can act: its events never happen,
+its messages vanish, its storage is a copy that nobody reads any more. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kreplica.common.errors import KafkaStorageError
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop, Random, Scheduler, Storage, Transport, Workers
+from kreplica.sim.clock import VirtualClock
+from kreplica.sim.network import SimNetwork
+from kreplica.sim.scheduler import Incarnation, SimScheduler
+from kreplica.sim.storage import SimStorage
+
+DIRECTORY = "/data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerPorts:
+    """All that one life of a broker has of its machine. `loop(name)` makes a Loop."""
+
+    broker_id: int
+    broker_epoch: int
+    directories: Sequence[str]
+    storage: Storage
+    clock: Clock
+    scheduler: Scheduler
+    transport: Transport
+    workers: Workers
+    random: Random
+    loop: Callable[[str], Loop]
+
+
+class BrokerProgram(Protocol):
+    """What runs on a machine."""
+
+    def startup(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def handle(self, request: Any) -> Future[Any]: ...
+
+
+MakeBroker = Callable[[BrokerPorts], Any]
+
+
+class SimWorkers:
+    """Implements `kreplica.common.ports.Workers`: one task after the other."""
+
+    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        for task in tasks:
+            task()
+
+
+class SimBroker:
+    """See the module. `register()` tells the broker epoch of each new life."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        scheduler: SimScheduler,
+        network: SimNetwork,
+        make_broker: MakeBroker,
+        register: Callable[[], int],
+        seed: str,
+    ) -> None:
+        self.broker_id = broker_id
+        self.clock = VirtualClock(scheduler.time)
+        self.storage = SimStorage()
+        self.storage.make_directory(DIRECTORY)
+        self.storage.sync_directory("/")
+        # How long each flush keeps the broker from going on.
+        self.flush_us = 0
+        # Asked before each change of the disk and each flush; what it raises is what the disk refuses.
+        self.disk_fault: Callable[[str, str], None] | None = None
+        self.life = Incarnation(broker_id, 0)
+        self.life.is_alive = False
+        self.program: Any = None
+        self._scheduler = scheduler
+        self._network = network
+        self._make_broker = make_broker
+        self._register = register
+        # Each machine draws its own numbers, so that what one does changes no other's.
+        self._random = random.Random(f"{seed}/{broker_id}")
+
+    @property
+    def is_alive(self) -> bool:
+        return self.life.is_alive
+
+    @property
+    def is_paused(self) -> bool:
+        return self.life.is_paused
+
+    # ---- life and death -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the broker on the disk as it is. What its startup raises is raised; it is dead then."""
+        assert not self.is_alive, f"broker {self.broker_id} runs"
+        life = self.life = Incarnation(self.broker_id, self.life.number + 1)
+        endpoint = self._network.join(life)
+        self.storage.before = self._before_disk
+        ports = BrokerPorts(
+            broker_id=self.broker_id,
+            broker_epoch=self._register(),
+            directories=[DIRECTORY],
+            storage=self.storage,
+            clock=self.clock,
+            scheduler=self._scheduler.of(life),
+            transport=endpoint,
+            workers=SimWorkers(),
+            random=self._random,
+            loop=lambda name: self._scheduler.loop(life, name),
+        )
+        try:
+            self.program = self._make_broker(ports)
+            self._network.register(life, self.program.handle)
+            self.program.startup()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Shut the broker down in order; what it does for that at once, it has done."""
+        self.program.shutdown()
+        self._end(silently=False)
+        self.storage = self.storage.after_kill()
+
+    def kill(self) -> None:
+        """As kill -9: what was written stays, flushed or not."""
+        self._end(silently=False)
+        self.storage = self.storage.after_kill()
+
+    def power_cut(self, chance: Random | None = None) -> None:
+        """The machine loses its power: what was not flushed is lost, or with `chance` some of it."""
+        self._end(silently=True)
+        self.storage = self.storage.after_power_cut(chance)
+
+    def _end(self, *, silently: bool) -> None:
+        self.life.is_alive = False
+        self.storage.before = _revoked
+        self._network.leave(self.life, silently=silently)
+        self.program = None
+
+    # ---- stalls and faults --------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stall the broker, as a long garbage collection would: its loops stand, messages wait."""
+        self._scheduler.pause(self.life)
+
+    def resume(self) -> None:
+        self._scheduler.resume(self.life)
+
+    def _before_disk(self, operation: str, path: str) -> None:
+        if self.disk_fault is not None:
+            self.disk_fault(operation, path)
+        if self.flush_us and operation in ("flush", "sync_directory"):
+            life = self.life
+            life.busy_until_ns = max(life.busy_until_ns, self._scheduler.time.now_ns) + self.flush_us * 1000
+
+
+def _revoked(operation: str, path: str) -> None:
+    raise KafkaStorageError(f"{operation} of {path} by a broker that was killed")

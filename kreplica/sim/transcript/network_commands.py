@@ -1,0 +1,283 @@
+"""Commands about messages, links, time, and the controller's answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from kreplica.common.types import Uuid
+from kreplica.sim import client
+from kreplica.sim.controller import CONTROLLER_ID
+from kreplica.sim.transcript.backend import HeldMessage
+from kreplica.sim.transcript.runner import Arguments, Transcript, command, listed, node_name
+from kreplica.sim.transcript.script import ScriptError
+
+NODE = r"\d+|controller|client"
+ARROW = rf"({NODE})->({NODE})"
+ANY = "any"
+
+
+def node_of(text: str) -> int:
+    """The id of a node as a script names it."""
+    return {"controller": CONTROLLER_ID, "client": 2 * CONTROLLER_ID}.get(text) or int(text)
+
+
+def pattern_of(arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]]:
+    """What messages the words name: `[FROM->TO] [API] [request|response]`."""
+    words = " ".join(arguments.words)
+    arrow = arguments.maybe_word(ARROW)
+    ends = None if arrow is None else tuple(node_of(end) for end in arrow.split("->"))
+    kind = None
+    if arguments.words and arguments.words[-1] in ("request", "response"):
+        kind = arguments.words.pop() == "request"
+    api = (arguments.maybe_word(r"[a-z-]+") or ANY).replace("-", "")
+    arguments.end()
+
+    def fits(message: HeldMessage) -> bool:
+        return (
+            (ends is None or ends == (message.sender_id, message.receiver))
+            and (kind is None or kind == message.is_request)
+            and (api == ANY or message.name.lower() == api)
+        )
+
+    return words or ANY, fits
+
+
+def first_held(script: Transcript, fits: Callable[[HeldMessage], bool]) -> HeldMessage | None:
+    return next((message for message in script.cluster.held() if fits(message)), None)
+
+
+# ---- held messages ---------------------------------------------------------------------------------------
+
+
+@command("hold [FROM->TO] [API] [request|response]")
+def hold(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """From now on hold such messages, until they are delivered one by one, or released."""
+    words, fits = pattern_of(arguments)
+    if words in script.holds:
+        raise ScriptError("they are held already")
+    script.holds[words] = script.cluster.hold(fits)
+    yield from ()
+
+
+@command("release [FROM->TO] [API] [request|response]")
+def release(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """End the hold of the same words, and deliver what it has held."""
+    words, fits = pattern_of(arguments)
+    if words not in script.holds:
+        raise ScriptError(f"no such hold; there are: {', '.join(script.holds) or 'none'}")
+    script.holds.pop(words)()
+    for message in script.cluster.held():
+        if fits(message):
+            script.cluster.release(message)
+    yield from ()
+
+
+@command("deliver [FROM->TO] [API] [request|response]")
+def deliver(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Deliver the first such message that is held."""
+    words, fits = pattern_of(arguments)
+    message = first_held(script, fits)
+    if message is None:
+        raise ScriptError(f"no message is held like {words}")
+    yield describe(script, message)
+    script.cluster.release(message)
+
+
+@command("drop [FROM->TO] [API] [request|response]")
+def drop(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Lose the first such message that is held."""
+    words, fits = pattern_of(arguments)
+    message = first_held(script, fits)
+    if message is None:
+        raise ScriptError(f"no message is held like {words}")
+    yield f"lost: {describe(script, message)}"
+    script.cluster.drop(message)
+
+
+@command("messages")
+def messages(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """List the messages that are held."""
+    arguments.end()
+    yield from sorted(describe(script, message) for message in script.cluster.held())
+
+
+@command("fetch BROKER...")
+def fetch(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let each follower fetch once, where fetches are held: its request, the leader's answer, the append."""
+    if not arguments.words:
+        raise ScriptError("a broker is missing")
+    while arguments.words:
+        follower = arguments.number("a broker")
+        yield f"{follower}: {_fetch_once(script, follower)}"
+
+
+def _fetch_once(script: Transcript, follower: int) -> str:
+    request = first_held(script, lambda m: m.is_request and m.name == "Fetch" and m.sender_id == follower)
+    if request is None:
+        raise ScriptError(f"no fetch of {follower} is held; hold fetch first")
+    script.cluster.release(request)
+    script.cluster.settle()
+    answer = first_held(script, lambda m: not m.is_request and m.name == "Fetch" and m.receiver == follower)
+    if answer is None:
+        return "the leader keeps its fetch until there is news"
+    told = describe(script, answer).partition(": ")[2]
+    script.cluster.release(answer)
+    script.cluster.settle()
+    return told or "nothing new"
+
+
+def describe(script: Transcript, message: HeldMessage) -> str:
+    """A message in a line: its way, its kind, and for fetches what they ask and bring."""
+    way = f"{node_name(message.sender_id)}->{node_name(message.receiver)}"
+    api = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", message.name).lower()
+    kind = "request" if message.is_request else "response"
+    said = "; ".join(_said(script, message))
+    return f"{way} {api} {kind}" + (f": {said}" if said else "")
+
+
+def _said(script: Transcript, message: HeldMessage) -> Iterator[str]:
+    body = message.body
+    if message.name == "Fetch":
+        yield from (_fetch_asks if message.is_request else _fetch_brings)(script, body)
+    elif message.name == "AlterPartition" and message.is_request:
+        for topic in body.topics:
+            for partition in topic.partitions:
+                isr = listed([broker.broker_id for broker in partition.new_isr_with_epochs])
+                yield f"{_name(script, topic, partition.partition_index)} ISR {isr}"
+    elif message.name == "AlterPartition":
+        for topic in body.topics:
+            for partition in topic.partitions:
+                error = partition.error_code.name if partition.error_code else ""
+                yield error or f"ISR {listed(partition.isr)}"
+    elif message.name == "OffsetForLeaderEpoch":
+        for topic in body.topics:
+            for partition in topic.partitions:
+                epoch = partition.leader_epoch
+                end = "" if message.is_request else f" ends at {partition.end_offset}"
+                yield f"epoch {epoch}{end}"
+
+
+def _fetch_asks(script: Transcript, request: Any) -> Iterator[str]:
+    for topic in request.topics:
+        for asked in topic.partitions:
+            name = _name(script, topic, asked.partition)
+            yield f"{name} from {asked.fetch_offset}, epoch {asked.current_leader_epoch}"
+    for topic in request.forgotten_topics_data:
+        for index in topic.partitions:
+            yield f"{_name(script, topic, index)} no more"
+
+
+def _fetch_brings(script: Transcript, response: Any) -> Iterator[str]:
+    if response.error_code:
+        yield response.error_code.name
+    for topic in response.responses:
+        for got in topic.partitions:
+            name = _name(script, topic, got.partition_index)
+            if got.error_code:
+                yield f"{name} {got.error_code.name}"
+            elif got.diverging_epoch.epoch >= 0:
+                diverging = got.diverging_epoch
+                yield f"{name} diverges: epoch {diverging.epoch} ends at {diverging.end_offset}"
+            else:
+                yield f"{name} {_records(got.records)}, HW {got.high_watermark}"
+
+
+def _records(data: Any) -> str:
+    found = client.records_in(data, 0)
+    return " ".join(value_text(value) for _, _, value in found) or "no records"
+
+
+def value_text(value: bytes | None) -> str:
+    """A record's value as a script writes it."""
+    return "null" if value is None else value.decode("utf-8", "backslashreplace")
+
+
+def _name(script: Transcript, topic: Any, index: int) -> str:
+    name = script.cluster.controller.topic_name(Uuid(topic.topic_id.bytes))
+    return f"{name}-{index}"
+
+
+# ---- links and time --------------------------------------------------------------------------------------
+
+
+@command("cut A B | cut A->B")
+def cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let nothing arrive between two nodes any more; with an arrow in one direction only."""
+    arrow = arguments.maybe_word(ARROW)
+    if arrow is not None:
+        sender, receiver = (node_of(end) for end in arrow.split("->"))
+        script.cluster.cut(sender, receiver, both_ways=False)
+    else:
+        script.cluster.cut(node_of(arguments.word("a node")), node_of(arguments.word("a node")))
+    arguments.end()
+    yield from ()
+
+
+@command("heal [A B]")
+def heal(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Join two nodes again, or all."""
+    if arguments.words:
+        script.cluster.heal(node_of(arguments.word("a node")), node_of(arguments.word("a node")))
+    else:
+        script.cluster.heal_all()
+    yield from ()
+
+
+@command("disconnect NODE")
+def disconnect(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Break a node's connections; new ones may follow."""
+    script.cluster.disconnect(node_of(arguments.word("a node")))
+    yield from ()
+
+
+@command("clock +MS")
+def clock(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let so many milliseconds pass."""
+    script.cluster.pass_time(arguments.number("milliseconds"))
+    yield from ()
+
+
+@command("date BROKER +MS|-MS")
+def date(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Set a machine's date forward or back."""
+    script.cluster.jump_date(arguments.number("a broker"), arguments.number("milliseconds"))
+    yield from ()
+
+
+@command("isr hold | isr accept | isr reject ERROR")
+def isr(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """How the controller answers AlterPartition: not yet; by its rules from now on; those that wait, with an
+    error."""
+    controller = script.cluster.controller
+    how = arguments.word("hold, accept or reject")
+    if how == "hold":
+        controller.holds = True
+    elif how == "accept":
+        controller.holds = False
+        script.cluster.do(controller.answer)
+    elif how == "reject":
+        error = arguments.word("an error").lower()
+        if error not in ErrorCode.__members__:
+            raise ScriptError(f"there is no error {error!r}")
+        if not script.cluster.do(lambda: controller.answer(ErrorCode[error])):
+            raise ScriptError("no request waits")
+    else:
+        raise ScriptError(f"hold, accept or reject, not {how!r}")
+    yield from ()
+
+
+@command("asked")
+def asked(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """What the controller was asked and has not answered."""
+    arguments.end()
+    for waiting in script.cluster.controller.waiting:
+        for topic in waiting.request.topics:
+            for partition in topic.partitions:
+                name = _name(script, topic, partition.partition_index)
+                brokers = listed([broker.broker_id for broker in partition.new_isr_with_epochs])
+                epochs = f"epoch {partition.leader_epoch}, partition epoch {partition.partition_epoch}"
+                yield f"{waiting.request.broker_id} asks for ISR {brokers} of {name} ({epochs})"
