@@ -32,7 +32,7 @@ class IsrChange(NamedTuple):
     """One replica's leaving (`kind` "shrink") or joining ("expand").
 
     `log_end_offset`: the follower's, -1 if it had not fetched; the leader's offsets beside it. Times in ms on
-    the monotonic clock, 0 for never. `partition_epoch`: of the state in which the change holds.
+    the monotonic clock, None for never. `partition_epoch`: of the state in which the change holds.
     """
 
     time_ms: int
@@ -42,8 +42,8 @@ class IsrChange(NamedTuple):
     log_end_offset: int
     leader_log_end_offset: int
     high_watermark: int
-    last_fetch_time_ms: int
-    last_caught_up_time_ms: int
+    last_fetch_time_ms: int | None
+    last_caught_up_time_ms: int | None
     leader_epoch: int
     partition_epoch: int
 
@@ -52,19 +52,19 @@ class OutOfIsr(NamedTuple):
     """Why a replica is not in the ISR at this moment.
 
     `reason`: what put it out; `keeps_out`: the rule that it does not meet now, in words. `since_ms`: when it
-    left, 0 if it was out when this leader's term began. Offsets and times as in IsrChange, but of now;
+    left, None if it was out when this leader's term began. Offsets and times as in IsrChange, but of now;
     `change` is the one that put it out, if this leader saw it.
     """
 
     broker_id: int
     reason: IsrChangeReason
     keeps_out: str
-    since_ms: int
+    since_ms: int | None
     log_end_offset: int
     leader_log_end_offset: int
     high_watermark: int
-    last_fetch_time_ms: int
-    last_caught_up_time_ms: int
+    last_fetch_time_ms: int | None
+    last_caught_up_time_ms: int | None
     change: IsrChange | None
 
 

@@ -456,9 +456,9 @@ class Partition:
             if not term.leads or term.leader_epoch != read.leader_epoch:
                 return NOTHING
             replica = self._replicas.get(replica_id)
-            if replica is None or broker_epoch < (self.brokers.get_alive_broker_epoch(replica_id) or 0):
-                partition_fetch.check_follower(self, replica_id, broker_epoch)
-            assert replica is not None
+            registered = self.brokers.get_alive_broker_epoch(replica_id)
+            if replica is None or not replica.broker_epoch <= broker_epoch == registered:
+                replica = partition_fetch.check_follower(self, replica_id, broker_epoch)
             if read.diverging_epoch is not None:
                 replica.diverged = True
                 return NOTHING

@@ -8,7 +8,7 @@ after the read).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from kreplica.common.errors import (
     FencedLeaderEpoch,
@@ -17,7 +17,7 @@ from kreplica.common.errors import (
     OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
-from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH
+from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
 
 if TYPE_CHECKING:
     from kreplica._core.region import Slice
@@ -122,19 +122,25 @@ def _diverging_epoch(
     return None
 
 
-def check_follower(partition: Partition, replica_id: int, broker_epoch: int) -> None:
-    """Raise NotLeaderOrFollower where the fetch came from no replica, or from before the broker's restart."""
-    if partition.replica(replica_id) is None:
+def check_follower(partition: Partition, replica_id: int, broker_epoch: int) -> Replica:
+    """The follower that fetched in `broker_epoch`.
+
+    Raises NotLeaderOrFollower where it is no replica, or has been restarted since (KIP-903).
+    """
+    replica = partition.replica(replica_id)
+    if replica is None:
         _refuse_follower(partition, replica_id, None)
     registered = partition.brokers.get_alive_broker_epoch(replica_id)
-    if registered is not None and UNKNOWN_BROKER_EPOCH < broker_epoch < registered:
+    latest = max(replica.broker_epoch, UNKNOWN_BROKER_EPOCH if registered is None else registered)
+    if UNKNOWN_BROKER_EPOCH < broker_epoch < latest:
         raise NotLeaderOrFollower(
             f"{partition.topic_partition}: a fetch of broker {replica_id} from its epoch {broker_epoch}, "
-            f"which is registered with {registered} by now"
+            f"which is over since {latest}"
         )
+    return replica
 
 
-def _refuse_follower(partition: Partition, replica_id: int, current_leader_epoch: int | None) -> None:
+def _refuse_follower(partition: Partition, replica_id: int, current_leader_epoch: int | None) -> NoReturn:
     where = f"{partition.topic_partition}: broker {replica_id} is none of the replicas {partition.replicas}"
     # A follower of the same leader epoch was assigned in a version that has not come here yet: it may try
     # again.

@@ -31,7 +31,7 @@ from kreplica.replica.partition_state import (
     PendingRecovery,
     PendingShrinkIsr,
 )
-from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
+from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, Replica
 
 if TYPE_CHECKING:
     from kreplica.replica.partition import Partition
@@ -295,13 +295,27 @@ def _why_out(partition: Partition, broker_id: int, now_ms: int) -> IsrChangeReas
         return IsrChangeReason.SHUTTING_DOWN
     if replica.diverged:
         return IsrChangeReason.DIVERGED
-    last_fetch_ms = replica.last_fetch_time_ms
-    if replica.fetch_clock is not None:
-        last_fetch_ms = max(last_fetch_ms, replica.fetch_clock.last_fetch_time_ms)
-    if last_fetch_ms and now_ms - last_fetch_ms <= partition.isr_policy.replica_lag_time_max_ms:
-        # Who fetches and was never in sync under this leader is on its way up.
-        return IsrChangeReason.SLOW if replica.last_caught_up_time_ms else IsrChangeReason.NEW
-    return IsrChangeReason.STUCK if replica.last_caught_up_time_ms or last_fetch_ms else IsrChangeReason.NEW
+    if replica.last_caught_up_time_ms == NEVER_MS:
+        # It was never in sync under this leader: it is on its way up, if it fetches at all.
+        return IsrChangeReason.NEW
+    silent_ms = now_ms - last_fetch_time_ms(replica)
+    return (
+        IsrChangeReason.SLOW
+        if silent_ms <= partition.isr_policy.replica_lag_time_max_ms
+        else IsrChangeReason.STUCK
+    )
+
+
+def last_fetch_time_ms(replica: Replica) -> int:
+    """When the follower last fetched, the fetches that its session did not spell out included."""
+    session = replica.fetch_clock
+    if session is None:
+        return replica.last_fetch_time_ms
+    return max(replica.last_fetch_time_ms, session.last_fetch_time_ms)
+
+
+def _known(time_ms: int) -> int | None:
+    return None if time_ms == NEVER_MS else time_ms
 
 
 def _change(
@@ -317,8 +331,8 @@ def _change(
         replica.log_end_offset,
         log.log_end_offset,
         log.high_watermark,
-        replica.last_fetch_time_ms,
-        replica.last_caught_up_time_ms,
+        _known(last_fetch_time_ms(replica)),
+        _known(replica.last_caught_up_time_ms),
         partition.term.leader_epoch,
         partition.partition_epoch,
     )
@@ -347,11 +361,11 @@ def why_not_in_isr(partition: Partition, broker_id: int) -> OutOfIsr | None:
             broker_id,
             _why_out(partition, broker_id, now_ms) if change is None else change.reason,
             keeps_out,
-            0 if change is None else change.time_ms,
+            None if change is None else change.time_ms,
             replica.log_end_offset,
             log.log_end_offset,
             log.high_watermark,
-            replica.last_fetch_time_ms,
-            replica.last_caught_up_time_ms,
+            _known(last_fetch_time_ms(replica)),
+            _known(replica.last_caught_up_time_ms),
             change,
         )

@@ -1,7 +1,8 @@
 """Replica: a follower of a partition, as its leader knows it from the follower's fetches.
 
 Owned by one Partition, which changes it under its `leader_isr_update_lock`; a look without the lock may see
-one fetch half noted. Times are in ms on the monotonic clock, offsets are exclusive ends.
+one fetch half noted. Times are in ms on the monotonic clock, offsets are exclusive ends. A time that
+has not come is NEVER_MS.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from kreplica.common.types import NO_OFFSET
 
 UNKNOWN_BROKER_EPOCH = -1
+# Before every reading of a monotonic clock, which may begin at 0.
+NEVER_MS = -(1 << 62)
 
 
 class FetchClock:
@@ -22,7 +25,7 @@ class FetchClock:
 
     __slots__ = ("last_fetch_time_ms",)
 
-    def __init__(self, last_fetch_time_ms: int = 0) -> None:
+    def __init__(self, last_fetch_time_ms: int = NEVER_MS) -> None:
         self.last_fetch_time_ms = last_fetch_time_ms
 
 
@@ -56,8 +59,8 @@ class Replica:
         self.log_end_offset = NO_OFFSET
         self.log_start_offset = NO_OFFSET
         self.last_fetch_leader_log_end_offset = NO_OFFSET
-        self.last_fetch_time_ms = 0
-        self.last_caught_up_time_ms = 0
+        self.last_fetch_time_ms = NEVER_MS
+        self.last_caught_up_time_ms = NEVER_MS
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
         self.last_sent_high_watermark = NO_OFFSET
         self.fetched_in_epoch = False
@@ -75,19 +78,19 @@ class Replica:
         """
         self.fetched_in_epoch = False
         self.diverged = False
-        self.last_caught_up_time_ms = now_ms if is_in_sync else 0
+        self.last_caught_up_time_ms = now_ms if is_in_sync else NEVER_MS
         if is_new_leader:
             self.log_end_offset = NO_OFFSET
             self.log_start_offset = NO_OFFSET
             self.last_fetch_leader_log_end_offset = NO_OFFSET
-            self.last_fetch_time_ms = 0
+            self.last_fetch_time_ms = NEVER_MS
             self.broker_epoch = UNKNOWN_BROKER_EPOCH
             self.last_sent_high_watermark = NO_OFFSET
             self.damaged = False
             self.fetch_clock = None
         else:
             self.last_fetch_leader_log_end_offset = leader_end_offset
-            self.last_fetch_time_ms = now_ms if is_in_sync else 0
+            self.last_fetch_time_ms = now_ms if is_in_sync else NEVER_MS
 
     def update_fetch_state(
         self,

@@ -1,0 +1,120 @@
+"""What a follower does with its log: append, cut, drop; and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from kreplica.common import errors
+from tests.support.batches import build
+from tests.support.partitions import Replicas
+
+
+@pytest.fixture
+def replicas() -> Replicas:
+    made = Replicas()
+    made.lead(1)
+    return made
+
+
+def batch(offset: int, *payload: bytes, epoch: int = 0) -> bytes:
+    return build(list(payload), base_offset=offset, leader_epoch=epoch)
+
+
+def test_a_follower_takes_batches_as_they_are(replicas):
+    follower = replicas.node(2).partition
+    info = follower.append_records_to_follower(batch(0, b"a", b"b") + batch(2, b"c"), 0)
+    assert (info.base_offset, info.last_offset, follower.log_end_offset) == (2, 2, 3)
+    assert follower.append_records_to_follower(b"", 0) is None
+
+
+def test_batches_of_a_later_epoch_are_left_out(replicas):
+    """KAFKA-18723."""
+    follower = replicas.node(2).partition
+    follower.append_records_to_follower(batch(0, b"a") + batch(1, b"b", epoch=1), 0)
+    assert follower.log_end_offset == 1
+
+
+def test_an_answer_of_another_role_is_refused(replicas):
+    with pytest.raises(errors.NotLeaderOrFollower):
+        replicas.leader.append_records_to_follower(batch(0, b"a"), 0)
+    follower = replicas.node(2).partition
+    replicas.lead(1)
+    for step in (
+        lambda: follower.append_records_to_follower(batch(0, b"a"), 0),
+        lambda: follower.update_follower_high_watermark(1, 0),
+        lambda: follower.maybe_increment_log_start_offset(1, 0),
+    ):
+        with pytest.raises(errors.FencedLeaderEpoch):
+            step()
+    assert follower.log_end_offset == 0
+
+
+def test_a_leader_never_cuts(replicas):
+    replicas.append(b"a")
+    with pytest.raises(errors.NotLeaderOrFollower):
+        replicas.leader.truncate_to(0)
+    with pytest.raises(errors.NotLeaderOrFollower):
+        replicas.leader.truncate_fully_and_start_at(0)
+    assert replicas.leader.log_end_offset == 1
+
+
+def test_a_follower_cuts(replicas):
+    replicas.append(b"a")
+    replicas.append(b"b")
+    replicas.catch_up(2)
+    follower = replicas.node(2).partition
+    assert follower.truncate_to(1)
+    assert not follower.truncate_to(1)
+    assert follower.log_end_offset == 1
+    follower.truncate_fully_and_start_at(7)
+    assert (follower.log_start_offset, follower.log_end_offset, follower.high_watermark) == (7, 7, 7)
+
+
+def test_a_followers_high_watermark_follows_and_never_goes_back(replicas):
+    follower = replicas.node(2).partition
+    follower.append_records_to_follower(batch(0, b"a", b"b"), 0)
+    assert follower.update_follower_high_watermark(9, 0)
+    assert follower.high_watermark == 2  # as far as its log goes
+    assert not follower.update_follower_high_watermark(1, 0)
+    assert follower.high_watermark == 2
+
+
+def test_the_log_start_follows_up_to_the_high_watermark(replicas):
+    follower = replicas.node(2).partition
+    follower.append_records_to_follower(batch(0, b"a") + batch(1, b"b"), 0)
+    follower.update_follower_high_watermark(1, 0)
+    assert follower.maybe_increment_log_start_offset(2, 0)
+    assert follower.log_start_offset == 1
+
+
+def test_an_empty_log_may_begin_inside_of_the_leaders_first_batch(replicas):
+    """KAFKA-6975: the leader's records were deleted up to the middle of a batch."""
+    follower = replicas.node(2).partition
+    follower.truncate_fully_and_start_at(2)
+    info = follower.append_records_to_follower(batch(0, b"a", b"b", b"c") + batch(3, b"d"), 0)
+    assert info.last_offset == 3
+    assert (follower.log_start_offset, follower.log_end_offset) == (0, 4)
+    follower.update_follower_high_watermark(4, 0)
+    assert follower.maybe_increment_log_start_offset(2, 0)
+    assert replicas.node(2).records() == [(2, b"c"), (3, b"d")]
+
+
+@pytest.mark.parametrize("first", [(0, (b"a", b"b")), (0, (b"a",))])
+def test_what_lies_below_the_logs_end_is_refused(replicas, first):
+    follower = replicas.node(2).partition
+    follower.truncate_fully_and_start_at(2)
+    with pytest.raises(errors.OffsetsOutOfOrder):
+        follower.append_records_to_follower(batch(first[0], *first[1]), 0)
+    assert (follower.log_start_offset, follower.log_end_offset) == (2, 2)
+    follower.append_records_to_follower(batch(2, b"c"), 0)
+    with pytest.raises(errors.OffsetsOutOfOrder):
+        follower.append_records_to_follower(batch(2, b"c", b"d"), 0)
+    assert follower.log_end_offset == 3
+
+
+def test_rot_on_the_way_is_refused(replicas):
+    rotten = bytearray(batch(0, b"abc"))
+    rotten[-2] ^= 1
+    with pytest.raises(errors.CorruptMessage):
+        replicas.node(2).partition.append_records_to_follower(bytes(rotten), 0)
+    assert replicas.node(2).log.log_end_offset == 0
