@@ -81,3 +81,17 @@ def diff(
     if pairs is None:
         raise typer.BadParameter("neither two partitions nor two nodes' log directories", param_hint="RIGHT")
     raise typer.Exit(command.run(pairs, by_record, as_json))
+
+
+@app.command()
+def repair(
+    directory: Directory,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; else nothing is changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Mend a partition or a log directory and throw no valid record away; exit code 1 if anything is left."""
+    from kreplica.cli import repair as command
+
+    if not command.is_log(directory):
+        raise typer.BadParameter(f"{directory} holds no log", param_hint="DIRECTORY")
+    raise typer.Exit(command.run(str(directory.absolute()), apply, as_json))

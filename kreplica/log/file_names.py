@@ -26,6 +26,9 @@ STATE_FILE = "kreplica.state.deleted"
 DAMAGE_FILE = "kreplica.damage.json"
 # Bytes that recovery cut from a segment's tail are kept in <base offset>.log.<position>.cut.
 CUT_SUFFIX = ".cut"
+# Bytes that a repair took out of a segment are kept in <base offset>.log.<position>.rot, and .rot.json says
+# what they were.
+ROT_SUFFIX = ".rot"
 
 _SEGMENT_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")

@@ -62,14 +62,16 @@ class OpenOptions:
 
     `recovery_point`: offsets below are known to be flushed (a directory's recovery-point-offset-checkpoint).
     `high_watermark`: from its checkpoint; None where this log is its only replica, and the mark follows the
-    log end. For readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka,
-    the offset up to which (exclusive) its log may be read.
+    log end. `scan_from`: read the segments through from there on, though they were flushed. For readers:
+    `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset up to which
+    (exclusive) its log may be read.
     """
 
     read_only: bool = False
     recovery_point: int = 0
     high_watermark: int | None = None
     log_start_offset: int = 0
+    scan_from: int | None = None
     standing: LogStanding | None = None
     end_bound: int | None = None
 
@@ -161,7 +163,10 @@ class _LogLoader:
         if self.options.read_only:
             # Nothing is repaired, so a reader looks only at the segment that may have an unfinished end.
             flushed = max(flushed, segments[-1].base_offset)
-        first = max(0, self.local.segments.index_for(max(flushed, start)))
+        safe = max(flushed, start)
+        if self.options.scan_from is not None:
+            safe = min(safe, self.options.scan_from)
+        first = max(0, self.local.segments.index_for(safe))
         for index, segment in enumerate(segments[:first]):
             if segments[index + 1].base_offset > start:
                 self._check_indexes(segment, segments[index + 1].base_offset)

@@ -56,7 +56,7 @@ def verify(
     names = storage.list_directory(path)
     if _is_partition(names):
         yield from PartitionVerifier(storage, path, progress).problems()
-        yield from _small_files(storage, path, names)
+        yield from small_files(storage, path, names)
     else:
         yield from _log_directory(storage, path, names, progress)
 
@@ -104,16 +104,16 @@ def _log_directory(
             continue
         partition = PartitionVerifier(storage, below, progress)
         yield from partition.problems()
-        yield from _small_files(storage, below, files)
+        yield from small_files(storage, below, files)
         if partition.whole and _is_partition(files):
             ends[TopicPartition(found[1], int(found[2]))] = partition.next_offset
-    yield from _small_files(storage, path, names)
+    yield from small_files(storage, path, names)
     for name in _OFFSET_CHECKPOINTS:
         if name in names:
             yield from _offsets_within_logs(storage, f"{path}/{name}", ends)
 
 
-def _small_files(storage: Storage, path: str, names: list[str]) -> Iterator[Problem]:
+def small_files(storage: Storage, path: str, names: list[str]) -> Iterator[Problem]:
     for name, read in _READERS.items():
         if name in names:
             try:

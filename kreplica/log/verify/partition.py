@@ -11,10 +11,12 @@ from kreplica.common.errors import KreplicaError
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpointFile
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.producer_snapshot import offset_of, parse_snapshot
+from kreplica.log.quarantine import is_note, parse_note
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
 from kreplica.log.verify.epochs import EpochCheck
 from kreplica.log.verify.indexes import OffsetIndexCheck, TimeIndexCheck
 from kreplica.log.verify.problem import Problem
+from kreplica.log.verify.quarantines import QuarantineCheck
 from kreplica.log.verify.segment import (
     BatchCheck,
     BatchWalk,
@@ -34,9 +36,9 @@ _OF_A_SEGMENT = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
 class PartitionVerifier:
     """Walks the segments of `directory`, or `only` the one of that name by itself.
 
-    Afterwards `next_offset` is the log's end, and `whole` tells whether every segment was walked to its last
-    batch. Where a writer of this boot publishes how far the log goes, that is how far it is walked: behind it
-    the writer may be at work.
+    Afterwards `next_offset` is the log's end; `whole` tells whether every segment was walked to its last
+    batch, and `has_gaps` whether compaction was here. Where a writer of this boot publishes how far the log
+    goes, that is how far it is walked: behind it the writer may be at work.
     """
 
     def __init__(
@@ -53,13 +55,14 @@ class PartitionVerifier:
         self.next_offset = 0
         self.whole = True
         self._leader_epoch = -1
-        self._has_gaps = False  # compaction was here
+        self.has_gaps = False  # compaction was here
         self._began: dict[int, int] = {}  # the producers in a transaction, and its first offset
         self._epochs: EpochCheck | None = None
         self._standing: LogStanding | None = None
         self._bound: LogStanding | None = None  # the standing, while its writer may be at work
         self._names: set[str] = set()
         self._bases: list[int] = []
+        self._quarantines = QuarantineCheck([])
 
     def problems(self) -> Iterator[Problem]:
         # In this order, so that what was published is there in all that is looked at afterwards.
@@ -67,12 +70,15 @@ class PartitionVerifier:
         self._names = {self._only} if self._only else set(self._storage.list_directory(self._directory))
         self._bases = self._segments()
         yield from self._read_epochs()
+        yield from self._read_quarantines()
         yield from self._walk()
         if self.whole:
             yield from self._shorter_than_published()
             if self._epochs is not None and self._bound is None:
                 yield from self._epochs.finish_log(self.next_offset)
         yield from self._beside_segments()
+        if self._bases and self._only is None:
+            yield from self._quarantines.finish_log(self._directory, self._bases[0])
 
     # ---- segments ------------------------------------------------------------------------------------
 
@@ -97,15 +103,15 @@ class PartitionVerifier:
                     continue  # retention removed it meanwhile
                 self.whole = False
                 yield _unreadable(path, error)
-        if not self._has_gaps:
+        if not self.has_gaps:
             yield from missing
 
     def _segment(self, base: int) -> Iterator[Problem]:
         path = self._path(base, ".log")
         self.next_offset = max(self.next_offset, base)
-        records = RecordsCheck(path, base, self.next_offset, self._leader_epoch)
+        records = RecordsCheck(path, base, self.next_offset, self._leader_epoch, self._quarantines)
         end = self._end_of(base)
-        checks: list[BatchCheck] = [records]
+        checks: list[BatchCheck] = [self._quarantines]
         for suffix, kind in ((".index", OffsetIndexCheck), (".timeindex", TimeIndexCheck)):
             index = self._path(base, suffix)
             if self._has(base, suffix):
@@ -123,11 +129,11 @@ class PartitionVerifier:
                 yield _unreadable(self._path(base, ".txnindex"), error, position=error.where)
         with self._storage.open_region(path, max(1, self._storage.size(path)), writable=False) as region:
             walk = BatchWalk(region, end.published, self._progress)
-            yield from verify_batches(path, walk, checks, end)
+            yield from verify_batches(path, walk, records, checks, end)
             self.whole &= walk.whole
         self.next_offset = records.next_offset
         self._leader_epoch = records.leader_epoch
-        self._has_gaps |= records.has_gaps
+        self.has_gaps |= records.has_gaps
 
     def _end_of(self, base: int) -> SegmentEnd:
         if self._bound is not None and base == self._bound.active_base_offset:
@@ -189,6 +195,16 @@ class PartitionVerifier:
             self._epochs = EpochCheck(path, entries)
         except KreplicaError as error:
             yield _unreadable(path, error)
+
+    def _read_quarantines(self) -> Iterator[Problem]:
+        found = []
+        for name in filter(is_note, sorted(self._names)):
+            path = f"{self._directory}/{name}"
+            try:
+                found.append(parse_note(self._storage.read_file(path), path))
+            except KreplicaError as error:
+                yield _unreadable(path, error)
+        self._quarantines = QuarantineCheck(found)
 
     def _beside_segments(self) -> Iterator[Problem]:
         for name in sorted(self._names):

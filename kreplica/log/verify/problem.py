@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# A range that a repair took out of the log, and that is still missing in it.
+QUARANTINED = "Quarantined"
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -18,3 +21,8 @@ class Problem:
     text: str
     offset: int | None = None
     position: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a repair has dealt with it: it is told, and nothing is to be done."""
+        return self.kind == QUARANTINED

@@ -15,6 +15,7 @@ from kreplica._core.region import Region
 from kreplica.common.errors import CorruptMessage, KreplicaError, TruncatedInput
 from kreplica.common.types import INT32_MAX
 from kreplica.log.verify.problem import Problem
+from kreplica.log.verify.quarantines import QuarantineCheck
 from kreplica.record import RecordBatch, batches
 
 CHUNK_BYTES = 4 << 20
@@ -113,12 +114,16 @@ class BatchWalk:
 class RecordsCheck:
     """CRC, header and records of each batch; offsets and leader epochs never go back."""
 
-    def __init__(self, path: str, base_offset: int, next_offset: int, leader_epoch: int) -> None:
+    def __init__(
+        self, path: str, base_offset: int, next_offset: int, leader_epoch: int, quarantines: QuarantineCheck
+    ) -> None:
         self._path = path
         self._base_offset = base_offset
+        self._quarantines = quarantines
         self.next_offset = next_offset
         self.leader_epoch = leader_epoch
         self.has_gaps = False  # which compaction leaves
+        self.behind_broken = False  # a batch was passed over that says nothing of its offsets
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
         dense = batch.record_count == batch.last_offset - batch.base_offset + 1
@@ -136,7 +141,10 @@ class RecordsCheck:
         if batch.leader_epoch < self.leader_epoch:
             text = f"leader epoch {batch.leader_epoch} after {self.leader_epoch}"
             yield self._problem("EpochRegression", text, batch, position)
-        self.has_gaps |= not dense or batch.base_offset > max(self.next_offset, self._base_offset)
+        if not self.behind_broken and batch.base_offset > max(self.next_offset, self._base_offset):
+            self.has_gaps = True
+        self.has_gaps |= not dense and not self._quarantines.covers(batch)
+        self.behind_broken = False
         self.next_offset = max(self.next_offset, batch.next_offset)
         self.leader_epoch = max(self.leader_epoch, batch.leader_epoch)
 
@@ -160,13 +168,14 @@ class SegmentEnd(NamedTuple):
 
 
 def verify_batches(
-    path: str, walk: BatchWalk, checks: Iterable[BatchCheck], end: SegmentEnd
+    path: str, walk: BatchWalk, records: RecordsCheck, checks: Iterable[BatchCheck], end: SegmentEnd
 ) -> Iterator[Problem]:
     """Run the checks over a segment; `walk.whole` then tells whether all its batches could be read."""
-    watching = list(checks)
+    watching = [records, *checks]
     for position, batch in walk:
         if isinstance(batch, KreplicaError):
             yield Problem(path, type(batch).__name__, str(batch), None, position)
+            records.behind_broken = True
             continue
         for check in watching:
             yield from check.see(batch, position)

@@ -1,0 +1,56 @@
+"""`kreplica repair`: what is wrong with a log's files, and with `--apply` its repair."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from kreplica.cli.output import console, print_json, print_table
+from kreplica.cli.progress import progress
+from kreplica.log.repair import Finding, is_partition, repair
+from kreplica.log.verify import total_bytes
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.storage import FileStorage
+
+COLUMNS = ("path", "kind", "offset", "next_offset", "position", "end_position", "action", "text", "done")
+
+
+def run(path: str, apply: bool, as_json: bool) -> int:
+    """Look at the log, or the log directory, at `path`, and repair it if `apply`; returns the exit code."""
+    storage = FileStorage()
+    findings: list[Finding] = []
+    with progress("repair", total_bytes(storage, path)) as advance:
+        for finding in repair(storage, SystemClock(), path, apply_changes=apply, progress=advance):
+            findings.append(finding)
+            if as_json:
+                print_json(asdict(finding))
+    left = sum(finding.is_open for finding in findings)
+    if not as_json:
+        if findings:
+            print_table("Findings", COLUMNS, map(asdict, findings))
+        console().print(_summary(findings, left, apply))
+    return 1 if left else 0
+
+
+def _summary(findings: list[Finding], left: int, apply: bool) -> str:
+    if not findings:
+        return "nothing to repair"
+    if apply:
+        done = sum(finding.done for finding in findings)
+        return f"{done} repaired, {left} left" if done or left else "nothing to repair"
+    return f"{left} to repair; nothing was changed, --apply does it" if left else "nothing to repair"
+
+
+def is_log(path: Path) -> bool:
+    """Whether it is a partition's directory, or one with partitions in it."""
+    if not path.is_dir():
+        return False
+    names = sorted(below.name for below in path.iterdir())
+    return (
+        "meta.properties" in names
+        or is_partition(names)
+        or any(
+            below.is_dir() and is_partition([file.name for file in below.iterdir()])
+            for below in path.iterdir()
+        )
+    )

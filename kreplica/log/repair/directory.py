@@ -1,0 +1,125 @@
+"""The way in: one partition or all of a node's log directory, and the locks that keep writers out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from kreplica.common.errors import InvalidFile, LogDirLocked
+from kreplica.common.types import TopicPartition
+from kreplica.log.file_names import STATE_FILE, parse_directory_name, parse_file_name
+from kreplica.log.log_directory import LogDirectory
+from kreplica.log.repair.checkpoints import NodeCheckpoints
+from kreplica.log.repair.finding import Finding
+from kreplica.log.repair.partition import Checkpointed, apply
+from kreplica.log.repair.plan import make_plan
+
+if TYPE_CHECKING:
+    from kreplica.common.ports import Clock, Storage
+
+Progress = Callable[[int], None]
+
+
+def repair(
+    storage: Storage,
+    clock: Clock,
+    path: str,
+    *,
+    apply_changes: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[Finding]:
+    """What is wrong at `path`, a partition's directory or a node's log directory, and what becomes of it.
+
+    `path` is absolute. Without `apply_changes` nothing is changed. `progress` is called with the number of
+    bytes walked since its last call.
+
+    Raises LogDirLocked where a writer or a node is at work, InvalidFile for a directory that holds no log,
+    KafkaStorageError.
+    """
+    names = storage.list_directory(path)
+    with ExitStack() as locks:
+        if is_partition(names):
+            _lock_partition(storage, path, apply_changes, locks)
+            yield from _repair_one(storage, clock, path, apply_changes, progress)
+        else:
+            yield from _repair_all(storage, clock, path, apply_changes, progress, locks)
+
+
+def is_partition(names: list[str]) -> bool:
+    """Whether files of these names make a partition's directory."""
+    return STATE_FILE in names or any(map(parse_file_name, names))
+
+
+def _lock(
+    storage: Storage, path: str, apply_changes: bool, locks: ExitStack, *, shared: bool = False
+) -> None:
+    # A dry run changes nothing, not even by the lock's file.
+    if apply_changes:
+        locks.callback(storage.lock_directory(path, shared=shared).release)
+    elif storage.is_locked(path):
+        raise LogDirLocked(f"{path}: another writer has the directory")
+
+
+def _lock_partition(storage: Storage, path: str, apply_changes: bool, locks: ExitStack) -> None:
+    _lock(storage, path, apply_changes, locks)
+    parent = LogDirectory(storage, os.path.dirname(path))
+    if parent.is_formatted:
+        _lock(storage, parent.path, apply_changes, locks, shared=True)
+        if apply_changes:
+            parent.no_longer_clean()
+
+
+def _repair_one(
+    storage: Storage,
+    clock: Clock,
+    path: str,
+    apply_changes: bool,
+    progress: Progress | None,
+    checkpoints: NodeCheckpoints | None = None,
+) -> Iterator[Finding]:
+    name = os.path.basename(path)
+    partition = parse_directory_name(name) or TopicPartition(name, 0)
+    if checkpoints is None:
+        parent = LogDirectory(storage, os.path.dirname(path))
+        checkpoints = NodeCheckpoints(storage, parent.path) if parent.is_formatted else None
+    known = Checkpointed() if checkpoints is None else checkpoints.of(partition)
+    plan = make_plan(storage, path, recovery_point=known.recovery_point, progress=progress)
+    if apply_changes:
+        apply(storage, clock, partition, plan, known)
+    if checkpoints is not None:
+        checkpoints.ends[partition] = plan.end
+    yield from plan.findings
+
+
+def _repair_all(
+    storage: Storage,
+    clock: Clock,
+    path: str,
+    apply_changes: bool,
+    progress: Progress | None,
+    locks: ExitStack,
+) -> Iterator[Finding]:
+    directory = LogDirectory(storage, path)
+    partitions, _ = directory.partitions()
+    if not partitions and not directory.is_formatted:
+        raise InvalidFile(f"{path}: holds no log")
+    _lock(storage, path, apply_changes, locks)
+    if apply_changes:
+        directory.no_longer_clean()
+    checkpoints = NodeCheckpoints(storage, path)
+    for name in partitions:
+        below = f"{path}/{name}"
+        if not storage.list_directory(below):
+            continue
+        _lock(storage, below, apply_changes, locks)
+        yield from _repair_one(
+            storage,
+            clock,
+            below,
+            apply_changes,
+            progress,
+            checkpoints if directory.is_formatted else None,
+        )
+    yield from checkpoints.repair(partitions, apply_changes)

@@ -1,0 +1,169 @@
+"""Doing what a plan says for one partition, in steps of which each leaves a log that is no worse.
+
+First everything there is goes to the disk, and the log's state says so: from then on whatever is bad counts
+as rot for whoever opens the log, and a crash in the middle of the repair costs nothing. Then the segments are
+rewritten one by one, what cannot be read is removed, and recovery makes indexes, epochs and producers' state
+anew. The caller holds the locks of the partition's writer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kreplica._core.log_state import LogState
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import KreplicaError
+from kreplica.common.types import TopicPartition
+from kreplica.log import log_loader
+from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpointFile
+from kreplica.log.damage import DamageFile, Damages
+from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
+from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
+from kreplica.log.log_loader import OpenOptions
+from kreplica.log.repair.finding import BLOCKED, CUT, Finding
+from kreplica.log.repair.plan import PartitionPlan, make_plan
+from kreplica.log.repair.rewrite import rewrite
+from kreplica.log.unified_log import UnifiedLog
+
+if TYPE_CHECKING:
+    from kreplica.common.ports import Clock, Storage
+
+# No boot has it, so that nothing is concluded from the lengths of files that are about to change.
+NO_BOOT = "00000000-0000-0000-0000-000000000000"
+STATE_CAPACITY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """What a node's checkpoints say of a partition; `high_watermark` None for a log by itself."""
+
+    recovery_point: int = 0
+    log_start_offset: int = 0
+    high_watermark: int | None = None
+
+
+def apply(
+    storage: Storage, clock: Clock, partition: TopicPartition, plan: PartitionPlan, known: Checkpointed
+) -> None:
+    """Do what the plan says, and mark in its findings what is done. Raises KafkaStorageError.
+
+    What is still wrong afterwards is added to the findings.
+    """
+    if plan.is_blocked or not (plan.edits or plan.remove or plan.reopens or plan.scan_from is not None):
+        return
+    directory = plan.directory
+    _flush_all(storage, directory)
+    if plan.standing is not None:
+        _publish(storage, plan)
+    for base_offset, edits in sorted(plan.edits.items()):
+        rewrite(storage, directory, base_offset, edits)
+    # What the log remembered of its damage is dealt with.
+    DamageFile(storage, directory).write(Damages())
+    for path in plan.remove:
+        storage.remove(path)
+    storage.sync_directory(directory)
+    try:
+        cut = _reopen(storage, clock, partition, plan, known)
+    except KreplicaError as error:
+        plan.findings.append(Finding(directory, type(error).__name__, BLOCKED, str(error)))
+        return
+    for finding in plan.findings:
+        if finding.action != BLOCKED:
+            finding.done = True
+    for kept_in in cut:
+        text = f"cut by recovery, kept in {kept_in}"
+        if not any(f.action == CUT for f in plan.findings):
+            plan.findings.append(Finding(directory, "TornTail", CUT, text, done=True))
+    _look_again(storage, plan)
+
+
+def _flush_all(storage: Storage, directory: str) -> None:
+    for name in storage.list_directory(directory):
+        found = parse_file_name(name)
+        if found is not None and found[1] == LOG_SUFFIX:
+            storage.sync_file(f"{directory}/{name}")
+    storage.sync_directory(directory)
+
+
+def _publish(storage: Storage, plan: PartitionPlan) -> None:
+    """Let the log's state say that all of it is on the disk, and nothing of the lengths of its files."""
+    standing = plan.standing
+    assert standing is not None
+    path = f"{plan.directory}/{STATE_FILE}"
+    with storage.open_region(path, STATE_CAPACITY, writable=True, create=True) as region:
+        state = LogState(region, NO_BOOT)
+        state.count_cut(standing.cuts + 1)
+        state.update(
+            log_start_offset=standing.log_start_offset,
+            high_watermark=standing.high_watermark,
+            last_stable_offset=standing.last_stable_offset,
+            log_end_offset=plan.end,
+            active_base_offset=standing.active_base_offset,
+            valid_length=0,
+            flush_offset=plan.end,
+            leader_epoch=standing.leader_epoch,
+        )
+        region.flush()
+
+
+def _reopen(
+    storage: Storage, clock: Clock, partition: TopicPartition, plan: PartitionPlan, known: Checkpointed
+) -> list[str]:
+    """Let recovery make the rest anew; returns the files that it kept a tail in."""
+    standing, high_watermark = plan.standing, known.high_watermark
+    if high_watermark is not None and standing is not None:
+        high_watermark = max(high_watermark, standing.high_watermark)
+    options = OpenOptions(
+        recovery_point=plan.end,
+        high_watermark=high_watermark,
+        log_start_offset=known.log_start_offset,
+        scan_from=plan.scan_from,
+    )
+    # A compacted log has gaps between its segments, and they are none of ours to judge.
+    config = LogConfig(cleanup_policy=("compact",) if plan.is_compacted else ("delete",))
+    log = log_loader.load(plan.directory, partition, config, storage, clock, options)
+    damage = log.damage
+    log.close()
+    recovered = log.recovered
+    assert isinstance(recovered, log_loader.Recovery)
+    if damage is not None:
+        text = f"recovery still finds it: {damage.reason}"
+        plan.findings.append(
+            Finding(
+                damage.path,
+                "Rot",
+                BLOCKED,
+                text,
+                damage.first_offset,
+                damage.next_offset,
+                damage.position,
+                damage.end_position,
+            )
+        )
+    elif plan.epochs and f"{plan.directory}/{LEADER_EPOCH_CHECKPOINT}" not in plan.remove:
+        _keep_epochs(storage, plan, log)
+    return [cut.kept_in for cut in recovered.cut]
+
+
+def _keep_epochs(storage: Storage, plan: PartitionPlan, log: UnifiedLog) -> None:
+    """The checkpoint was right; the batches alone do not tell of an epoch whose first one is lost."""
+    assert plan.epochs is not None
+    kept = LeaderEpochFileCache(LeaderEpochCheckpointFile(storage, plan.directory), plan.epochs)
+    kept.truncate_from_start(log.log_start_offset)
+    kept.truncate_from_end(log.log_end_offset)
+    latest = kept.latest_epoch
+    kept.assign_all(e for e in log.epochs.entries if latest is None or e.epoch > latest)
+    if kept.entries != log.epochs.entries:
+        kept.dirty = True
+        kept.flush()
+
+
+def _look_again(storage: Storage, plan: PartitionPlan) -> None:
+    """What is wrong now was not repaired."""
+    again = make_plan(storage, plan.directory, recovery_point=plan.end)
+    told = {(f.path, f.kind) for f in plan.findings if f.action == BLOCKED}
+    for finding in again.findings:
+        if finding.is_open and (finding.path, finding.kind) not in told:
+            finding.action, finding.text = BLOCKED, f"still there: {finding.text}"
+            plan.findings.append(finding)
