@@ -82,6 +82,7 @@ cdef class LogSegment:
     cdef readonly int64_t offset_of_max_timestamp
     cdef int64_t bytes_since_index
     cdef bint known                         # the timestamps were learnt since the open
+    cdef public object transaction_index    # log/transaction_index.py: that of these bytes; None until asked for
     cdef object __weakref__
 
     cdef int append_native(self, Append *a, LogState state) noexcept nogil

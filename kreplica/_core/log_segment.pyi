@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -20,6 +21,7 @@ class LogSegment:
     first_timestamp: int
     max_timestamp: int
     offset_of_max_timestamp: int
+    transaction_index: Any
     def __new__(
         cls,
         region: Region,

@@ -10,8 +10,8 @@
 #                                                                            40 its valid length in bytes
 #                                                                            48 flush offset (all below is on disk)
 #                                                                            56 leader epoch
-#                                                                            64 flags: bit 0 closed in order; bits 8
-#                                                                               and up count the cuts
+#                                                                            64 flags: bit 0 closed in order; bit 1
+#                                                                               gaps; bits 8 and up count the cuts
 #                                                                            72 CRC-32C of bytes 0 to 71
 #
 # The writer fills the slot that is not current and then stores sequence + 1 (release): the slot of a sequence s is
@@ -29,6 +29,7 @@ cdef enum:
     STATE_SLOT_STRIDE = 80
     CUT_SHIFT = 8                 # a reader that sees another count opens the files anew
     FLAG_CLEAN = 1                # closed in order: everything is flushed, nothing is to be recovered
+    FLAG_GAPS = 2                 # segments need not follow one another: another program wrote some of them
 
 cdef struct Standing:
     int64_t log_start_offset

@@ -23,13 +23,14 @@ cdef extern from "atomics.h" nogil:
 LogStanding = namedtuple(
     "LogStanding",
     "log_start_offset high_watermark last_stable_offset log_end_offset active_base_offset valid_length "
-    "flush_offset leader_epoch boot_id clean cuts",
+    "flush_offset leader_epoch boot_id clean cuts has_gaps",
 )
 LogStanding.__doc__ = """Where a log stood at one moment, as its writer published it.
 
 Offsets are exclusive ends, but for `log_start_offset`. `valid_length` in bytes, of the segment whose base offset is
 `active_base_offset`. `clean`: closed in order, nothing is to be recovered. `cuts`: how often bytes went that a
-reader may have seen, over the life of the log.
+reader may have seen, or files were replaced, over the life of the log. `has_gaps`: another program wrote some of the
+segments, so that one need not begin where the one before it ends.
 """
 
 cdef const char *MAGIC = b"KRLOG\x00\x00\x01"
@@ -148,6 +149,11 @@ cdef class LogState:
     def leader_epoch(self):
         return self.now.leader_epoch
 
+    @property
+    def cuts(self):
+        """How often the log was cut, or files of it were replaced."""
+        return self.now.flags >> CUT_SHIFT
+
     def update(self, *, log_start_offset=None, high_watermark=None, last_stable_offset=None, log_end_offset=None,
                active_base_offset=None, valid_length=None, flush_offset=None, leader_epoch=None):
         """Change the named fields in one publication."""
@@ -175,6 +181,10 @@ cdef class LogState:
     def count_cut(self, int64_t cuts=1):
         """The log is about to lose bytes, or has: with the next publication readers open its files anew."""
         self.now.flags += cuts << CUT_SHIFT
+
+    def allow_gaps(self):
+        """Segments of another program's are in the log, which need not follow one another."""
+        self.now.flags |= FLAG_GAPS
 
     def mark_clean(self):
         """Publish that the log is closed in order; the caller flushes the region afterwards."""
@@ -215,5 +225,5 @@ def read_standing(const uint8_t[::1] image):
         copied.log_start_offset, copied.high_watermark, copied.last_stable_offset, copied.log_end_offset,
         copied.active_base_offset, copied.valid_length, copied.flush_offset, copied.leader_epoch,
         bytes(base[16:52]).decode("ascii", "replace").strip("\0 "), bool(copied.flags & FLAG_CLEAN),
-        copied.flags >> CUT_SHIFT,
+        copied.flags >> CUT_SHIFT, bool(copied.flags & FLAG_GAPS),
     )

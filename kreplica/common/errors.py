@@ -555,6 +555,12 @@ class ReadOnlyLog(KreplicaError):
     """The log was opened for reading, or damage made it read-only."""
 
 
+class LogCleaningAborted(KreplicaError):
+    """The log was cut, its segments went, or it was paused while they were cleaned; nothing was replaced."""
+
+    retriable = True
+
+
 class UseAfterFork(KreplicaError):
     """The object was opened by the parent process: open it again in this one."""
 

@@ -130,7 +130,7 @@ def _note(log: UnifiedLog, info: LogAppendInfo, producer: ProducerAppendInfo | N
         return
     log.producers.update(producer)
     if isinstance(done, CompletedTxn):
-        producer_batches.complete(log.producers, log.local, log.local.segments.active.base_offset, done)
+        producer_batches.complete(log.producers, log.local, log.local.segments.active, done)
     log.publish_stable_offset()
 
 

@@ -23,12 +23,11 @@ from kreplica.log.local_log import LocalLog
 def tidied(local: LocalLog, names: list[str]) -> list[str]:
     """Finish or drop what was left half done; `names`: what lies in the directory. Returns what lies there
     then."""
-    endings = (DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX)
-    gone = [n for n in names if n.endswith(endings) and n != STATE_FILE]
+    gone = [n for n in names if n.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)) and n != STATE_FILE]
     for name in gone:
         local.storage.remove(f"{local.directory}/{name}")
-    if any(name.endswith(SWAP_SUFFIX) for name in names):
-        swap_files.complete(local, names)
+    if any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)) for name in names):
+        swap_files.finish(local, swap_files.Listing(names))
         return local.storage.list_directory(local.directory)
     return [name for name in names if name not in gone]
 

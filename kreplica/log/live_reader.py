@@ -9,6 +9,7 @@ writes is read to the end of its valid batches.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.config import LogConfig
@@ -48,12 +49,21 @@ class LiveReader:
         for attempt in range(ATTEMPTS):
             self._standing = self._read_standing()
             try:
-                return self._load()
+                log = self._load()
+                self._require_same_files(self._standing)
+                return log
             except KafkaStorageError:
-                # Retention took a file, or a roll trimmed one, between the look at it and its opening.
+                # Retention or a cleaner took a file, or a roll trimmed one, between the look at it and its
+                # opening.
                 if attempt + 1 == ATTEMPTS:
                     raise
         raise AssertionError
+
+    def _require_same_files(self, standing: LogStanding | None) -> None:
+        # Files of before and after a replacement do not fit together, so none may have come meanwhile.
+        now = self._read_standing()
+        if standing is not None and now is not None and now.cuts != standing.cuts:
+            raise KafkaStorageError(f"{self._directory}: files were replaced while they were opened")
 
     def _load(self) -> UnifiedLog:
         return log_loader.load(
@@ -68,7 +78,7 @@ class LiveReader:
                 return
             anew = self._standing is None or standing.cuts != self._standing.cuts
             try:
-                log.follow(standing, anew=anew)
+                log.follow(standing, anew=anew, check=partial(self._require_same_files, standing))
             except KafkaStorageError:
                 if attempt + 1 == ATTEMPTS:
                     raise

@@ -7,7 +7,8 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
@@ -18,19 +19,21 @@ from kreplica._core.records import batches
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import KafkaStorageError
+from kreplica.common.errors import InvalidFile, KafkaStorageError
 from kreplica.common.ports import Storage
+from kreplica.log import swap_files
 from kreplica.log.file_names import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
+    SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     file_name,
-    parse_file_name,
 )
 from kreplica.log.log_segments import LogSegments
+from kreplica.log.swap_files import Listing
 from kreplica.log.transaction_index import TransactionIndex
 
 # How often a reader looks at a directory whose writer changes it meanwhile.
@@ -45,7 +48,7 @@ class LocalLog:
     `directory`: its path. `read_only`: files are opened for reading and nothing is created or removed.
     """
 
-    __slots__ = ("_aborted", "config", "directory", "names_changed", "read_only", "segments", "storage")
+    __slots__ = ("config", "directory", "names_changed", "read_only", "segments", "storage")
 
     def __init__(
         self, directory: str, config: LogConfig, storage: Storage, *, read_only: bool = False
@@ -55,31 +58,40 @@ class LocalLog:
         self.storage = storage
         self.read_only = read_only
         self.segments = LogSegments(())
-        # The transaction indexes that were asked for, by base offset; most logs have none.
-        self._aborted: dict[int, TransactionIndex] = {}
         # A file was created, renamed or removed since the directory was last flushed.
         self.names_changed = False
 
     def path(self, base_offset: int, suffix: str) -> str:
         return f"{self.directory}/{file_name(base_offset, suffix)}"
 
+    def base_offsets(self, names: Listing) -> list[int]:
+        """Those of the segments among `names`, sorted.
+
+        For a reader a segment whose replacement is complete, but not in place yet, is the new one; a writer
+        has put it in place before it asks.
+        """
+        bases = set(names.bases)
+        if self.read_only:
+            for base in names.complete:
+                bases -= swap_files.replaced_by(self, base, bases)
+                bases.add(base)
+        return sorted(bases)
+
     def open_segment(
-        self, base_offset: int, *, create: bool = False, names: Collection[str] | None = None
+        self, base_offset: int, *, create: bool = False, names: Listing | None = None
     ) -> LogSegment:
         """The segment with this base offset over its three files, not yet part of the collection.
 
-        `names`: what lies in the directory, where the caller knows it. A reader gets an empty index in memory
-        for one that is missing; a writer, an empty file.
+        `names`: what lies in the directory, which a reader has to tell. It gets an empty index in memory for
+        one that is missing; a writer, an empty file.
         """
         config = self.config
-        writable = not self.read_only
         # A file may be larger than segment.bytes: it was written under another configuration, or holds one
         # large batch.
-        log_path = self.path(base_offset, LOG_SUFFIX)
+        log_path = self._path_in(names, base_offset, LOG_SUFFIX) or self.path(base_offset, LOG_SUFFIX)
         least = 0 if create else self.storage.size(log_path)
-        room = max(config.segment_bytes, least) + config.max_message_bytes + 4096
         region = self.storage.open_region(
-            log_path, min(room, MAX_SEGMENT_BYTES), writable=writable, create=create
+            log_path, self.room_for(least), writable=not self.read_only, create=create
         )
         indexes = [
             self._open_index(base_offset, suffix, names) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
@@ -94,39 +106,90 @@ class LocalLog:
         )
         self.configure(segment)
         if self.read_only:
-            # Mapped now, the file stays readable when its writer removes it.
+            # Mapped and read now, they stay when the writer removes the files or replaces them.
             segment.region.slice(0, 0)
+            self._read_transaction_index(segment, self._path_in(names, base_offset, TXN_INDEX_SUFFIX))
         return segment
+
+    def room_for(self, size: int) -> int:
+        """How large the file of a segment that has `size` bytes may grow."""
+        room = max(self.config.segment_bytes, size) + self.config.max_message_bytes + 4096
+        return min(room, MAX_SEGMENT_BYTES)
+
+    def _path_in(self, names: Listing | None, base_offset: int, suffix: str) -> str | None:
+        # Where a reader finds the file of a segment; None where there is none.
+        name = file_name(base_offset, suffix)
+        if names is None or not self.read_only:
+            return self.path(base_offset, suffix)
+        if base_offset in names.complete:
+            # The old segment's files go before the new one's get their names, and of either the log last.
+            if name + SWAP_SUFFIX in names.all:
+                return self.path(base_offset, suffix) + SWAP_SUFFIX
+            if base_offset in names.bases:
+                return None
+        return self.path(base_offset, suffix) if name in names.all else None
+
+    def _read_transaction_index(self, segment: LogSegment, path: str | None) -> None:
+        base = segment.base_offset
+        index = TransactionIndex(self.storage, path or self.path(base, TXN_INDEX_SUFFIX), base)
+        segment.transaction_index = index
+        if path is None:
+            index.mark_empty()
+            return
+        # Raised again when somebody asks for committed records alone.
+        with suppress(InvalidFile):
+            index.entries()
 
     def configure(self, segment: LogSegment) -> None:
         """Give the segment the limits that the configuration of now sets."""
         config = self.config
         segment.max_bytes = config.segment_bytes
-        segment.max_age_ms = config.segment_ms - self._jitter_ms(segment.base_offset)
+        segment.max_age_ms = self._max_age_ms() - self._jitter_ms(segment.base_offset)
         segment.index_interval_bytes = config.index_interval_bytes
+
+    def _max_age_ms(self) -> int:
+        # Only closed segments are cleaned, so a compacted log closes them in time (KIP-354).
+        config = self.config
+        return min(config.segment_ms, config.max_compaction_lag_ms) if config.compact else config.segment_ms
 
     def _jitter_ms(self, base_offset: int) -> int:
         # Spreads the rolls of logs that began together; the same for the same segment always.
-        most = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        most = min(self.config.segment_jitter_ms, self._max_age_ms())
         return checksum(self.path(base_offset, LOG_SUFFIX).encode()) % (most + 1)
 
-    def _open_index(self, base_offset: int, suffix: str, names: Collection[str] | None) -> Region:
-        path, capacity = self.path(base_offset, suffix), self.config.segment_index_bytes
+    def _open_index(self, base_offset: int, suffix: str, names: Listing | None) -> Region:
+        path, capacity = self._path_in(names, base_offset, suffix), self.config.segment_index_bytes
+        if path is None:
+            return _empty_region(self.path(base_offset, suffix))
         if self.read_only:
-            there = self.storage.exists(path) if names is None else file_name(base_offset, suffix) in names
-            if not there:
-                return empty_region(path)
             capacity = max(capacity, self.storage.size(path))
         return self.storage.open_region(
             path, capacity, writable=not self.read_only, create=not self.read_only
         )
 
-    def transaction_index(self, base_offset: int) -> TransactionIndex:
-        """The index of the aborted transactions that ended in the segment with this base offset."""
-        index = self._aborted.get(base_offset)
+    def end_of_swap(self, base_offset: int) -> int:
+        """The offset after the last batch of a segment whose files still carry the suffix .swap."""
+        path = self.path(base_offset, LOG_SUFFIX) + SWAP_SUFFIX
+        region = self.storage.open_region(path, self.storage.size(path), writable=False)
+        try:
+            segment = LogSegment(
+                region,
+                OffsetIndex(_empty_region(path), base_offset, 0),
+                TimeIndex(_empty_region(path), base_offset, 0),
+                base_offset,
+            )
+            end = segment.next_offset()
+            return base_offset if end is None else end
+        finally:
+            region.close()
+
+    def transaction_index(self, segment: LogSegment) -> TransactionIndex:
+        """The index of the aborted transactions that ended in the segment; most logs never ask."""
+        index: TransactionIndex | None = segment.transaction_index
         if index is None:
-            index = TransactionIndex(self.storage, self.path(base_offset, TXN_INDEX_SUFFIX), base_offset)
-            self._aborted[base_offset] = index
+            base = segment.base_offset
+            index = TransactionIndex(self.storage, self.path(base, TXN_INDEX_SUFFIX), base)
+            segment.transaction_index = index
         return index
 
     def roll(self, base_offset: int) -> LogSegment:
@@ -147,7 +210,6 @@ class LocalLog:
         self.segments = self.segments.without({segment.base_offset for segment in gone})
         renamed = []
         for segment in gone:
-            self._aborted.pop(segment.base_offset, None)
             renamed += self.rename_for_deletion(segment.base_offset)
         return renamed
 
@@ -167,8 +229,8 @@ class LocalLog:
         segments = self.segments
         for index in range(max(0, segments.index_for(from_offset)), len(segments)):
             segments[index].flush()
-            if segments[index].base_offset in self._aborted:
-                self._aborted[segments[index].base_offset].flush()
+            if segments[index].transaction_index is not None:
+                segments[index].transaction_index.flush()
         self.flush_names()
 
     def flush_names(self) -> None:
@@ -203,13 +265,15 @@ class LocalLog:
         for segment in self.segments:
             segment.close()
 
-    def limit_to(self, standing: LogStanding, *, anew: bool = False) -> None:
+    def limit_to(
+        self, standing: LogStanding, *, anew: bool = False, check: Callable[[], None] | None = None
+    ) -> None:
         """Let a reader's segments end where the log's writer says; what it has begun since is opened.
 
         The files are allocated ahead of the writer, so their sizes say nothing. `anew`: the writer has cut
-        the log, so that a file may be another one under the same name: none is kept. Raises
-        KafkaStorageError where the writer has removed or trimmed a file since; then there is a later
-        standing, or will be.
+        the log or replaced files, so that a file may be another one under the same name: none is kept.
+        `check` raises where it does so meanwhile. Raises KafkaStorageError where the writer has removed or
+        trimmed a file since; then there is a later standing, or will be.
         """
         kept = [s for s in self.segments if s.base_offset <= standing.active_base_offset and not anew]
         if not kept or kept[-1].base_offset < standing.active_base_offset:
@@ -227,22 +291,38 @@ class LocalLog:
         active.limit_to(standing.valid_length)
         active.offset_index.forget_padding()
         active.time_index.forget_padding()
+        path = self.path(active.base_offset, TXN_INDEX_SUFFIX)
+        self._read_transaction_index(active, path if self.storage.exists(path) else None)
+        if check is not None:
+            check()
         self.segments = LogSegments(tuple(kept))
 
     def _opened_since(self, known: set[int], up_to: int) -> list[LogSegment]:
         for attempt in range(LOOKS):
-            names = self.storage.list_directory(self.directory)
-            bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
-            wanted = [base for base in bases if base not in known and base <= up_to]
+            names = Listing(self.storage.list_directory(self.directory))
             try:
-                return [self.open_segment(base, names=names) for base in wanted]
+                opened = [
+                    self.open_segment(base, names=names)
+                    for base in self.base_offsets(names)
+                    if base not in known and base <= up_to
+                ]
+                self.require_unchanged(names, up_to)
+                return opened
             except KafkaStorageError:
-                # Retention or a cut took a file between the look and the opening: look again.
+                # Retention, a cut or a cleaner took a file between the look and the opening: look again.
                 if attempt == LOOKS - 1:
                     raise
         return []
 
+    def require_unchanged(self, names: Listing, up_to: int) -> None:
+        """Raise KafkaStorageError if the segments up to this base offset have other files than in `names`.
 
-def empty_region(path: str) -> Region:
-    """Stands in for an index that a reader misses: it has no entry, so a search walks the segment."""
+        A file that was renamed while the directory was listed may be missing under both of its names.
+        """
+        if Listing(self.storage.list_directory(self.directory)).logs(up_to) != names.logs(up_to):
+            raise KafkaStorageError(f"{self.directory}: files were renamed while they were opened")
+
+
+def _empty_region(path: str) -> Region:
+    # Stands in for an index that a reader misses: it has no entry, so a search walks the segment.
     return MemoryFile(0).open(path, 0, writable=False)

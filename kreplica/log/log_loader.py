@@ -29,17 +29,16 @@ from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.damage import Damage
 from kreplica.log.file_names import (
     INDEX_SUFFIX,
-    LOG_SUFFIX,
     STATE_FILE,
     TIME_INDEX_SUFFIX,
     file_name,
-    parse_file_name,
 )
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros
 from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.swap_files import Listing
 from kreplica.log.unified_log import UnifiedLog
 
 # A whole batch that fails so at the beginning of a file was written to another one.
@@ -121,17 +120,25 @@ class _LogLoader:
             names = leftovers.tidied(self.local, names)
         standing = self._read_standing(names)
         same_boot = standing is not None and standing.boot_id == self.storage.boot_id()
-        bases = sorted(found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX)
+        listing = Listing(names)
+        bases = self.local.base_offsets(listing)
         if not self.options.read_only:
             leftovers.remove_orphans(self.local, names, set(bases))
         indexes = (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
-        self.without_index = {b for b in bases for suffix in indexes if file_name(b, suffix) not in names}
-        segments = [self._open(base, names) for base in bases]
+        self.without_index = {
+            b for b in bases for suffix in indexes if file_name(b, suffix) not in listing.all
+        }
+        segments = [self.local.open_segment(base, names=listing) for base in bases]
+        if self.options.read_only and segments:
+            standing_base = self.options.standing.active_base_offset if self.options.standing else bases[-1]
+            self.local.require_unchanged(listing, standing_base)
         self.local.segments = LogSegments(tuple(segments))
         self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
         self.producers = ProducerStateManager(self.storage, self.local.directory, names)
         self.standing = standing
         self.same_boot = same_boot
+        # Another program wrote what is here.
+        self.adopted = bool(segments) and standing is None
         start = max(self.options.log_start_offset, standing.log_start_offset if standing else 0)
         if segments:
             start = max(start, segments[0].base_offset)
@@ -148,9 +155,6 @@ class _LogLoader:
         if STATE_FILE not in names:
             return None
         return read_standing(self.storage.read_file(f"{self.local.directory}/{STATE_FILE}", 1 << 16))
-
-    def _open(self, base: int, names: list[str]) -> LogSegment:
-        return self.local.open_segment(base, names=names)
 
     # ---- how far it is good -------------------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class _LogLoader:
             check_indexes(segment)
         else:
             segment.forget()
-            self.local.transaction_index(segment.base_offset).truncate_to(segment.base_offset)
+            self.local.transaction_index(segment).truncate_to(segment.base_offset)
         expected = max(self.next_offset, segment.base_offset)
         while True:
             status, position, expected, header = scan(
@@ -276,11 +280,12 @@ class _LogLoader:
     def _follows_on(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
         """Whether the segment begins where the one before it ends; False when the log ends between them.
 
-        A log that is compacted has gaps, and so may one that another program wrote.
+        A log may have gaps there that another program has compacted; kreplica's cleaner leaves none.
         """
         before, segment = segments[index - 1], segments[index]
         gap = segment.base_offset - self.next_offset
-        if self.standing is None or self.local.config.compact or not 0 < gap <= LARGEST_GAP:
+        standing = self.standing
+        if standing is None or standing.has_gaps or not 0 < gap <= LARGEST_GAP:
             return True
         reason = "the file is cut short"
         if self._was_safe(before, before.size, flushed):
@@ -502,4 +507,6 @@ class _LogLoader:
         state = LogState(region, self.storage.boot_id(), self.storage.process_id())
         # Whoever opens the log may have cut its tail, so readers look anew.
         state.count_cut(self.standing.cuts + 1 if self.standing is not None else 0)
+        if self.adopted or (self.standing is not None and self.standing.has_gaps):
+            state.allow_gaps()
         return state

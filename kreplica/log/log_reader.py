@@ -96,7 +96,7 @@ def read(
     state = log.state
     aborted: Sequence[AbortedTxn] = ()
     if isolation == "txn_committed" and records is not None:
-        aborted = aborted_transactions(log, start_offset, bound)
+        aborted = aborted_transactions(log, segments, start_offset, bound)
     return FetchDataInfo(
         start_offset,
         records,
@@ -121,7 +121,7 @@ def batches(
     if stop_offset is not None:
         bound = min(bound, stop_offset)
     aborted = (
-        AbortedFilter(aborted_transactions(log, start_offset, bound))
+        AbortedFilter(aborted_transactions(log, segments, start_offset, bound))
         if isolation == "txn_committed"
         else None
     )
@@ -265,12 +265,11 @@ def _limit(segments: LogSegments, index: int, bound: int) -> int:
     return -1 if found is None else int(found[0]) + (found[1] if found[2] < bound else 0)
 
 
-def aborted_transactions(log: UnifiedLog, start: int, bound: int) -> list[AbortedTxn]:
+def aborted_transactions(log: UnifiedLog, segments: LogSegments, start: int, bound: int) -> list[AbortedTxn]:
     """The aborted transactions with a record in [start, bound), from the segments' transaction indexes."""
     found: list[AbortedTxn] = []
-    segments = log.local.segments
     for index in range(max(0, segments.index_for(start)), len(segments)):
-        some, complete = log.local.transaction_index(segments[index].base_offset).collect(start, bound)
+        some, complete = log.local.transaction_index(segments[index]).collect(start, bound)
         found += some
         if complete:
             break

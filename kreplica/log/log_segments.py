@@ -6,7 +6,7 @@ Readers take the collection once and see one state of the log for as long as the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kreplica._core.log_segment import LogSegment
 
@@ -43,6 +43,12 @@ class LogSegments:
     def without(self, gone: set[int]) -> LogSegments:
         """The collection without the segments whose base offsets are in `gone`."""
         return LogSegments(tuple(s for s in self._segments if s.base_offset not in gone))
+
+    def with_replaced(self, old: Sequence[LogSegment], new: Sequence[LogSegment]) -> LogSegments:
+        """The collection with `new` in the place of `old`, which follow one another in it."""
+        first = self._segments.index(old[0])
+        assert self._segments[first : first + len(old)] == tuple(old)
+        return LogSegments((*self._segments[:first], *new, *self._segments[first + len(old) :]))
 
     @property
     def size(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
 from kreplica._core.segment_scan import scan
-from kreplica.common.errors import CorruptMessage
+from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import AppendOrigin
 from kreplica.log.local_log import LocalLog
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
@@ -49,10 +49,12 @@ def take_in(
     )
 
 
-def complete(producers: ProducerStateManager, local: LocalLog, segment_base: int, done: CompletedTxn) -> None:
-    """A transaction's marker is in the log, in the segment that begins at `segment_base`."""
+def complete(
+    producers: ProducerStateManager, local: LocalLog, segment: LogSegment, done: CompletedTxn
+) -> None:
+    """A transaction's marker is in the log, in `segment`."""
     if done.is_aborted and not local.read_only:
-        index = local.transaction_index(segment_base)
+        index = local.transaction_index(segment)
         entries = index.entries()
         if not entries or entries[-1].last_offset < done.last_offset:
             index.append(
@@ -71,7 +73,7 @@ def feed(producers: ProducerStateManager, local: LocalLog, segment: LogSegment, 
     done = take_in(info, batch, batch.base_offset)
     producers.update(info)
     if isinstance(done, CompletedTxn):
-        complete(producers, local, segment.base_offset, done)
+        complete(producers, local, segment, done)
 
 
 def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
@@ -112,9 +114,15 @@ def batch_before(segment: LogSegment, position: int, header: tuple[int, ...]) ->
 
 
 def load_for_reader(producers: ProducerStateManager, stop: int) -> None:
-    """Take the newest snapshot at or below `stop`; nothing on disk changes. Raises InvalidFile."""
-    offset = producers.latest_snapshot_at_or_before(stop)
-    if offset is not None:
-        for entry in producers.read_snapshot(offset):
+    """Take the newest snapshot at or below `stop` that is whole; nothing on disk changes."""
+    while (offset := producers.latest_snapshot_at_or_before(stop)) is not None:
+        try:
+            entries = producers.read_snapshot(offset)
+        except InvalidFile:
+            # A power cut tears what was not flushed; the batches from the one before it on say the same.
+            stop = offset - 1
+            continue
+        for entry in entries:
             producers.load_producer_entry(entry)
         producers.map_end_offset = offset
+        return

@@ -1,65 +1,94 @@
-"""Finishing what a crash in the middle of a segment's replacement left behind.
+"""The names that a segment's replacement goes through, and what a crash in the middle of it has left.
 
-A cleaned or split segment replaces older ones in three steps: its files are written as `.cleaned`, renamed to
-`.swap` (from then on the replacement is complete and wins), the older files are removed, and `.swap` is taken
-off. So a `.cleaned` file is thrown away, and a `.swap` file is put in place, with the older segments of its
-range removed.
+Segments replace older ones in four steps: their files are written as `.cleaned`; renamed to `.swap`, the
+highest base offset first and the lowest one's log last; the older ones' files are renamed to `.deleted`; and
+`.swap` is taken off. Each step is on disk before the next one begins. So as long as a `.cleaned` is there,
+the replacement counts for nothing, and without one it counts and is finished. Kafka's cleaner leaves the
+same.
 """
 
 from __future__ import annotations
 
-from kreplica._core.log_segment import LogSegment
-from kreplica._core.offset_index import OffsetIndex
-from kreplica._core.time_index import TimeIndex
-from kreplica.log.file_names import LOG_SUFFIX, SEGMENT_SUFFIXES, SWAP_SUFFIX, file_name, parse_file_name
-from kreplica.log.local_log import LocalLog, empty_region
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from kreplica.log.file_names import (
+    CLEANED_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SWAP_SUFFIX,
+    file_name,
+    parse_file_name,
+)
+
+if TYPE_CHECKING:
+    from kreplica.log.local_log import LocalLog
 
 
-def complete(local: LocalLog, names: list[str]) -> None:
-    """Put every complete `.swap` segment in place; `names`: what lies in the directory.
+class Listing:
+    """What lies in a log's directory.
 
-    Files of an index without its log are removed: an index is rebuilt, never trusted.
+    `all`: the names. `bases`: the base offsets of the segments in place; `complete`: of those that stand for
+    older ones already, though they are not in place yet, sorted.
     """
+
+    __slots__ = ("all", "bases", "complete")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.all = frozenset(names)
+        self.bases = {base for base, suffix in self.marked("") if suffix == LOG_SUFFIX}
+        self.complete: list[int] = []
+        if any(name.endswith(SWAP_SUFFIX) for name in self.all):
+            bound = self.bound
+            logs = (base for base, suffix in self.marked(SWAP_SUFFIX) if suffix == LOG_SUFFIX)
+            self.complete = sorted(base for base in logs if base < bound)
+
+    def marked(self, ending: str) -> list[tuple[int, str]]:
+        """(base offset, suffix) of the segments' files that bear the ending."""
+        found = (parse_file_name(name.removesuffix(ending)) for name in self.all if name.endswith(ending))
+        return [file for file in found if file is not None]
+
+    @property
+    def bound(self) -> int:
+        """A replacement at this base offset or above had begun and was not complete."""
+        return min((base for base, _ in self.marked(CLEANED_SUFFIX)), default=1 << 63)
+
+    def logs(self, up_to: int) -> set[str]:
+        """The segments' logs with base offsets of at most `up_to`, under the names they have."""
+        return {
+            file_name(base, suffix) + ending
+            for ending in ("", SWAP_SUFFIX, CLEANED_SUFFIX)
+            for base, suffix in self.marked(ending)
+            if suffix == LOG_SUFFIX and base <= up_to
+        }
+
+
+def replaced_by(local: LocalLog, base_offset: int, bases: Collection[int]) -> set[int]:
+    """Those of `bases` whose segments the `.swap` at `base_offset` stands for."""
+    end = max(local.end_of_swap(base_offset), base_offset + 1)
+    return {base for base in bases if base_offset <= base < end}
+
+
+def finish(local: LocalLog, names: Listing) -> None:
+    """Drop the replacements that were not complete and put the others in place; `names`: what lies in the
+    directory."""
     storage, directory = local.storage, local.directory
-    replaced = _replaced(local, names)
-    for base in sorted(replaced):
-        for old in replaced[base]:
-            for suffix in SEGMENT_SUFFIXES:
-                storage.remove(f"{directory}/{file_name(old, suffix)}")
-        for suffix in reversed(SEGMENT_SUFFIXES):
-            path = f"{directory}/{file_name(base, suffix)}"
-            if storage.exists(path + SWAP_SUFFIX):
-                storage.rename(path + SWAP_SUFFIX, path)
-    for name in names:
-        if name.endswith(SWAP_SUFFIX) and storage.exists(f"{directory}/{name}"):
-            storage.remove(f"{directory}/{name}")
+    bound, swapped = names.bound, names.marked(SWAP_SUFFIX)
+    for base, suffix in swapped:
+        if base >= bound:
+            storage.remove(f"{directory}/{file_name(base, suffix)}{SWAP_SUFFIX}")
+    # Without a .cleaned beside it a .swap would count.
     storage.sync_directory(directory)
-
-
-def _replaced(local: LocalLog, names: list[str]) -> dict[int, list[int]]:
-    # For each swapped segment, the older ones whose base offsets lie in its range.
-    replaced: dict[int, list[int]] = {}
-    bases = [found[0] for found in map(parse_file_name, names) if found and found[1] == LOG_SUFFIX]
-    for name in names:
-        found = parse_file_name(name.removesuffix(SWAP_SUFFIX)) if name.endswith(SWAP_SUFFIX) else None
-        if found and found[1] == LOG_SUFFIX:
-            end = _end_of_swap(local, found[0])
-            replaced[found[0]] = [base for base in bases if found[0] <= base < end]
-    return replaced
-
-
-def _end_of_swap(local: LocalLog, base_offset: int) -> int:
-    # The offset after the last batch of a segment whose files still carry the suffix .swap.
-    path = local.path(base_offset, LOG_SUFFIX) + SWAP_SUFFIX
-    region = local.storage.open_region(path, local.storage.size(path), writable=False)
-    try:
-        segment = LogSegment(
-            region,
-            OffsetIndex(empty_region(path), base_offset, 0),
-            TimeIndex(empty_region(path), base_offset, 0),
-            base_offset,
-        )
-        end = segment.next_offset()
-        return base_offset if end is None else end
-    finally:
-        region.close()
+    for base, suffix in names.marked(CLEANED_SUFFIX):
+        storage.remove(f"{directory}/{file_name(base, suffix)}{CLEANED_SUFFIX}")
+    for base in names.complete:
+        for old in replaced_by(local, base, names.bases):
+            for suffix in reversed(SEGMENT_SUFFIXES):
+                storage.remove(f"{directory}/{file_name(old, suffix)}")
+    # A power cut must not bring one of them back beside what stands for it.
+    storage.sync_directory(directory)
+    left = [file for file in swapped if file[0] < bound]
+    for base, suffix in sorted(left, key=lambda file: (file[0], -SEGMENT_SUFFIXES.index(file[1]))):
+        path = f"{directory}/{file_name(base, suffix)}"
+        storage.rename(path + SWAP_SUFFIX, path)
+    storage.sync_directory(directory)

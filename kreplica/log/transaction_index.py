@@ -77,9 +77,9 @@ class TransactionIndex:
         """Raise InvalidFile if the file is damaged."""
         self.entries()
 
-    def refresh(self) -> None:
-        """Read the file anew at the next question; for readers beside the process that writes it."""
-        self._entries = None
+    def mark_empty(self) -> None:
+        """There is no file; for readers, whose writer may make one that belongs to other bytes."""
+        self._entries = []
 
     def append(self, entry: AbortedTxn) -> None:
         """Add a transaction that ended behind all that are here."""

@@ -34,7 +34,7 @@ def truncate_to(log: UnifiedLog, offset: int) -> bool:
     active = log.active = local.segments.active
     active.truncate_to(offset)
     local.names_changed = True  # what is cut below a reader's pin goes on in a new file
-    local.transaction_index(active.base_offset).truncate_to(offset)
+    local.transaction_index(active).truncate_to(offset)
     end = active.next_offset()
     end = active.base_offset if end is None else end
     forget_epochs(log, end)

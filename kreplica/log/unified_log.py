@@ -11,11 +11,12 @@ Time comes from the Clock, files from the Storage: see common/ports.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import LogConfig
@@ -29,7 +30,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
-from kreplica.log import careful_append, log_reader, retention, truncation
+from kreplica.log import careful_append, log_reader, retention, segment_replacement, truncation
 from kreplica.log.damage import Damage
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
@@ -366,10 +367,15 @@ class UnifiedLog:
             self.publish_stable_offset()
             return True
 
-    def follow(self, standing: LogStanding, *, anew: bool = False) -> None:
-        """A reader's log: stand where its writer has published; `anew`: none of its files may be kept."""
+    def follow(
+        self, standing: LogStanding, *, anew: bool = False, check: Callable[[], None] | None = None
+    ) -> None:
+        """A reader's log: stand where its writer has published; `anew`: none of its files may be kept.
+
+        `check` raises where files that were opened do not belong together; nothing changes then.
+        """
         with self.lock:
-            self.local.limit_to(standing, anew=anew)
+            self.local.limit_to(standing, anew=anew, check=check)
             self.active = self.local.segments.active
             self.state.update(
                 log_start_offset=standing.log_start_offset,
@@ -440,6 +446,16 @@ class UnifiedLog:
         for path in gone:
             self.on_deleted(path)
 
+    def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
+        """Put cleaned segments in the place of those they were made of: see segment_replacement, which makes
+        the new ones. `cuts`: what `state.cuts` was when the work began.
+
+        Raises LogCleaningAborted, KafkaStorageError; the new segments' files are gone then, unless the disk
+        failed in the middle of the change: the log is offline then, and the next opening finishes it.
+        """
+        for path in segment_replacement.replace(self, new, old, cuts):
+            self.on_deleted(path)
+
     # ---- durability ---------------------------------------------------------------------------------------
 
     def flush(self) -> int:
@@ -476,6 +492,11 @@ class UnifiedLog:
     def is_writable(self) -> bool:
         """Whether appends may come: open, not offline, not damaged, not a reader's."""
         return self._writable()
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether its disk failed."""
+        return self._failure is not None
 
     def fail(self, error: BaseException) -> None:
         """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""

@@ -122,14 +122,15 @@ def test_entries_out_of_order_are_a_mistake_of_the_caller() -> None:
         index_with([ENTRIES[1], ENTRIES[0]])
 
 
-def test_rename_delete_and_refresh() -> None:
+def test_an_empty_one_never_looks_at_a_file() -> None:
+    index = index_with(ENTRIES[:1])
+    index.mark_empty()
+    assert index.entries() == []
+
+
+def test_rename_and_delete() -> None:
     storage = MemoryStorage()
     index = index_with(ENTRIES[:1], storage)
-    reader = index_with([], storage)
-    assert reader.entries() == ENTRIES[:1]
-    index.append(ENTRIES[1])
-    reader.refresh()
-    assert reader.entries() == ENTRIES[:2]
     index.rename(PATH + ".deleted")
     assert list(storage.files) == [PATH + ".deleted"]
     index.delete()

@@ -399,9 +399,7 @@ def test_truncation_at_every_offset(tmp_path, reopen):
         if keeps_marker and log.high_watermark <= marker_at:
             stable = 0
         assert log.last_stable_offset == stable, offset
-        index = [
-            txn for s in log.local.segments for txn in log.local.transaction_index(s.base_offset).entries()
-        ]
+        index = [txn for s in log.local.segments for txn in log.local.transaction_index(s).entries()]
         assert len(index) == keeps_marker
         sequence = sum(1 for number, b in enumerate(known) if number % 3 == 0 and b in kept)
         log.append_as_leader(sent_by(5, sequence, b"next", transactional=True), 9)
