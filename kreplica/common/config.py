@@ -1,4 +1,5 @@
-"""A log's settings: Kafka's topic properties, their defaults and ranges, as one immutable object.
+"""A log's settings: Kafka's topic properties, their defaults and ranges, as one immutable object; and the
+settings of a node's cleaner, as another.
 
 A field has the name of its property with dots for underscores: `segment_bytes` is `segment.bytes`; both names
 are accepted wherever settings come in. Values come as Python values or as text, as Kafka's tools send them.
@@ -16,7 +17,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.types import INT32_MAX, INT64_MAX
@@ -55,6 +56,16 @@ def _fraction(value: object) -> float:
         number = math.nan
     if not 0.0 <= number <= 1.0:
         raise ValueError("a number from 0 to 1")
+    return number
+
+
+def _rate(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, (str, int, float)) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not number > 0.0:
+        raise ValueError("a number above 0")
     return number
 
 
@@ -102,8 +113,86 @@ def _setting(default: object, parse: Parser) -> Any:
     return dataclasses.field(default=default, metadata={"parse": parse})
 
 
+def _shown(value: object) -> str:
+    """The value as a message may carry it: short, and without writing out a huge number."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    return reprlib.repr(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+class _Settings:
+    """What LogConfig and CleanerConfig share: dataclasses whose fields are Kafka's properties.
+
+    PREFIX: what stands before the field's name in the property's. Raises InvalidConfig for a value out of its
+    range, however the object is made.
+    """
+
+    __slots__ = ()
+    PREFIX: ClassVar[str] = ""
+
+    def _check(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            try:
+                parsed = field.metadata["parse"](value)
+            except ValueError as error:
+                name = self._property_name(field.name)
+                raise InvalidConfig(f"{name} must be {error}, not {_shown(value)}") from None
+            object.__setattr__(self, field.name, parsed)
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, object]) -> Self:
+        """The defaults with `settings` over them; InvalidConfig tells the name nearest to an unknown one."""
+        return cls().replace(settings)
+
+    def replace(self, settings: Mapping[str, object]) -> Self:
+        """This configuration with `settings` over it, checked as `parse` does."""
+        changes: dict[str, Any] = {}
+        for name, value in settings.items():
+            field_name = self._field_name(name)
+            if field_name in changes:
+                raise InvalidConfig(f"{self._property_name(field_name)} is given twice")
+            changes[field_name] = value
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def properties(self) -> dict[str, str]:
+        """Every setting under Kafka's name, as text that `parse` reads back."""
+        return {self._property_name(name): _text(getattr(self, name)) for name in self._field_names()}
+
+    def overrides(self) -> dict[str, str]:
+        """The settings that differ from the defaults, as `properties` gives them."""
+        defaults = type(self)().properties()
+        return {name: text for name, text in self.properties().items() if text != defaults[name]}
+
+    @classmethod
+    def _field_names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def _property_name(cls, field_name: str) -> str:
+        return cls.PREFIX + field_name.replace("_", ".")
+
+    @classmethod
+    def _field_name(cls, name: str) -> str:
+        """The field that a property's dotted name or a field's own name means."""
+        names = cls._field_names()
+        field_name = name.removeprefix(cls.PREFIX).replace(".", "_")
+        if field_name in names and name in (field_name, cls._property_name(field_name)):
+            return field_name
+        dotted = "." in name or "_" not in name
+        nearest = difflib.get_close_matches(field_name[:80], names, n=1)
+        hint = "".join(f"; the nearest is {cls._property_name(n) if dotted else n!r}" for n in nearest)
+        raise InvalidConfig(f"there is no setting {name[:80]!r}{hint}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
+class LogConfig(_Settings):
     """Settings of one log. Times in milliseconds, sizes in bytes, -1 for no limit where Kafka says so.
 
     Raises InvalidConfig for a value out of its range, however the object is made.
@@ -150,43 +239,12 @@ class LogConfig:
     follower_replication_throttled_replicas: tuple[str, ...] = _setting((), _throttled_replicas)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            try:
-                parsed = field.metadata["parse"](value)
-            except ValueError as error:
-                name = _property_name(field.name)
-                raise InvalidConfig(f"{name} must be {error}, not {_shown(value)}") from None
-            object.__setattr__(self, field.name, parsed)
+        self._check()
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise InvalidConfig(
                 f"min.compaction.lag.ms ({self.min_compaction_lag_ms}) is above "
                 f"max.compaction.lag.ms ({self.max_compaction_lag_ms})"
             )
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, object]) -> LogConfig:
-        """The defaults with `settings` over them; InvalidConfig tells the name nearest to an unknown one."""
-        return DEFAULTS.replace(settings)
-
-    def replace(self, settings: Mapping[str, object]) -> LogConfig:
-        """This configuration with `settings` over it, checked as `parse` does."""
-        changes: dict[str, Any] = {}
-        for name, value in settings.items():
-            field_name = _field_name(name)
-            if field_name in changes:
-                raise InvalidConfig(f"{_property_name(field_name)} is given twice")
-            changes[field_name] = value
-        return dataclasses.replace(self, **changes)
-
-    def properties(self) -> dict[str, str]:
-        """Every setting under Kafka's name, as text that `parse` reads back."""
-        return {_property_name(name): _text(getattr(self, name)) for name in FIELD_NAMES}
-
-    def overrides(self) -> dict[str, str]:
-        """The settings that differ from the defaults, as `properties` gives them."""
-        defaults = DEFAULTS.properties()
-        return {name: text for name, text in self.properties().items() if text != defaults[name]}
 
     @property
     def compact(self) -> bool:
@@ -204,33 +262,29 @@ class LogConfig:
         return self.message_timestamp_type == "LogAppendTime"
 
 
-def _shown(value: object) -> str:
-    """The value as a message may carry it: short, and without writing out a huge number."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    return reprlib.repr(value)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerConfig(_Settings):
+    """Settings of a node's LogCleaner: Kafka's `log.cleaner.*` that are no defaults of a topic's settings.
+
+    Sizes in bytes, times in milliseconds.
+    """
+
+    PREFIX: ClassVar[str] = "log.cleaner."
+
+    enable: bool = _setting(True, _boolean)
+    # What all logs share to know keys by; it bounds how many keys one pass can take in.
+    dedupe_buffer_size: int = _setting(128 << 20, _integer(32, INT64_MAX))
+    # What is read and written in one step, between two of which the cleaner may wait. (Kafka's default is
+    # smaller: there it is a buffer.)
+    io_buffer_size: int = _setting(8 << 20, _integer(1, INT32_MAX))
+    # Read and written together; without a limit by default.
+    io_max_bytes_per_second: float = _setting(math.inf, _rate)
+    # How long it rests when no log is dirty enough.
+    backoff_ms: int = _setting(15_000, _integer(0, INT64_MAX))
+
+    def __post_init__(self) -> None:
+        self._check()
 
 
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _property_name(field_name: str) -> str:
-    return field_name.replace("_", ".")
-
-
-def _field_name(name: str) -> str:
-    """The field that a property's dotted name or a field's own name means."""
-    field_name = name.replace(".", "_")
-    if field_name in FIELD_NAMES and name in (field_name, _property_name(field_name)):
-        return field_name
-    dotted = "." in name or "_" not in name
-    nearest = difflib.get_close_matches(field_name[:80], FIELD_NAMES, n=1)
-    hint = "".join(f"; the nearest is {_property_name(near) if dotted else near!r}" for near in nearest)
-    raise InvalidConfig(f"there is no setting {name[:80]!r}{hint}")
-
-
-FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(LogConfig))
+FIELD_NAMES: tuple[str, ...] = LogConfig._field_names()
 DEFAULTS = LogConfig()

@@ -26,6 +26,7 @@ def truncate_to(log: UnifiedLog, offset: int) -> bool:
     if offset < local.segments[0].base_offset:
         log.truncate_fully_and_start_at(offset)
         return True
+    log.truncating(offset)
     keep = local.segments.index_for(offset)
     _publish_end(log, *local.end_if_cut_at(offset))
     log.flush_state()
@@ -47,6 +48,8 @@ def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
     went."""
     require_offset(offset)
     local = log.local
+    # All that comes is dirty, also where it begins behind what was clean.
+    log.truncating(min(offset, local.segments[0].base_offset))
     _publish_end(log, *_end_of_none(local.segments[0].base_offset, offset))
     log.state.update(log_start_offset=offset, high_watermark=offset)
     log.flush_state()

@@ -56,6 +56,7 @@ class UnifiedLog:
         "_builder",
         "_failure",
         "_latest_ms",
+        "_lowest_cut",
         "_max_bytes",
         "_plain_epoch",
         "active",
@@ -69,6 +70,7 @@ class UnifiedLog:
         "local",
         "lock",
         "on_deleted",
+        "on_truncating",
         "producers",
         "recovered",
         "state",
@@ -99,12 +101,15 @@ class UnifiedLog:
         self.recovered: object = None
         # Called with the paths of files renamed to .deleted, to be removed after file.delete.delay.ms.
         self.on_deleted = local.storage.remove
+        # Called with the log and an offset before it is cut there, under its lock.
+        self.on_truncating: Callable[[UnifiedLog, int], None] | None = None
         self.time_ms = clock.time_ms
         self.lock = RLock()
         # Guarded by lock:
         self.active = local.segments.active
         self.leader_epoch = state.leader_epoch if epochs.latest_epoch is None else epochs.latest_epoch
         self._failure: BaseException | None = None
+        self._lowest_cut: int | None = None
         self.flusher = LogFlusher(self, clock)
         self.configure(local.config)
 
@@ -445,6 +450,18 @@ class UnifiedLog:
             gone = truncation.truncate_fully_and_start_at(self, offset)
         for path in gone:
             self.on_deleted(path)
+
+    def truncating(self, offset: int) -> None:
+        """The log is about to be cut at `offset`; under the lock."""
+        self._lowest_cut = offset if self._lowest_cut is None else min(self._lowest_cut, offset)
+        if self.on_truncating is not None:
+            self.on_truncating(self, offset)
+
+    def take_lowest_cut(self) -> int | None:
+        """The lowest offset that the log was cut at since the last call; None if it was not. Under the
+        lock."""
+        cut, self._lowest_cut = self._lowest_cut, None
+        return cut
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
         """Put cleaned segments in the place of those they were made of: see segment_replacement, which makes

@@ -1,0 +1,329 @@
+"""Cleaner: one round over one log, after which only the last record of each key is left of its clean part.
+
+A round has two walks. The first takes in the keys of the dirty part, from where the last round ended, into an
+OffsetMap, until that is full. The second goes over all segments from the log's first one to there, group by
+group, and copies what stays into a cleaned segment, which then takes the group's place. Which records stay is
+told in _core/record_filter; what becomes of transactions, in cleaned_transaction_metadata.
+
+Beyond Kafka: the last batch of each group stays, as an empty header if need be. So each segment begins where
+the one before it ends, and a file that was lost can be told from one that was compacted. A group that comes
+out as it went in is left alone.
+
+`clean` is a generator of bounded steps, so that a caller can wait in between, or give it up: closing it, or
+an error, removes the files it has begun, and the log is as it was but for the groups that were done. Thread
+rule: one round at a time on a Cleaner, and on a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+
+from kreplica._core.batch_walk import BatchWalk, Stop
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.offset_map import OffsetMap
+from kreplica._core.record_filter import Fate, RecordFilter
+from kreplica._core.records import RecordBatch
+from kreplica.common.errors import CorruptMessage, LogCleaningAborted
+from kreplica.common.types import INT32_MAX
+from kreplica.log import segment_replacement
+from kreplica.log.cleaned_transaction_metadata import CleanedTransactionMetadata
+from kreplica.log.cleaner_stats import CleanerStats
+from kreplica.log.log_reader import aborted_transactions
+from kreplica.log.log_segments import LogSegments
+from kreplica.log.unified_log import UnifiedLog
+
+# The bytes that were read and written in a step.
+Steps = Generator[int, None, None]
+
+
+class Cleaner:
+    """Cleans logs with one OffsetMap, in steps of about `step_bytes` that are read or written."""
+
+    __slots__ = ("_map", "_step_bytes")
+
+    def __init__(self, offset_map: OffsetMap, step_bytes: int) -> None:
+        self._map = offset_map
+        self._step_bytes = step_bytes
+
+    def clean(
+        self, log: UnifiedLog, first_dirty_offset: int, stop_offset: int, now_ms: int
+    ) -> Generator[int, None, CleanerStats]:
+        """One round over the keys of [first_dirty_offset, stop_offset), all below the active segment.
+
+        Yields the bytes of each step; returns what was done. Raises CorruptMessage and InvalidFile for what
+        cannot be cleaned, LogCleaningAborted when the log was cut, closed or lost a segment meanwhile,
+        StorageFull, KafkaStorageError.
+        """
+        round_ = _Round(log, self._map, self._step_bytes, now_ms)
+        self._map.clear(first_dirty_offset)
+        yield from round_.take_in_keys(first_dirty_offset, stop_offset)
+        stats = round_.stats
+        stats.first_dirty_offset = first_dirty_offset
+        stats.end_offset = max(first_dirty_offset, self._map.latest_offset + 1)
+        if stats.end_offset > first_dirty_offset:
+            yield from round_.clean_segments(stats.end_offset)
+        stats.rounds = 1
+        stats.keys = len(self._map)
+        return stats
+
+
+class _Round:
+    def __init__(self, log: UnifiedLog, offset_map: OffsetMap, step_bytes: int, now_ms: int) -> None:
+        self.log = log
+        self.map = offset_map
+        self.step_bytes = step_bytes
+        self.now_ms = now_ms
+        self.stats = CleanerStats(started_ms=now_ms)
+        # Bytes since the last step ended.
+        self.moved = 0
+        with log.lock:
+            self.cuts = log.state.cuts
+            *self.segments, active = log.local.segments
+            producers = list(log.producers.active_producers.values())
+        # Where each segment's offsets end.
+        self.bounds = [*(segment.base_offset for segment in self.segments[1:]), active.base_offset]
+        self.last_data_offsets = [p.last_data_offset for p in producers if p.last_data_offset >= 0]
+        # Of these there is nothing but a marker to tell their epoch by.
+        self.without_data = {(p.producer_id, p.producer_epoch) for p in producers if p.last_data_offset < 0}
+
+    # ---- keys ---------------------------------------------------------------------------------------------
+
+    def take_in_keys(self, first_dirty: int, stop_offset: int) -> Steps:
+        segments = LogSegments(tuple(self.segments))
+        aborted = aborted_transactions(self.log, segments, first_dirty, stop_offset)
+        transactions = CleanedTransactionMetadata(aborted)
+        for index in range(max(0, segments.index_for(first_dirty)), len(segments)):
+            segment = segments[index]
+            if segment.base_offset >= stop_offset:
+                return
+            start, end = _position(segment, first_dirty), _position(segment, stop_offset)
+            if (yield from self._take_in(segment, start, end, transactions)):
+                return
+
+    def _take_in(
+        self, segment: LogSegment, position: int, limit: int, transactions: CleanedTransactionMetadata
+    ) -> Generator[int, None, bool]:
+        # Whether the map is full.
+        while position < limit:
+            self._require_same()
+            before = self.map.bytes_read
+            with _Naming(segment, self.map):
+                stop, position, batch = self.map.put_batches(segment, position, limit, self.step_bytes)
+                if batch is not None:
+                    if not self._take_in_batch(batch, transactions):
+                        return True
+                    position += batch.size
+            if stop == Stop.MAP_FULL:
+                return True
+            self.stats.bytes_read += self.map.bytes_read - before
+            yield from self._step(self.map.bytes_read - before, wants=stop == Stop.MORE)
+        return False
+
+    def _take_in_batch(self, batch: RecordBatch, transactions: CleanedTransactionMetadata) -> bool:
+        if batch.is_control:
+            transactions.ends_nothing(batch)
+        elif not transactions.is_aborted(batch):
+            return self.map.put_batch(batch)
+        self.map.skip_batch(batch)
+        return True
+
+    # ---- segments -----------------------------------------------------------------------------------------
+
+    def clean_segments(self, end_offset: int) -> Steps:
+        count = sum(segment.base_offset < end_offset for segment in self.segments)
+        sources, bounds = self.segments[:count], self.bounds[:count]
+        segments = LogSegments(tuple(sources))
+        self.transactions = CleanedTransactionMetadata(
+            aborted_transactions(self.log, segments, segments[0].base_offset, bounds[-1])
+        )
+        self.filter = RecordFilter(
+            self.map,
+            self.now_ms,
+            self.log.config.delete_retention_ms,
+            [*self.last_data_offsets, self.map.latest_offset],
+        )
+        for group in self._grouped(sources, bounds):
+            yield from self._clean_group(group)
+
+    def _grouped(self, sources: Sequence[LogSegment], bounds: Sequence[int]) -> Iterator[list[LogSegment]]:
+        # As many as fit one segment: by bytes, index entries, and the offsets that an index can tell apart.
+        config = self.log.config
+        group: list[LogSegment] = []
+        sizes = [0, 0, 0]
+        limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
+        for source, bound in zip(sources, bounds, strict=True):
+            more = [region.length for region in source.regions()]
+            fits = all(size + m <= limit for size, m, limit in zip(sizes, more, limits, strict=True))
+            if group and not (fits and bound - 1 - group[0].base_offset <= INT32_MAX):
+                yield group
+                group, sizes = [], [0, 0, 0]
+            group.append(source)
+            sizes = [size + m for size, m in zip(sizes, more, strict=True)]
+        if group:
+            yield group
+
+    def _clean_group(self, group: list[LogSegment]) -> Steps:
+        size = sum(source.size for source in group)
+        if size == 0:
+            return
+        before = self.filter.records_read, self.filter.records_written
+        targets = _Targets(self.log, group[0].base_offset, size)
+        try:
+            last = [source for source in group if source.size][-1]
+            for source in group:
+                yield from self._copy(source, targets, keep_last=source is last)
+            made = targets.segments
+            is_same = len(group) == len(made) == 1 and (yield from self._is_same(group[0], made[0]))
+            if not is_same:
+                self._require_same()
+                targets.handed_over = True
+                self.log.replace_segments(made, group, self.cuts)
+                # A replacement is counted when it begins and when it ends.
+                self.cuts += 2
+        finally:
+            targets.close()
+        stats = self.stats
+        stats.segments_before += len(group)
+        stats.segments_after += len(made)
+        stats.bytes_before += size
+        stats.bytes_after += sum(segment.size for segment in made)
+        stats.records_before += self.filter.records_read - before[0]
+        stats.records_after += self.filter.records_written - before[1]
+        stats.keyless_dropped = self.filter.keyless_dropped
+        yield from self._step(0, wants=True)
+
+    def _copy(self, source: LogSegment, targets: _Targets, *, keep_last: bool) -> Steps:
+        position, limit = 0, source.size
+        while position < limit:
+            self._require_same()
+            done = self.filter.bytes_read, self.filter.bytes_written
+            with _Naming(source, self.filter):
+                stop, position, batch = self.filter.filter_batches(
+                    source, position, limit, self.step_bytes, targets.active, keep_last=keep_last
+                )
+                if batch is not None:
+                    position += batch.size
+                    self._copy_batch(batch, targets, keep_empty=keep_last and position == limit)
+            if stop == Stop.TARGET_FULL:
+                targets.roll()
+            read, written = self.filter.bytes_read - done[0], self.filter.bytes_written - done[1]
+            self.stats.bytes_read += read
+            self.stats.bytes_written += written
+            targets.written(written, self.step_bytes)
+            yield from self._step(read + written, wants=stop == Stop.MORE)
+
+    def _copy_batch(self, batch: RecordBatch, targets: _Targets, *, keep_empty: bool) -> None:
+        # What lies beyond the map is kept as it is, whatever became of its transaction.
+        known = batch.last_offset <= self.map.latest_offset
+        aborted = None
+        if batch.is_control:
+            empty = self.transactions.ends_nothing(batch) and known
+            aborted = self.transactions.ended
+            horizon = batch.delete_horizon_ms
+            discard = empty and horizon is not None and horizon <= self.now_ms
+            keep_empty = keep_empty or (batch.producer_id, batch.producer_epoch) in self.without_data
+        else:
+            empty, discard = False, self.transactions.is_aborted(batch) and known
+        while True:
+            fate = self.filter.filter_batch(
+                batch, targets.active, discard=discard, set_horizon=empty, keep_empty=keep_empty
+            )
+            if fate != Fate.TARGET_FULL:
+                break
+            targets.roll()
+        if aborted is not None and fate == Fate.KEPT:
+            targets.active.transaction_index.append(aborted)
+
+    def _is_same(self, source: LogSegment, target: LogSegment) -> Generator[int, None, bool]:
+        if source.size != target.size:
+            return False
+        for position in range(0, source.size, self.step_bytes):
+            size = min(self.step_bytes, source.size - position)
+            self._require_same()
+            if source.region.read(position, size) != target.region.read(position, size):
+                return False
+            yield from self._step(size, wants=True)
+        return True
+
+    # ---- steps --------------------------------------------------------------------------------------------
+
+    def _require_same(self) -> None:
+        log = self.log
+        if not log.is_writable or log.state.cuts != self.cuts:
+            raise LogCleaningAborted(f"{log.topic_partition}: the log changed while it was cleaned")
+
+    def _step(self, moved: int, *, wants: bool) -> Steps:
+        self.moved += moved
+        if wants or self.moved >= self.step_bytes:
+            moved, self.moved = self.moved, 0
+            yield moved
+
+
+class _Naming:
+    """Lets the error for a bad batch name its file."""
+
+    __slots__ = ("_segment", "_walk")
+
+    def __init__(self, segment: LogSegment, walk: BatchWalk) -> None:
+        self._segment = segment
+        self._walk = walk
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CorruptMessage):
+            at = self._walk.position
+            raise type(error)(f"{self._segment.region.path}, byte {at}: {error}", where=at) from error
+
+
+class _Targets:
+    """The cleaned segments that a group becomes: one, or more where its batches do not fit one."""
+
+    __slots__ = ("_log", "_size", "_unflushed", "handed_over", "segments")
+
+    def __init__(self, log: UnifiedLog, base_offset: int, size: int) -> None:
+        self._log = log
+        self._size = size
+        self._unflushed = 0
+        self.handed_over = False
+        self.segments: list[LogSegment] = []
+        self._begin(base_offset)
+
+    @property
+    def active(self) -> LogSegment:
+        return self.segments[-1]
+
+    def roll(self) -> None:
+        """Go on in another segment, which begins where this one ends."""
+        end = self.active.next_offset()
+        assert end is not None
+        self._begin(end)
+
+    def _begin(self, base_offset: int) -> None:
+        try:
+            self.segments.append(segment_replacement.open_cleaned(self._log.local, base_offset, self._size))
+        except BaseException:
+            segment_replacement.discard(self._log.local, [base_offset])
+            raise
+
+    def written(self, size: int, step_bytes: int) -> None:
+        """Bring it to the disk bit by bit, so that no flush takes long."""
+        self._unflushed += size
+        if self._unflushed >= step_bytes:
+            self._unflushed = 0
+            self.active.region.flush()
+
+    def close(self) -> None:
+        if not self.handed_over:
+            for segment in self.segments:
+                segment.close()
+            segment_replacement.discard(self._log.local, [s.base_offset for s in self.segments])
+
+
+def _position(segment: LogSegment, offset: int) -> int:
+    # Where the batch begins that holds the offset, or the next one behind it.
+    if offset <= segment.base_offset:
+        return 0
+    found = segment.position_of(offset)
+    return segment.size if found is None else found[0]
