@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 
+from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH
 from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.verify.problem import Problem
 from kreplica.record import RecordBatch
@@ -26,10 +29,21 @@ class EpochCheck:
         while self._at + 1 < len(entries) and entries[self._at + 1].start_offset <= batch.base_offset:
             self._at += 1
         # What is below the first entry lies before the log's start; -1 is from before there were epochs.
-        if self._at < 0 or batch.leader_epoch == -1 or batch.leader_epoch == entries[self._at].epoch:
+        if (
+            self._at < 0
+            or batch.leader_epoch == NO_LEADER_EPOCH
+            or batch.leader_epoch == entries[self._at].epoch
+        ):
             return
         text = f"leader epoch {batch.leader_epoch}, where the checkpoint has {entries[self._at].epoch}"
         yield Problem(self.segment, "EpochMismatch", text, batch.base_offset, position)
+
+    def reach(self, offset: int, epoch: int) -> int:
+        """The offset up to which batches of leader epoch `epoch` from `offset` on have the right one."""
+        at = bisect_right(self._entries, offset, key=itemgetter(1)) - 1
+        if at >= 0 and epoch not in (NO_LEADER_EPOCH, self._entries[at].epoch):
+            return offset
+        return self._entries[at + 1].start_offset if at + 1 < len(self._entries) else INT64_MAX
 
     def finish(self, whole: bool) -> Iterator[Problem]:
         del whole

@@ -1,16 +1,17 @@
 """What the two indexes of a segment say, compared with its batches as they pass.
 
-Both are read whole: they are small beside their segment.
+Both are read whole: they are small beside their segment. An entry is taken apart when its batch comes.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kreplica._core.plain_run import ascending_entries
+from kreplica.log.file_names import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from kreplica.log.verify.problem import Problem
 from kreplica.record import RecordBatch
 
@@ -29,10 +30,8 @@ def used_bytes(data: bytes, entry_size: int) -> int:
     return -(-len(data.rstrip(b"\0")) // entry_size) * entry_size
 
 
-def read_entries(
-    path: str, data: bytes, entry: struct.Struct, padded: bool
-) -> tuple[list[IndexEntry], list[Problem]]:
-    """The entries of an index up to the first that does not follow the one before it.
+def usable_entries(path: str, data: bytes, entry: struct.Struct, padded: bool) -> tuple[bytes, list[Problem]]:
+    """The bytes of the entries of an index up to the first that does not follow the one before it.
 
     `padded` allows zeros behind the entries: the index of a segment that is still written to.
     """
@@ -45,60 +44,74 @@ def read_entries(
     elif used < stop and not padded:
         text = f"zeros from byte {used} on in the index of a closed segment"
         problems.append(Problem(path, "IndexPadding", text, None, used))
-    entries: list[IndexEntry] = []
-    for n, (key, value) in enumerate(entry.iter_unpack(data[: min(used, stop)])):
-        found = IndexEntry(key, value, n * entry.size)
-        if entries and not (key > entries[-1].key and value > entries[-1].value):
-            text = f"entry ({key}, {value}) does not follow ({entries[-1].key}, {entries[-1].value})"
-            problems.append(Problem(path, "IndexOrder", text, None, found.position))
-            break
-        entries.append(found)
-    return entries, problems
+    usable = data[: min(used, stop)]
+    good = ascending_entries(usable, entry.size == TimeIndexCheck.ENTRY.size) * entry.size
+    if good < len(usable):
+        last, found = entry.unpack_from(usable, good - entry.size), entry.unpack_from(usable, good)
+        text = f"entry {found} does not follow {last}"
+        problems.append(Problem(path, "IndexOrder", text, None, good))
+    return usable[:good], problems
 
 
 class _IndexCheck:
-    """The entries of an index that wait for their batches, and what was wrong with the file by itself."""
+    """The entries of an index that wait for their batches, and what was wrong with the file by itself.
 
+    `entries`: the bytes of those that can be used; `at`: the first one that waits.
+    """
+
+    SUFFIX: ClassVar[str]
     ENTRY: ClassVar[struct.Struct]
 
     def __init__(self, path: str, data: bytes, base_offset: int, padded: bool) -> None:
         self._path = path
         self._base_offset = base_offset
-        entries, self._broken = read_entries(path, data, self.ENTRY, padded)
-        self._waiting = deque(entries)
+        self.entries, self._broken = usable_entries(path, data, self.ENTRY, padded)
+        self._count = len(self.entries) // self.ENTRY.size
+        self.at = 0
+
+    def _waiting(self) -> IndexEntry | None:
+        return self._entry(self.at) if self.at < self._count else None
+
+    def _entry(self, at: int) -> IndexEntry:
+        position = at * self.ENTRY.size
+        key, value = self.ENTRY.unpack_from(self.entries, position)
+        return IndexEntry(key, value, position)
+
+    def _left(self) -> Iterator[IndexEntry]:
+        return (self._entry(at) for at in range(self.at, self._count))
 
 
 class OffsetIndexCheck(_IndexCheck):
     """Each entry: where a batch begins, and the last offset of a batch from there to the next entry's."""
 
+    SUFFIX = INDEX_SUFFIX
     ENTRY = struct.Struct(">ii")
-
-    def __init__(self, path: str, data: bytes, base_offset: int, padded: bool) -> None:
-        super().__init__(path, data, base_offset, padded)
-        self._open: IndexEntry | None = None  # its position was met, its offset not yet
+    open_at = -1  # the entry whose position was met, and its offset not yet; -1: none
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
-        while self._waiting and self._waiting[0].value <= position:
-            entry = self._waiting.popleft()
+        while (entry := self._waiting()) is not None and entry.value <= position:
             if entry.value < position:
+                self.at += 1
                 yield self._problem(entry, f"byte {entry.value} of the segment is inside a batch")
                 continue
             yield from self._close()
-            self._open = entry
-        if self._open is not None and self._base_offset + self._open.key == batch.last_offset:
-            self._open = None
+            self.open_at = self.at
+            self.at += 1
+        if self.open_at >= 0 and self._base_offset + self._entry(self.open_at).key == batch.last_offset:
+            self.open_at = -1
 
     def finish(self, whole: bool) -> Iterator[Problem]:
         yield from self._broken
         if whole:
             yield from self._close()
-            for entry in self._waiting:
+            for entry in self._left():
                 yield self._problem(entry, f"byte {entry.value} is behind the segment's last batch")
 
     def _close(self) -> Iterator[Problem]:
-        if self._open is not None:
-            yield self._problem(self._open, f"no batch from byte {self._open.value} on ends with that offset")
-            self._open = None
+        if self.open_at >= 0:
+            entry = self._entry(self.open_at)
+            yield self._problem(entry, f"no batch from byte {entry.value} on ends with that offset")
+            self.open_at = -1
 
     def _problem(self, entry: IndexEntry, text: str) -> Problem:
         offset = self._base_offset + entry.key
@@ -109,28 +122,26 @@ class OffsetIndexCheck(_IndexCheck):
 class TimeIndexCheck(_IndexCheck):
     """Each entry: the batch with that offset has that timestamp, and none before it a greater one."""
 
+    SUFFIX = TIME_INDEX_SUFFIX
     ENTRY = struct.Struct(">qi")
-
-    def __init__(self, path: str, data: bytes, base_offset: int, padded: bool) -> None:
-        super().__init__(path, data, base_offset, padded)
-        self._greatest = -1  # timestamp of the batches so far
+    greatest = -1  # timestamp of the batches so far
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
         del position
-        while self._waiting and self._base_offset + self._waiting[0].value <= batch.last_offset:
-            entry = self._waiting.popleft()
-            if self._greatest > entry.key:
-                yield self._problem(entry, f"a batch before it has timestamp {self._greatest}")
+        while (entry := self._waiting()) is not None and self._base_offset + entry.value <= batch.last_offset:
+            self.at += 1
+            if self.greatest > entry.key:
+                yield self._problem(entry, f"a batch before it has timestamp {self.greatest}")
             elif self._base_offset + entry.value < batch.base_offset:
                 yield self._problem(entry, "no batch has that offset")
             elif batch.max_timestamp != entry.key:
                 yield self._problem(entry, f"the batch with that offset has timestamp {batch.max_timestamp}")
-        self._greatest = max(self._greatest, batch.max_timestamp)
+        self.greatest = max(self.greatest, batch.max_timestamp)
 
     def finish(self, whole: bool) -> Iterator[Problem]:
         yield from self._broken
         if whole:
-            for entry in self._waiting:
+            for entry in self._left():
                 yield self._problem(entry, "the segment ends before that offset")
 
     def _problem(self, entry: IndexEntry, text: str) -> Problem:

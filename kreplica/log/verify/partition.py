@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.errors import KreplicaError
@@ -15,12 +15,13 @@ from kreplica.log.quarantine import is_note, parse_note
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
 from kreplica.log.verify.epochs import EpochCheck
 from kreplica.log.verify.indexes import OffsetIndexCheck, TimeIndexCheck
+from kreplica.log.verify.plain import PlainRuns
 from kreplica.log.verify.problem import Problem
 from kreplica.log.verify.quarantines import QuarantineCheck
+from kreplica.log.verify.records import RecordsCheck
 from kreplica.log.verify.segment import (
     BatchCheck,
     BatchWalk,
-    RecordsCheck,
     SegmentEnd,
     verify_batches,
 )
@@ -28,6 +29,8 @@ from kreplica.log.verify.transactions import TransactionCheck
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
+
+Index = TypeVar("Index", OffsetIndexCheck, TimeIndexCheck)
 
 SEGMENT = re.compile(r"(\d{20})\.log")
 _OF_A_SEGMENT = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
@@ -111,12 +114,14 @@ class PartitionVerifier:
         self.next_offset = max(self.next_offset, base)
         records = RecordsCheck(path, base, self.next_offset, self._leader_epoch, self._quarantines)
         end = self._end_of(base)
+        offsets = self._index(base, OffsetIndexCheck, end)
+        times = self._index(base, TimeIndexCheck, end)
         checks: list[BatchCheck] = [self._quarantines]
-        for suffix, kind in ((".index", OffsetIndexCheck), (".timeindex", TimeIndexCheck)):
-            index = self._path(base, suffix)
-            if self._has(base, suffix):
-                checks.append(kind(index, self._storage.read_file(index), base, end.may_be_unused))
+        for kind, check in ((OffsetIndexCheck, offsets), (TimeIndexCheck, times)):
+            if check is not None:
+                checks.append(check)
             elif self._only is None and not (self._crashed() and base == self._bases[-1]):
+                index = self._path(base, kind.SUFFIX)
                 yield Problem(index, "MissingIndex", "its segment has no such index")
         if self._epochs is not None:
             self._epochs.segment = path
@@ -128,12 +133,19 @@ class PartitionVerifier:
             except KreplicaError as error:
                 yield _unreadable(self._path(base, ".txnindex"), error, position=error.where)
         with self._storage.open_region(path, max(1, self._storage.size(path)), writable=False) as region:
-            walk = BatchWalk(region, end.published, self._progress)
+            plain = PlainRuns(region, base, records, self._quarantines, self._epochs, offsets, times)
+            walk = BatchWalk(region, end.published, self._progress, plain.skip)
             yield from verify_batches(path, walk, records, checks, end)
             self.whole &= walk.whole
         self.next_offset = records.next_offset
         self._leader_epoch = records.leader_epoch
         self.has_gaps |= records.has_gaps
+
+    def _index(self, base: int, kind: type[Index], end: SegmentEnd) -> Index | None:
+        if not self._has(base, kind.SUFFIX):
+            return None
+        path = self._path(base, kind.SUFFIX)
+        return kind(path, self._storage.read_file(path), base, end.may_be_unused)
 
     def _end_of(self, base: int) -> SegmentEnd:
         if self._bound is not None and base == self._bound.active_base_offset:

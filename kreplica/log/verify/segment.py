@@ -1,8 +1,9 @@
 """One segment, walked batch by batch: frames, CRCs, records, offsets, epochs.
 
-The walk goes once from the first byte to the last, in chunks that are copied under the region's guard, so
-that a disk that fails to deliver a page costs a typed error and memory stays flat. Each `BatchCheck` sees
-every batch as it passes and then the end, and yields a `Problem` for each thing that does not fit.
+The walk goes once from the first byte to the last. Runs of batches of which nothing is to be said are passed
+over natively; the others are copied under the region's guard, chunk by chunk, so that a disk that fails to
+deliver a page costs a typed error and memory stays flat. Each `BatchCheck` sees every one of these as it
+passes and then the end, and yields a `Problem` for each thing that does not fit.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import NamedTuple, Protocol
 
 from kreplica._core.region import Region
 from kreplica.common.errors import CorruptMessage, KreplicaError, TruncatedInput
-from kreplica.common.types import INT32_MAX
 from kreplica.log.verify.problem import Problem
-from kreplica.log.verify.quarantines import QuarantineCheck
+from kreplica.log.verify.records import RecordsCheck
 from kreplica.record import RecordBatch, batches
 
 CHUNK_BYTES = 4 << 20
+# What is looked at behind a run of plain batches: most often it goes on soon.
+LEAST_CHUNK_BYTES = 64 << 10
+# A run that saves its own look, and more.
+WORTHWHILE_BYTES = 1 << 20
 LOG_OVERHEAD_BYTES = 12
 _LENGTH = struct.Struct(">8xi")
 
@@ -36,27 +40,45 @@ class BatchCheck(Protocol):
 
 
 class BatchWalk:
-    """Iterates over (position, batch).
+    """Iterates over (position, batch), except for those that `skip` passes over.
 
-    Afterwards `position` is where the walk ended and `error` what stopped it, or None. A broken frame
-    (length, magic) stops it unless its length leads to another batch: then (position, error) is yielded in
-    its place.
+    `skip(position, end)` gives the position of the first one that is to be looked at. Afterwards `position`
+    is where the walk ended and `error` what stopped it, or None. A broken frame (length, magic) stops it
+    unless its length leads to another batch: then (position, error) is yielded in its place.
     """
 
     def __init__(
-        self, region: Region, end: int | None = None, progress: Callable[[int], None] | None = None
+        self,
+        region: Region,
+        end: int | None = None,
+        progress: Callable[[int], None] | None = None,
+        skip: Callable[[int, int], int] | None = None,
     ) -> None:
         self._region = region
         self._progress = progress
+        self._skip = skip
         self.end = region.length if end is None else min(end, region.length)
         self.position = 0
         self.error: KreplicaError | None = None
         self.whole = True
 
     def __iter__(self) -> Iterator[tuple[int, RecordBatch | KreplicaError]]:
-        size = CHUNK_BYTES
+        size = LEAST_CHUNK_BYTES
         while self.position < self.end:
             start = self.position
+            if self._skip is not None:
+                self.position = self._skip(start, self.end)
+                self._advanced(start)
+                run, start = self.position - start, self.position
+                size = LEAST_CHUNK_BYTES if run >= WORTHWHILE_BYTES else min(2 * size, CHUNK_BYTES)
+            if start < self.end:
+                yield from self._chunk(start, size)
+                if self.error is not None:
+                    return
+
+    def _chunk(self, start: int, size: int) -> Iterator[tuple[int, RecordBatch | KreplicaError]]:
+        """The batches that end in the next `size` bytes, or the first one, whatever its size."""
+        while self.position == start:
             chunk = self._region.read(start, min(size, self.end - start))
             try:
                 for batch in batches(chunk, partial=True):
@@ -69,9 +91,7 @@ class BatchWalk:
                     return
                 yield self.position, error
                 self.position += skipped
-            if self._progress is not None:
-                self._progress(self.position - start)
-            size = CHUNK_BYTES
+            self._advanced(start)
             if self.position == start:
                 # Not even one batch: it is larger than the chunk, or cut short.
                 size = self._first_size(chunk)
@@ -80,6 +100,10 @@ class BatchWalk:
                         f"a batch of {size} bytes, of which {self.end - start} are there"
                     )
                     return
+
+    def _advanced(self, start: int) -> None:
+        if self._progress is not None and self.position > start:
+            self._progress(self.position - start)
 
     def _first_size(self, chunk: bytes) -> int:
         if len(chunk) < LOG_OVERHEAD_BYTES:
@@ -109,51 +133,6 @@ class BatchWalk:
                 return False
             position += len(chunk)
         return True
-
-
-class RecordsCheck:
-    """CRC, header and records of each batch; offsets and leader epochs never go back."""
-
-    def __init__(
-        self, path: str, base_offset: int, next_offset: int, leader_epoch: int, quarantines: QuarantineCheck
-    ) -> None:
-        self._path = path
-        self._base_offset = base_offset
-        self._quarantines = quarantines
-        self.next_offset = next_offset
-        self.leader_epoch = leader_epoch
-        self.has_gaps = False  # which compaction leaves
-        self.behind_broken = False  # a batch was passed over that says nothing of its offsets
-
-    def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
-        dense = batch.record_count == batch.last_offset - batch.base_offset + 1
-        try:
-            batch.check(dense=dense)
-        except KreplicaError as error:
-            yield self._problem(type(error).__name__, str(error), batch, position)
-        if batch.base_offset < self.next_offset:
-            wanted = f"{self.next_offset} or above comes next"
-            yield self._problem(
-                "OffsetRegression", f"offset {batch.base_offset} where {wanted}", batch, position
-            )
-        elif batch.last_offset - self._base_offset > INT32_MAX:
-            yield self._problem("OffsetOverflow", "more than 2^31 - 1 above the file's base", batch, position)
-        if batch.leader_epoch < self.leader_epoch:
-            text = f"leader epoch {batch.leader_epoch} after {self.leader_epoch}"
-            yield self._problem("EpochRegression", text, batch, position)
-        if not self.behind_broken and batch.base_offset > max(self.next_offset, self._base_offset):
-            self.has_gaps = True
-        self.has_gaps |= not dense and not self._quarantines.covers(batch)
-        self.behind_broken = False
-        self.next_offset = max(self.next_offset, batch.next_offset)
-        self.leader_epoch = max(self.leader_epoch, batch.leader_epoch)
-
-    def finish(self, whole: bool) -> Iterator[Problem]:
-        del whole
-        return iter(())
-
-    def _problem(self, kind: str, text: str, batch: RecordBatch, position: int) -> Problem:
-        return Problem(self._path, kind, text, batch.base_offset, position)
 
 
 class SegmentEnd(NamedTuple):

@@ -1,0 +1,56 @@
+"""Each batch by itself, and where it stands: CRC, header, records, offsets, leader epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kreplica.common.errors import KreplicaError
+from kreplica.common.types import INT32_MAX
+from kreplica.log.verify.problem import Problem
+from kreplica.log.verify.quarantines import QuarantineCheck
+from kreplica.record import RecordBatch
+
+
+class RecordsCheck:
+    """CRC, header and records of each batch; offsets and leader epochs never go back."""
+
+    def __init__(
+        self, path: str, base_offset: int, next_offset: int, leader_epoch: int, quarantines: QuarantineCheck
+    ) -> None:
+        self._path = path
+        self._base_offset = base_offset
+        self._quarantines = quarantines
+        self.next_offset = next_offset
+        self.leader_epoch = leader_epoch
+        self.has_gaps = False  # which compaction leaves
+        self.behind_broken = False  # a batch was passed over that says nothing of its offsets
+
+    def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
+        dense = batch.record_count == batch.last_offset - batch.base_offset + 1
+        try:
+            batch.check(dense=dense)
+        except KreplicaError as error:
+            yield self._problem(type(error).__name__, str(error), batch, position)
+        if batch.base_offset < self.next_offset:
+            wanted = f"{self.next_offset} or above comes next"
+            yield self._problem(
+                "OffsetRegression", f"offset {batch.base_offset} where {wanted}", batch, position
+            )
+        elif batch.last_offset - self._base_offset > INT32_MAX:
+            yield self._problem("OffsetOverflow", "more than 2^31 - 1 above the file's base", batch, position)
+        if batch.leader_epoch < self.leader_epoch:
+            text = f"leader epoch {batch.leader_epoch} after {self.leader_epoch}"
+            yield self._problem("EpochRegression", text, batch, position)
+        if not self.behind_broken and batch.base_offset > max(self.next_offset, self._base_offset):
+            self.has_gaps = True
+        self.has_gaps |= not dense and not self._quarantines.covers(batch)
+        self.behind_broken = False
+        self.next_offset = max(self.next_offset, batch.next_offset)
+        self.leader_epoch = max(self.leader_epoch, batch.leader_epoch)
+
+    def finish(self, whole: bool) -> Iterator[Problem]:
+        del whole
+        return iter(())
+
+    def _problem(self, kind: str, text: str, batch: RecordBatch, position: int) -> Problem:
+        return Problem(self._path, kind, text, batch.base_offset, position)
