@@ -29,7 +29,7 @@ class CleanedTransactionMetadata:
         self._aborted: dict[int, tuple[AbortedTxn, bool]] = {}
         # The producers of which data of another transaction was met, that one being committed or open.
         self._committed: set[int] = set()
-        # The aborted transaction that the last control batch ended, if it did end one.
+        # The aborted transaction that the last control batch ended, if it did and data of it was met.
         self.ended: AbortedTxn | None = None
 
     def is_aborted(self, batch: RecordBatch) -> bool:
@@ -56,9 +56,11 @@ class CleanedTransactionMetadata:
             return True
         producer_id = batch.producer_id
         if batch.control_type == ControlRecordType.ABORT:
-            self.ended, met = self._aborted.pop(producer_id, (None, False))
-            if self.ended is not None and self.ended.last_offset != batch.last_offset:
-                raise InvalidFile(f"a transaction index has {self.ended}, which ends at {batch.last_offset}")
+            ended, met = self._aborted.pop(producer_id, (None, False))
+            if ended is not None and ended.last_offset != batch.last_offset:
+                raise InvalidFile(f"a transaction index has {ended}, which ends at {batch.last_offset}")
+            # Where there was no data there is nothing that a reader has to leave out.
+            self.ended = ended if met else None
             return not met
         if batch.control_type == ControlRecordType.COMMIT:
             met = producer_id in self._committed

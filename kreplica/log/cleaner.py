@@ -30,6 +30,7 @@ from kreplica.log.cleaned_transaction_metadata import CleanedTransactionMetadata
 from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.log_reader import aborted_transactions
 from kreplica.log.log_segments import LogSegments
+from kreplica.log.transaction_index import AbortedTxn
 from kreplica.log.unified_log import UnifiedLog
 
 # The bytes that were read and written in a step.
@@ -90,8 +91,7 @@ class _Round:
 
     def take_in_keys(self, first_dirty: int, stop_offset: int) -> Steps:
         segments = LogSegments(tuple(self.segments))
-        aborted = aborted_transactions(self.log, segments, first_dirty, stop_offset)
-        transactions = CleanedTransactionMetadata(aborted)
+        transactions = CleanedTransactionMetadata(self._aborted(first_dirty, stop_offset))
         for index in range(max(0, segments.index_for(first_dirty)), len(segments)):
             segment = segments[index]
             if segment.base_offset >= stop_offset:
@@ -127,15 +127,16 @@ class _Round:
         self.map.skip_batch(batch)
         return True
 
+    def _aborted(self, start: int, bound: int) -> list[AbortedTxn]:
+        # The index of the segment with the marker names it: that may be the active one, or any before it.
+        return aborted_transactions(self.log, self.log.local.segments, start, bound)
+
     # ---- segments -----------------------------------------------------------------------------------------
 
     def clean_segments(self, end_offset: int) -> Steps:
         count = sum(segment.base_offset < end_offset for segment in self.segments)
         sources, bounds = self.segments[:count], self.bounds[:count]
-        segments = LogSegments(tuple(sources))
-        self.transactions = CleanedTransactionMetadata(
-            aborted_transactions(self.log, segments, segments[0].base_offset, bounds[-1])
-        )
+        self.transactions = CleanedTransactionMetadata(self._aborted(sources[0].base_offset, bounds[-1]))
         self.filter = RecordFilter(
             self.map,
             self.now_ms,

@@ -1,0 +1,74 @@
+"""Transactions in a log that is cleaned: what an aborted one wrote never counts, wherever its marker lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kreplica._core.offset_map import OffsetMap
+from kreplica.common.types import AppendOrigin
+from kreplica.log.cleaner import Cleaner
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
+from tests.support.batches import build
+from tests.support.logs import NOW_MS, open_log, values
+
+PRODUCER = 7
+DELETE_RETENTION_MS = 1_000
+
+
+def opened(path: Path) -> UnifiedLog:
+    return open_log(path, cleanup_policy="compact", delete_retention_ms=DELETE_RETENTION_MS)
+
+
+def produce(log: UnifiedLog, key: bytes, value: bytes, sequence: int) -> None:
+    fields = {"producer_id": PRODUCER, "producer_epoch": 0, "base_sequence": sequence, "now_ms": NOW_MS}
+    log.append_as_leader(build([(key, value)], transactional=True, **fields), 0)
+
+
+def end(log: UnifiedLog, *, commit: bool) -> None:
+    marker = build_end_transaction_marker(
+        EndTransactionMarker(commit, 0), producer_id=PRODUCER, producer_epoch=0, timestamp_ms=NOW_MS
+    )
+    log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
+
+
+def clean(log: UnifiedLog, start: int, stop: int, now_ms: int = NOW_MS) -> None:
+    for _ in Cleaner(OffsetMap(1 << 10, bytes(16)), 1 << 10).clean(log, start, stop, now_ms):
+        pass
+
+
+def aborted(log: UnifiedLog) -> list[tuple[int, int]]:
+    """First and last offset of the aborted transactions that the indexes name."""
+    indexes = [log.local.transaction_index(segment) for segment in log.local.segments]
+    return [(txn.first_offset, txn.last_offset) for index in indexes for txn in index.collect(0, 1 << 62)[0]]
+
+
+def test_the_marker_of_an_aborted_transaction_may_lie_in_the_active_segment(tmp_path: Path) -> None:
+    log = opened(tmp_path / "t-0")
+    log.append_records([(b"key", b"valid")])
+    produce(log, b"key", b"aborted", 0)
+    log.roll()
+    end(log, commit=False)
+    clean(log, 0, 2)
+    assert values(log, isolation="txn_committed") == [(0, b"valid")]
+    log.close()
+
+
+def test_an_index_names_an_aborted_transaction_while_a_cleaning_meets_data_of_it(tmp_path: Path) -> None:
+    log = opened(tmp_path / "t-0")
+    produce(log, b"a", b"aborted", 0)
+    end(log, commit=False)
+    produce(log, b"b", b"committed", 1)
+    end(log, commit=True)
+    log.roll()
+    assert aborted(log) == [(0, 1)]
+    # The producer's last data lies in the other one: of the first, only the marker is left, for a while.
+    clean(log, 0, 4)
+    assert aborted(log) == [(0, 1)]
+    assert [batch.is_control for batch in log.batches(0)] == [True, False, True]
+    log.append_records([(b"c", b"more")])
+    log.roll()
+    clean(log, 4, 5)
+    assert aborted(log) == []
+    assert [batch.is_control for batch in log.batches(0)] == [True, False, True, False]
+    log.close()
