@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from kreplica._core.arrow import rows_of
+from kreplica._core.arrow import rows_of, schema
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
@@ -21,6 +21,7 @@ from kreplica.common.errors import KafkaStorageError, OffsetOutOfRange, ReadOnly
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import live_reader, log_loader
+from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
 from kreplica.log.file_names import STATE_FILE, parse_directory_name
 from kreplica.log.log_directory import LogDirectory
@@ -32,6 +33,7 @@ from kreplica.runtime.storage import FileStorage
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
+    from pyarrow import Table as ArrowTable
     from typing_extensions import Buffer
 
     from kreplica._core.batch_builder import _RecordLike as RecordLike
@@ -166,6 +168,43 @@ class Log:
             if offset < self._log.log_start_offset:
                 raise OffsetOutOfRange(f"offset {offset} is gone", where=offset) from error
             raise
+
+    def arrow_batches(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        isolation: Isolation = "log_end",
+        views: bool = False,
+    ) -> Iterator[ArrowRecordBatch]:
+        """The records with offsets in [start, stop) as pyarrow.RecordBatches of at most 65,536 rows.
+
+        `columns`, in this order: of offset, timestamp, timestamp_type, key, value, headers (these by
+        default), leader_epoch and producer_id. `views`: keys and values are binary_view columns that point
+        into the log's mapped files. Raises as `read`, ValueError for an unknown column, ImportError where
+        pyarrow is not installed.
+        """
+        self._see()
+        names = COLUMNS[:6] if columns is None else columns
+        reader = ColumnReader(self._log, names, start=start, stop=stop, isolation=isolation, views=views)
+        return arrow_batches(reader, names)
+
+    def to_arrow(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        isolation: Isolation = "log_end",
+        views: bool = False,
+    ) -> ArrowTable:
+        """The same as one pyarrow.Table; it is in memory as a whole."""
+        import pyarrow
+
+        names = COLUMNS[:6] if columns is None else columns
+        batches = self.arrow_batches(start, stop, columns=names, isolation=isolation, views=views)
+        return pyarrow.Table.from_batches(batches, schema(names, views=views))
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms since 1970), or None."""

@@ -5,11 +5,13 @@ The buffers are Arrow's already: https://arrow.apache.org/docs/format/Columnar.h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as _RecordBatch
+    from pyarrow import Schema as _Schema
     from typing_extensions import Buffer
 
 
@@ -39,7 +41,8 @@ class HeadersColumn:
 class Columns:
     """Finished columns of `rows` records, None for what was not asked for.
 
-    `offset` and `timestamp` (ms) are int64, `timestamp_type` is int8 (0 create, 1 log append).
+    `offset` and `timestamp` (ms) are int64, `timestamp_type` is int8 (0 create, 1 log append), `leader_epoch`
+    int32 and `producer_id` int64 (-1: none).
     """
 
     rows: int
@@ -49,6 +52,8 @@ class Columns:
     timestamp: Buffer | None
     timestamp_type: Buffer | None
     headers: HeadersColumn | None
+    leader_epoch: Buffer | None = None
+    producer_id: Buffer | None = None
 
 
 def to_arrow(columns: Columns) -> _RecordBatch:
@@ -56,7 +61,8 @@ def to_arrow(columns: Columns) -> _RecordBatch:
 
     Its columns, as far as they are there: key and value (binary or binary_view), offset (int64), timestamp
     (timestamp[ms, UTC]), timestamp_type (dictionary of "create" and "log_append"), headers (list of struct of
-    key and value). Raises ImportError where pyarrow is not installed.
+    key and value), leader_epoch (int32) and producer_id (int64), null where the batch has none. Raises
+    ImportError where pyarrow is not installed.
     """
     import pyarrow
 
@@ -75,13 +81,44 @@ def to_arrow(columns: Columns) -> _RecordBatch:
         arrays["timestamp_type"] = pyarrow.DictionaryArray.from_arrays(indices, ["create", "log_append"])
     if columns.headers is not None:
         arrays["headers"] = _headers_array(columns.headers, rows)
+    if columns.leader_epoch is not None:
+        arrays["leader_epoch"] = _nullable(_plain_array(pyarrow.int32(), rows, columns.leader_epoch))
+    if columns.producer_id is not None:
+        arrays["producer_id"] = _nullable(_plain_array(pyarrow.int64(), rows, columns.producer_id))
     return pyarrow.RecordBatch.from_pydict(arrays)
+
+
+def schema(columns: Sequence[str], *, views: bool = False) -> _Schema:
+    """The schema of `to_arrow`'s batches with these columns, in this order. Raises ImportError as that."""
+    import pyarrow
+
+    binary = pyarrow.binary_view() if views else pyarrow.binary()
+    pair = [pyarrow.field("key", pyarrow.string(), nullable=False), pyarrow.field("value", pyarrow.binary())]
+    types = {
+        "key": binary,
+        "value": binary,
+        "offset": pyarrow.int64(),
+        "timestamp": pyarrow.timestamp("ms", tz="UTC"),
+        "timestamp_type": pyarrow.dictionary(pyarrow.int8(), pyarrow.string()),
+        "headers": pyarrow.list_(pyarrow.struct(pair)),
+        "leader_epoch": pyarrow.int32(),
+        "producer_id": pyarrow.int64(),
+    }
+    return pyarrow.schema([(name, types[name]) for name in columns])
 
 
 def _plain_array(kind: Any, rows: int, buffer: Buffer) -> Any:
     import pyarrow
 
     return pyarrow.Array.from_buffers(kind, rows, [None, pyarrow.py_buffer(buffer)], null_count=0)
+
+
+def _nullable(numbers: Any) -> Any:
+    # Kafka's -1 for none, as Arrow says it.
+    import pyarrow
+    import pyarrow.compute as compute
+
+    return compute.if_else(compute.equal(numbers, -1), pyarrow.scalar(None, numbers.type), numbers)
 
 
 def _binary_array(column: BinaryColumn, rows: int, kind: Any = None) -> Any:

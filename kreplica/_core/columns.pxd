@@ -14,6 +14,8 @@ cdef enum:
     KEY = 8
     VALUE = 16
     HEADERS = 32
+    LEADER_EPOCH = 64
+    PRODUCER_ID = 128
 
 cdef struct columns_t:
     # All columns. Those of a fixed width are as long as `rows` or `headers` says.
@@ -22,6 +24,8 @@ cdef struct columns_t:
     Scratch offset
     Scratch timestamp
     Scratch timestamp_type        # a byte each: 0 create, 1 log append
+    Scratch leader_epoch          # int32, those of the records' batches
+    Scratch producer_id           # int64
     binary_column key
     binary_column value
     Scratch header_lists          # rows + 1: where each row's headers begin among all
@@ -50,7 +54,16 @@ cdef struct walk_t:
     int64_t max_rows
     const uint8_t *source         # views point into source[0:2 GiB], which has this index
     int32_t source_index
+    int64_t max_bytes             # of keys, values and headers
+    int64_t next_offset           # the least base offset that the next batch may have; -1: order is not checked
+    int64_t following             # the base offset of what comes behind the data
     bint checked                  # the caller has seen to CRC and header fields
+
+cdef struct aborted_t:
+    # A producer's aborted transaction: the offsets of its first record and of its marker.
+    int64_t producer_id
+    int64_t first_offset
+    int64_t last_offset
 
 
 cdef class ColumnBuffer:
@@ -66,13 +79,27 @@ cdef class ColumnBuilder:
     cdef bint busy
     cdef list sources             # what views point into, after the column's own buffer
     cdef public int64_t max_decompressed
+    cdef public int64_t from_time         # ms: from_time <= timestamp < to_time
+    cdef public int64_t to_time
+    cdef public int64_t next_offset       # as in walk_t
+    cdef readonly int64_t position        # in the data given last: where `extend` stopped
+    cdef aborted_t *aborted               # what hide_aborted gave, in its order
+    cdef int64_t aborted_count
 
     cdef int extend_from(self, object data, walk_t *w) except -1
     # Append batches until the range ends (END), a column is FULL, or one comes that needs the GIL
     # (COMPRESSED, NEW_SOURCE); w.position is then that batch's. Or what is wrong: nothing of that batch is
     # appended.
     cdef int walk(self, walk_t *w) noexcept nogil
+    # Go on behind a batch.
+    cdef void passed(self, walk_t *w, const BatchHeader *h) noexcept nogil
     cdef int append_compressed(self, walk_t *w) except? -128
+    # Whether the batch's offsets fit between those before it and what follows.
+    cdef int check_order(self, const walk_t *w, const BatchHeader *h) noexcept nogil
+    # Whether this batch of a transaction was aborted, or none of its records is of the wanted time.
+    cdef bint is_hidden(self, const BatchHeader *h) noexcept nogil
+    # Bytes in the columns.
+    cdef int64_t data_size(self) noexcept nogil
     # Append one batch's records, which views may point into if `in_source`.
     cdef int append_records(self, const BatchHeader *h, const uint8_t *records, int64_t size, const walk_t *w,
                             bint in_source) noexcept nogil

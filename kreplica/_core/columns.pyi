@@ -15,8 +15,15 @@ class ColumnBuffer:
 class ColumnBuilder:
     views: bool
     max_decompressed: int
+    from_time: int
+    to_time: int
+    next_offset: int
+    position: int
     def __new__(cls, columns: Iterable[str] | None = None, *, views: bool = False) -> ColumnBuilder: ...
     def __len__(self) -> int: ...
+    @property
+    def data_bytes(self) -> int: ...
+    def hide_aborted(self, transactions: Iterable[tuple[int, ...]]) -> None: ...
     def extend(
         self,
         data: Buffer,
@@ -25,6 +32,8 @@ class ColumnBuilder:
         first: int = 0,
         stop: int = ...,
         max_rows: int = ...,
+        max_bytes: int = ...,
+        following: int = ...,
         checked: bool = False,
     ) -> int: ...
     def finish(self) -> Columns: ...

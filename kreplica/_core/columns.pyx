@@ -12,13 +12,14 @@ Layout: https://arrow.apache.org/docs/format/Columnar.html
 cimport cython
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
-from libc.stdlib cimport free
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
+from libc.stdlib cimport free, malloc
 
 from kreplica._core cimport codec
 from kreplica._core.arrow import BinaryColumn as _BinaryColumn
 from kreplica._core.arrow import Columns as _Columns
 from kreplica._core.arrow import HeadersColumn as _HeadersColumn
+from kreplica._core.big_endian cimport load64
 from kreplica._core.binary_column cimport (
     VIEW_BYTES,
     binary_column,
@@ -37,6 +38,7 @@ from kreplica._core.record_batch cimport (
     LOG_APPEND_TIME,
     MIN_RECORD_SIZE,
     BatchHeader,
+    TRANSACTIONAL,
     RecordView,
     check_crc,
     check_fields,
@@ -54,6 +56,8 @@ from kreplica._core.status cimport (
     END,
     FULL,
     NO_MEMORY,
+    OFFSET_OVERFLOW,
+    OFFSET_REGRESSION,
     OK,
     TRAILING_BYTES,
     check,
@@ -72,7 +76,11 @@ _COLUMNS = {
     "key": KEY,
     "value": VALUE,
     "headers": HEADERS,
+    "leader_epoch": LEADER_EPOCH,
+    "producer_id": PRODUCER_ID,
 }
+# What a record has of its own.
+_OF_RECORDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 
 # ---- memory ------------------------------------------------------------------------------------------------
@@ -207,18 +215,26 @@ cdef int _put_headers(columns_t *c, const RecordView *r) noexcept nogil:
 
 @cython.final
 cdef class ColumnBuilder:
-    """Gathers the records of many batches into columns; `columns` names those wanted (all by default).
+    """Gathers the records of many batches into columns; `columns` names those wanted: offset, timestamp,
+    timestamp_type, key, value, headers (these six by default), leader_epoch, producer_id.
 
     `views` makes key and value binary_view columns that point into the data given to `extend`, which is kept
     alive: no copy, but the bytes must stay as they are (a pinned slice of a log does). Values in compressed
-    batches are copied. A batch may decompress to `max_decompressed` bytes.
+    batches are copied. A batch may decompress to `max_decompressed` bytes. Only records with a timestamp (ms)
+    of from_time <= timestamp < to_time are taken.
+
+    Offsets lie outside of a batch's CRC. Where `next_offset` is set, it is the least that the next batch may
+    begin at, and a batch whose offsets do not fit between that and what follows it is refused.
     """
 
     def __cinit__(self, columns=None, *, bint views=False):
         self.views = views
         self.max_decompressed = MAX_DECOMPRESSED
         self.sources = []
-        for name in _COLUMNS if columns is None else columns:
+        self.from_time = INT64_MIN
+        self.to_time = INT64_MAX
+        self.next_offset = -1
+        for name in _OF_RECORDS if columns is None else columns:
             if name not in _COLUMNS:
                 raise ValueError(f"no column {name!r}, only {', '.join(_COLUMNS)}")
             self.projection |= <int>_COLUMNS[name]
@@ -227,6 +243,9 @@ cdef class ColumnBuilder:
         free(self.c.offset.data)
         free(self.c.timestamp.data)
         free(self.c.timestamp_type.data)
+        free(self.c.leader_epoch.data)
+        free(self.c.producer_id.data)
+        free(self.aborted)
         free(self.c.header_lists.data)
         free_binary(&self.c.key)
         free_binary(&self.c.value)
@@ -236,14 +255,40 @@ cdef class ColumnBuilder:
     def __len__(self):
         return self.c.rows
 
+    @property
+    def data_bytes(self):
+        """Of the keys, values and headers gathered, those that views point at left out."""
+        return self.data_size()
+
+    def hide_aborted(self, transactions):
+        """From now on leave out the records of these transactions: of each the producer id, the offset of its
+        first record and that of its marker."""
+        cdef aborted_t *found
+        cdef list known = sorted(transactions)
+        cdef int64_t i
+        found = <aborted_t *>malloc(<size_t>max(len(known), 1) * sizeof(aborted_t))
+        if found == NULL:
+            raise MemoryError(f"no memory for {len(known)} transactions")
+        try:
+            for i in range(len(known)):
+                found[i].producer_id, found[i].first_offset, found[i].last_offset = known[i][:3]
+        except BaseException:
+            free(found)
+            raise
+        free(self.aborted)
+        self.aborted = found
+        self.aborted_count = len(known)
+
     def extend(self, data, int64_t position=0, *, int64_t first=0, int64_t stop=INT64_MAX,
-               int64_t max_rows=INT64_MAX, bint checked=False):
+               int64_t max_rows=INT64_MAX, int64_t max_bytes=INT64_MAX, int64_t following=INT64_MAX,
+               bint checked=False):
         """Append the records of the batches in `data[position:]` whose offset is in first <= offset < stop.
 
-        Returns the position reached: the length of `data`, unless there are `max_rows` with the last batch,
-        or a column grew full (2 GiB of keys or values); then `finish` and go on from there. `checked` leaves
+        Returns the position reached: the length of `data`, unless there are `max_rows`, or `max_bytes` of keys,
+        values and headers, with the last batch, or a column grew full (2 GiB of keys or values); then `finish`
+        and go on from there. `following` is the base offset of what comes behind `data`. `checked` leaves
         out the CRCs, which the caller has checked. Raises what reading a batch raises; the records of the
-        batches before stay appended, with MappedPageLost none.
+        batches before stay appended, with MappedPageLost none, and `position` is the bad one's.
         """
         cdef Py_buffer view
         cdef walk_t w
@@ -261,6 +306,9 @@ cdef class ColumnBuilder:
             w.first = max(first, 0)
             w.stop = stop
             w.max_rows = max_rows
+            w.max_bytes = max_bytes
+            w.next_offset = self.next_offset
+            w.following = following
             w.source = NULL
             w.source_index = 0
             w.checked = checked
@@ -273,7 +321,10 @@ cdef class ColumnBuilder:
                     check_fault(fault)
                 except BaseException:
                     _undo(&self.c, &mark)
+                    w.position, w.next_offset = position, self.next_offset
                     raise
+                finally:
+                    self.position, self.next_offset = w.position, w.next_offset
             return w.position
         finally:
             self.busy = False
@@ -290,10 +341,12 @@ cdef class ColumnBuilder:
         offset = _take(&self.c.offset, rows * sizeof(int64_t)) if p & OFFSET else None
         timestamp = _take(&self.c.timestamp, rows * sizeof(int64_t)) if p & TIMESTAMP else None
         timestamp_type = _take(&self.c.timestamp_type, rows) if p & TIMESTAMP_TYPE else None
+        epoch = _take(&self.c.leader_epoch, rows * <int64_t>sizeof(int32_t)) if p & LEADER_EPOCH else None
+        producer_id = _take(&self.c.producer_id, rows * sizeof(int64_t)) if p & PRODUCER_ID else None
         headers = _take_headers(&self.c) if p & HEADERS else None
         self.c.rows = self.c.headers = 0
         self.sources = []
-        return _Columns(rows, key, value, offset, timestamp, timestamp_type, headers)
+        return _Columns(rows, key, value, offset, timestamp, timestamp_type, headers, epoch, producer_id)
 
     cdef int extend_from(self, object data, walk_t *w) except -1:
         # Walk, and do what the walk cannot.
@@ -321,15 +374,19 @@ cdef class ColumnBuilder:
     cdef int walk(self, walk_t *w) noexcept nogil:
         cdef BatchHeader h
         cdef int status
-        while self.c.rows < w.max_rows:
+        while self.c.rows < w.max_rows and self.data_size() < w.max_bytes:
             status = parse_header(w.data + w.position, w.size - w.position, &h)
+            if status == OK and w.next_offset >= 0:
+                status = self.check_order(w, &h)
             if status != OK:
                 return status
             if h.base_offset >= w.stop:
                 w.position = w.size
+                if w.next_offset >= 0:
+                    w.next_offset = h.base_offset
                 return END
             if 0 <= h.base_offset < w.first and w.first - h.base_offset > h.last_offset_delta >= 0:
-                w.position += h.size
+                self.passed(w, &h)
                 continue
             if not w.checked:
                 status = check_crc(w.data + w.position, &h)
@@ -337,7 +394,7 @@ cdef class ColumnBuilder:
                     status = check_fields(&h)
                 if status != OK:
                     return status
-            if not h.attributes & CONTROL:
+            if not h.attributes & CONTROL and not self.is_hidden(&h):
                 if h.attributes & CODEC_MASK:
                     return COMPRESSED
                 if self.views and (
@@ -349,8 +406,47 @@ cdef class ColumnBuilder:
                 )
                 if status != OK:
                     return status
-            w.position += h.size
+            self.passed(w, &h)
         return FULL
+
+    cdef void passed(self, walk_t *w, const BatchHeader *h) noexcept nogil:
+        w.position += h.size
+        if w.next_offset >= 0:
+            w.next_offset = h.base_offset + h.last_offset_delta + 1
+
+    cdef int check_order(self, const walk_t *w, const BatchHeader *h) noexcept nogil:
+        cdef int64_t end = w.position + h.size
+        cdef int64_t following = load64(w.data + end) if w.size - end >= 8 else w.following
+        if h.base_offset < w.next_offset:
+            return OFFSET_REGRESSION
+        if h.last_offset_delta < 0 or h.base_offset > INT64_MAX - 1 - h.last_offset_delta:
+            return OFFSET_OVERFLOW
+        # In front of a gap, it may be this one's offset that rotted.
+        if h.base_offset > w.next_offset and w.next_offset < following <= h.base_offset + h.last_offset_delta:
+            return OFFSET_REGRESSION
+        return OK
+
+    cdef bint is_hidden(self, const BatchHeader *h) noexcept nogil:
+        cdef int64_t low = 0, high = self.aborted_count, middle
+        if h.max_timestamp < self.from_time:
+            return True
+        if not h.attributes & TRANSACTIONAL:
+            return False
+        # The producer's last transaction that begins at or before the batch's end.
+        while low < high:
+            middle = (low + high) >> 1
+            if (self.aborted[middle].producer_id < h.producer_id
+                    or (self.aborted[middle].producer_id == h.producer_id
+                        and self.aborted[middle].first_offset <= h.base_offset + h.last_offset_delta)):
+                low = middle + 1
+            else:
+                high = middle
+        return (low > 0 and self.aborted[low - 1].producer_id == h.producer_id
+                and h.base_offset <= self.aborted[low - 1].last_offset)
+
+    cdef int64_t data_size(self) noexcept nogil:
+        return (self.c.key.data.size + self.c.value.data.size + self.c.header_key.data.size
+                + self.c.header_value.data.size)
 
     cdef int append_compressed(self, walk_t *w) except? -128:
         # The batch at the walk's position, which the walk has checked.
@@ -366,7 +462,7 @@ cdef class ColumnBuilder:
         status = self.append_records(&h, <const uint8_t *>section.buf, section.len, w, False)
         PyBuffer_Release(&section)
         if status == OK:
-            w.position += h.size
+            self.passed(w, &h)
         return status
 
     cdef int append_records(self, const BatchHeader *h, const uint8_t *records, int64_t size, const walk_t *w,
@@ -410,6 +506,10 @@ cdef class ColumnBuilder:
             status |= room(&c.timestamp, c.rows, more, sizeof(int64_t))
         if self.projection & TIMESTAMP_TYPE:
             status |= room(&c.timestamp_type, c.rows, more, 1)
+        if self.projection & LEADER_EPOCH:
+            status |= room(&c.leader_epoch, c.rows, more, sizeof(int32_t))
+        if self.projection & PRODUCER_ID:
+            status |= room(&c.producer_id, c.rows, more, sizeof(int64_t))
         if self.projection & KEY:
             status |= binary_room(&c.key, c.rows, more, self.views)
             status |= grow(&c.key.data, size)
@@ -427,11 +527,15 @@ cdef class ColumnBuilder:
         cdef columns_t *c = &self.c
         cdef int64_t row = c.rows, timestamp = 0
         cdef int status
+        status = record_timestamp(h, r.timestamp_delta, &timestamp)
+        if status != OK or not self.from_time <= timestamp < self.to_time:
+            return status
         if self.projection & OFFSET:
             (<int64_t *>c.offset.data)[row] = h.base_offset + r.offset_delta
-        status = record_timestamp(h, r.timestamp_delta, &timestamp)
-        if status != OK:
-            return status
+        if self.projection & LEADER_EPOCH:
+            (<int32_t *>c.leader_epoch.data)[row] = h.leader_epoch
+        if self.projection & PRODUCER_ID:
+            (<int64_t *>c.producer_id.data)[row] = h.producer_id
         if self.projection & TIMESTAMP:
             (<int64_t *>c.timestamp.data)[row] = timestamp
         if self.projection & TIMESTAMP_TYPE:

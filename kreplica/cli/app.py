@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -95,3 +96,52 @@ def repair(
     if not command.is_log(directory):
         raise typer.BadParameter(f"{directory} holds no log", param_hint="DIRECTORY")
     raise typer.Exit(command.run(str(directory.absolute()), apply, as_json))
+
+
+class Format(StrEnum):
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    JSONL = "jsonl"
+
+
+class ReadIsolation(StrEnum):
+    LOG_END = "log_end"
+    TXN_COMMITTED = "txn_committed"
+
+
+@app.command()
+def export(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True, file_okay=False, help="Partitions', or a node's with --topic.", show_default=False
+        ),
+    ],
+    to: Annotated[Format, typer.Option("--to", help="The format.", show_default=False)],
+    out: Annotated[str | None, typer.Option("--out", "-o", help="The file; - is standard output.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Of a node's directory; may be repeated.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Which, with commas between them.")] = None,
+    from_offset: Annotated[int | None, typer.Option(min=0, help="The first offset.")] = None,
+    to_offset: Annotated[int | None, typer.Option(min=0, help="The offset to end before.")] = None,
+    from_time: Annotated[str | None, typer.Option(help="The least timestamp: ISO, or ms since 1970.")] = None,
+    to_time: Annotated[str | None, typer.Option(help="The timestamp to end before.")] = None,
+    isolation: Annotated[
+        ReadIsolation, typer.Option(help="txn_committed leaves out what was aborted or is open.")
+    ] = ReadIsolation.LOG_END,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Pass over what rotted.")] = False,
+    file_rows: Annotated[int | None, typer.Option(min=1, help="Begin another file after so many.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as a JSON object.")] = False,
+) -> None:
+    """Write the records of partitions to Parquet, Arrow (IPC file) or JSON lines."""
+    from kreplica.cli import export as command
+
+    try:
+        found = command.partitions(directories, topic or [])
+        names = command.parse_columns(columns)
+        times = command.parse_time(from_time), command.parse_time(to_time)
+        path = command.output_path(out, to, found, file_rows=file_rows, overwrite=overwrite, as_json=as_json)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    wanted = command.Range(from_offset, to_offset, *times, isolation, skip_damaged)
+    raise typer.Exit(command.run(found, to, path, names, wanted, file_rows=file_rows, as_json=as_json))

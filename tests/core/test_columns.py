@@ -245,3 +245,121 @@ def test_columns_of_what_kafka_wrote(partition):
         data = segment.read_bytes()
         for views in (False, True):
             assert rows_of(columns_of(data, views=views)) == rows_one_by_one(data)
+
+
+# ---- what is left out, and in which order batches may come -----------------------------------------------
+
+
+def test_leader_epoch_and_producer_id():
+    data = build([b"a", b"b"], leader_epoch=7, producer_id=5, producer_epoch=0, base_sequence=0)
+    data += build([b"c"], base_offset=2)
+    made = columns_of(data, columns=["leader_epoch", "producer_id", "offset"])
+    assert made.to_pydict() == {
+        "offset": [0, 1, 2],
+        "leader_epoch": [7, 7, None],
+        "producer_id": [5, 5, None],
+    }
+
+
+@given(written, st.integers(-1, 2**53), st.integers(-1, 2**53))
+@settings(max_examples=40)
+def test_a_range_of_times_is_that_of_the_records(pieces, start, stop):
+    data = segment_of(pieces)
+    builder = ColumnBuilder()
+    builder.from_time, builder.to_time = start, stop
+    assert builder.extend(data) == len(data)
+    wanted = [row for row in rows_one_by_one(data) if start <= row[COLUMNS.index("timestamp")] < stop]
+    assert rows_of(to_arrow(builder.finish())) == wanted
+
+
+def test_aborted_transactions_are_hidden():
+    def batch(offset, producer_id, transactional=True):
+        return build(
+            [b"x"],
+            base_offset=offset,
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=transactional,
+        )
+
+    data = b"".join(
+        [
+            *(batch(0, 1), batch(1, 2), batch(2, 1), batch(3, 3), batch(4, 1, transactional=False)),
+            *(batch(5, 1), batch(9, 1), batch(12, 2)),
+        ]
+    )
+    builder = ColumnBuilder(["offset"])
+    builder.hide_aborted([(2, 12, 13, 14), (1, 2, 6, 7), (1, 10, 11, 12), (7, 0, 99, 99)])
+    builder.extend(data)
+    assert to_arrow(builder.finish())["offset"].to_pylist() == [0, 1, 3, 4, 9]
+    builder.hide_aborted([])
+    builder.extend(data)
+    assert builder.finish().rows == 8
+
+
+@pytest.mark.parametrize("wrong", [(1,), "no", [("a", "b", "c")], [(1, 2)]])
+def test_transactions_that_are_none(wrong):
+    with pytest.raises((TypeError, ValueError, IndexError)):
+        ColumnBuilder().hide_aborted([wrong] if isinstance(wrong, tuple) else wrong)
+
+
+def test_so_many_bytes():
+    data = b"".join(build([bytes(100)] * 2, base_offset=2 * n) for n in range(5))
+    builder = ColumnBuilder(["value"])
+    assert builder.extend(data, max_bytes=300) == 2 * len(data) // 5
+    assert builder.data_bytes == 400
+    assert builder.finish().rows == 4
+    assert builder.data_bytes == 0
+
+
+def ordered(data, next_offset, following=1 << 60, **options):
+    builder = ColumnBuilder(["offset"])
+    builder.next_offset = next_offset
+    builder.extend(data, following=following, **options)
+    return builder
+
+
+def test_the_next_offset_follows_the_batches():
+    data = build([b"a", b"b"], base_offset=5) + build([b"c"], base_offset=9)
+    assert ordered(data, 3).next_offset == 10
+    assert ordered(data, 5, stop=9).next_offset == 9
+    assert ordered(data, 5, max_rows=1).next_offset == 7
+    assert ordered(b"", 5).next_offset == 5
+
+
+@pytest.mark.parametrize(
+    ("bases", "following", "bad"),
+    [
+        ([0, 1, 3], 7, 1),  # the second begins within the first
+        ([0, 6, 4], 8, 1),  # the second reaches past the third, which fits behind the first
+        ([0, 2, 40], 20, 2),  # the last reaches past what follows
+        ([0, 1 << 62, 4], 8, 1),
+    ],
+)
+def test_offsets_that_rotted_are_refused(bases, following, bad):
+    batches_there = [build([b"a", b"b"], base_offset=base) for base in bases]
+    builder = ColumnBuilder(["offset"])
+    builder.next_offset = 0
+    with pytest.raises(errors.OffsetsOutOfOrder):
+        builder.extend(b"".join(batches_there), following=following)
+    assert builder.position == sum(map(len, batches_there[:bad]))
+    assert builder.next_offset == 2 * bad
+    assert builder.finish().rows == 2 * bad
+
+
+def test_a_gap_is_no_disorder():
+    data = build([b"a"], base_offset=0) + build([b"b"], base_offset=7) + build([b"c"], base_offset=8)
+    assert ordered(data, 0, following=9).next_offset == 9
+
+
+def test_after_a_bad_batch_the_builder_goes_on():
+    good, bad = build([b"a"], base_offset=3), bytearray(build([b"b"], base_offset=4))
+    bad[-2] ^= 1
+    builder = ColumnBuilder(["offset"])
+    builder.next_offset = 0
+    with pytest.raises(errors.InvalidCrc):
+        builder.extend(good + bytes(bad))
+    assert (builder.position, builder.next_offset) == (len(good), 4)
+    builder.extend(build([b"c"], base_offset=5))
+    assert to_arrow(builder.finish())["offset"].to_pylist() == [3, 5]

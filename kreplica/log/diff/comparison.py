@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 
 from kreplica._core.batch_comparison import RecordCursor, agree, compare_records
 from kreplica._core.log_state import read_standing
@@ -12,10 +13,11 @@ from kreplica.common.errors import CorruptMessage, KafkaStorageError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH, TopicPartition
 from kreplica.log.diff.epochs import compare_epochs
-from kreplica.log.diff.replica import UNKNOWN_END, Replica
+from kreplica.log.diff.replica import Replica
 from kreplica.log.diff.report import Comparison, Divergence, LostRange
 from kreplica.log.file_names import STATE_FILE, parse_directory_name
 from kreplica.log.live_reader import LiveReader
+from kreplica.log.log_walk import UNKNOWN_END
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record import RecordBatch
 
@@ -129,7 +131,12 @@ class _Comparison:
         )
 
     def _lost_in_common(self) -> list[LostRange]:
-        found = [each for each in self.left.lost + self.right.lost if each.first_offset < self.end_offset]
+        found = [
+            LostRange(side.side, **asdict(damage))
+            for side in (self.left, self.right)
+            for damage in side.lost
+            if damage.first_offset < self.end_offset
+        ]
         return sorted(found, key=lambda each: (each.first_offset, each.side))
 
     # ---- whole batches ------------------------------------------------------------------------------------

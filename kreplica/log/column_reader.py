@@ -1,0 +1,186 @@
+"""A log's records as columns, a piece at a time: for Arrow, exports, and whoever wants many records at once.
+
+The native core reads chunk by chunk straight from the mapped segments; no object is made for a record or a
+batch. Memory is bounded by one piece of columns. What rotted is an error that names its offset, or is passed
+over and told (`skipped`). Thread rule: one thread for a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kreplica._core.arrow import Columns, to_arrow
+from kreplica._core.columns import ColumnBuilder
+from kreplica.common.errors import CorruptMessage, DamagedLog, LogClosed, OffsetOutOfRange
+from kreplica.common.types import INT64_MAX
+from kreplica.log.damage import Damage
+from kreplica.log.log_reader import aborted_transactions, upper_bound
+from kreplica.log.log_walk import UNKNOWN_END, LogWalk
+from kreplica.log.unified_log import UnifiedLog
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch as ArrowRecordBatch
+
+COLUMNS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch", "producer_id")
+# What a piece ends with, whichever comes first; it holds whole batches, so it may be larger.
+PIECE_ROWS = 1 << 16
+PIECE_BYTES = 64 << 20
+
+
+class ColumnReader:
+    """Iterates over the records with offsets in [start, stop) as pieces of columns; once.
+
+    `columns`: which of COLUMNS. `isolation`: as Log.read has it. `from_time`, `to_time`: only records with
+    from_time <= timestamp < to_time (ms since 1970), wherever they stand. `skip_damaged`: pass over what
+    rotted. `own`: the log was opened read-only for this reader alone; it then looks behind the end of a log
+    of Kafka's for what rotted there. `views`: see ColumnBuilder.
+
+    `rows` and `bytes` count what was read, `next_offset` is where reading stands, `skipped` what was lost.
+    Raises OffsetOutOfRange, DamagedLog with the offset, InvalidFile where a transaction index rotted,
+    KafkaStorageError.
+    """
+
+    def __init__(
+        self,
+        log: UnifiedLog,
+        columns: Sequence[str] = COLUMNS,
+        *,
+        start: int | None = None,
+        stop: int | None = None,
+        isolation: str = "log_end",
+        from_time: int | None = None,
+        to_time: int | None = None,
+        skip_damaged: bool = False,
+        own: bool = False,
+        views: bool = False,
+    ) -> None:
+        self._log = log
+        self._walk = LogWalk(log, own=own)
+        self._isolation = isolation
+        self._bound = upper_bound(log, isolation)
+        if isolation == "log_end":
+            self._bound = self._walk.end_offset
+        self.stop = min(self._bound, UNKNOWN_END if stop is None else stop)
+        self._wanted_stop = stop
+        self._skip_damaged = skip_damaged
+        self._builder = ColumnBuilder(columns, views=views)
+        if from_time is not None:
+            self._builder.from_time = from_time
+        if to_time is not None:
+            self._builder.to_time = to_time
+        self._hidden_to = -1
+        self._told = 0
+        self.start = self._start(start, from_time)
+        self.next_offset = self.start
+        self.rows = 0
+        self.bytes = 0
+
+    @property
+    def skipped(self) -> list[Damage]:
+        return [damage for damage in self._walk.lost if damage.first_offset < self.stop]
+
+    def _start(self, start: int | None, from_time: int | None) -> int:
+        log = self._log
+        if log.closed:
+            raise LogClosed(f"{log.topic_partition}: the log is closed")
+        first = log.log_start_offset if start is None else start
+        begin, end = log.log_start_offset, self._walk.end_offset
+        if not begin <= first <= end:
+            raise OffsetOutOfRange(
+                f"{log.topic_partition}: offset {first} is not in [{begin}, {end}]", where=first
+            )
+        if from_time is None:
+            return first
+        try:
+            found = self._log.offset_for_timestamp(from_time)
+        except CorruptMessage:
+            return first  # rot lies before it: the walk will meet it, and each record's time is looked at
+        if found is None:
+            return first if self._log.damage is not None else max(first, self._log.log_end_offset)
+        return max(first, found.offset)
+
+    def __iter__(self) -> Iterator[Columns]:
+        if self.start < self.stop:
+            self._walk.seek(self.start)
+            while self._read():
+                if len(self._builder) >= PIECE_ROWS or self._builder.data_bytes >= PIECE_BYTES:
+                    yield self._finish()
+        if len(self._builder):
+            yield self._finish()
+        self._see_end()
+        self._refuse_lost()
+        self.next_offset = max(self.next_offset, min(self.stop, self._walk.next_offset))
+
+    def _finish(self) -> Columns:
+        self.rows += len(self._builder)
+        self.next_offset = min(self.stop, self._walk.next_offset)
+        return self._builder.finish()
+
+    def _read(self) -> bool:
+        """Read a chunk, or as much of it as makes a piece; False at the end, and in front of what is lost
+        where that may not be passed over."""
+        walk, builder = self._walk, self._builder
+        chunk = walk.chunk() if walk.next_offset < self.stop else None
+        if chunk is None or self._has_lost():
+            return False
+        self._hide_aborted()
+        builder.next_offset = walk.next_offset
+        reaches_end = walk.position + len(chunk) >= walk.segment.size
+        try:
+            builder.extend(
+                chunk,
+                first=self.start,
+                stop=self.stop,
+                max_rows=PIECE_ROWS,
+                max_bytes=PIECE_BYTES,
+                following=walk.following if reaches_end else INT64_MAX,
+            )
+        except CorruptMessage as error:
+            # A chunk may end within a batch, which then begins the next one.
+            if builder.position == 0:
+                walk.skip_bad(str(error))
+                return not self._has_lost()
+        walk.advance(builder.position, builder.next_offset)
+        self.bytes += builder.position
+        return True
+
+    def _hide_aborted(self) -> None:
+        # The transactions that a segment needs to know, once for each segment.
+        if self._isolation != "txn_committed" or self._walk.next_offset < self._hidden_to:
+            return
+        walk = self._walk
+        self._hidden_to = min(self.stop, walk.following)
+        self._builder.hide_aborted(
+            aborted_transactions(self._log, walk.segments, walk.next_offset, self._hidden_to)
+        )
+
+    def _see_end(self) -> None:
+        # Behind a damage no offset is known to be stable or replicated: those reads end in front of it.
+        self._walk.note_cut_end()
+        damage = self._log.damage
+        if damage is None or self._isolation == "log_end" or self._walk.lost_at(damage.first_offset):
+            return
+        if self._wanted_stop is None or self._wanted_stop > damage.first_offset:
+            self._walk.lost.append(damage)
+            self.stop = max(self.stop, damage.first_offset + 1)
+
+    def _has_lost(self) -> bool:
+        return bool(self.skipped) and not self._skip_damaged
+
+    def _refuse_lost(self) -> None:
+        if self._has_lost():
+            damage = self.skipped[0]
+            raise DamagedLog(f"{self._log.topic_partition}: lost are {damage}", where=damage.first_offset)
+
+
+def arrow_batches(reader: ColumnReader, columns: Sequence[str]) -> Iterator[ArrowRecordBatch]:
+    """What `reader` reads as pyarrow.RecordBatches of at most PIECE_ROWS rows, with the columns in this
+    order.
+
+    Raises ImportError where pyarrow is not installed, and as the reader.
+    """
+    for piece in reader:
+        batch = to_arrow(piece).select(list(columns))
+        for start in range(0, batch.num_rows, PIECE_ROWS):
+            yield batch.slice(start, PIECE_ROWS)

@@ -1,0 +1,248 @@
+"""A walk through a log from batch to batch, past what rotted.
+
+It goes by positions, so that no index and no batch that lies about its offset can lead it astray, and notes
+what is lost on its way. Nothing is written. Memory stays flat: one chunk is looked at at a time, pinned where
+it is mapped. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.region import Slice
+from kreplica._core.segment_scan import resync
+from kreplica.common.errors import CorruptMessage
+from kreplica.common.types import INT64_MAX
+from kreplica.log.damage import Damage
+from kreplica.log.file_names import STATE_FILE
+from kreplica.log.log_directory import LogDirectory
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.record import RecordBatch, batches
+
+CHUNK_BYTES = 4 << 20
+LOG_OVERHEAD_BYTES = 12
+# The end of a log that is damaged, until its last batch was seen.
+UNKNOWN_END = (1 << 62) - 1
+
+
+class LogWalk:
+    """A walk through a reader's log, from `seek` on.
+
+    `next_offset`: the least offset that the next batch may have. `end_offset`: where the log ends, exclusive,
+    or UNKNOWN_END. `lost`: what was met on the way. `own`: the log was opened read-only for this walk alone,
+    which lets its segments end where their files do.
+    """
+
+    def __init__(self, log: UnifiedLog, *, own: bool = False) -> None:
+        self.log = log
+        # The end first, so that the segments hold all below it.
+        self.end_offset = log.log_end_offset if log.damage is None else UNKNOWN_END
+        self.segments = log.local.segments
+        self.next_offset = log.log_start_offset
+        self.lost: list[Damage] = []
+        self._index = 0
+        self.position = 0
+        self._promised = 0
+        self._cut_short: set[int] = set()
+        # Beside a live Kafka, whose log goes on behind what may be read.
+        self._bounded = False
+        if own:
+            self._find_cut_short()
+            self._look_behind_end()
+
+    def _find_cut_short(self) -> None:
+        # The segments whose files end before what their writer published: bytes that are not there must not
+        # be touched.
+        storage = self.log.local.storage
+        for segment in self.segments:
+            path = segment.region.path
+            # One that retention has removed meanwhile is mapped still, and whole.
+            if storage.exists(path) and (size := storage.size(path)) < segment.size:
+                segment.limit_to(size)
+                self._cut_short.add(segment.base_offset)
+
+    def _look_behind_end(self) -> None:
+        # In a directory of Kafka's that nobody writes, a reader takes a bad batch of the last segment for the
+        # log's torn end. Up to the recovery point it is rot.
+        storage, directory = self.log.local.storage, self.log.local.directory
+        parent = LogDirectory(storage, os.path.dirname(directory))
+        if self.log.damage is not None or storage.exists(f"{directory}/{STATE_FILE}"):
+            return
+        if parent.is_taken:
+            self._bounded = True
+            return
+        active = self.segments.active
+        size = storage.size(active.region.path)
+        if size > active.size:
+            active.limit_to(size)
+            self.end_offset = UNKNOWN_END
+            self._promised = parent.read_checkpoints()[0].get(self.log.topic_partition, 0)
+
+    def last_end(self) -> int:
+        """Where a damaged log ends, which nobody has published."""
+        damage = self.log.damage
+        assert damage is not None
+        if damage.next_offset is None:
+            return damage.first_offset
+        last, end = self.segments.active, max(self.next_offset, damage.next_offset)
+        start = damage.end_position if last.region.path == damage.path else 0
+        try:
+            for batch in batches(last.region.slice(start, last.size - start)):
+                end = max(end, batch.next_offset)
+        except CorruptMessage:
+            pass  # what was allocated ahead, or more damage: the walk tells
+        return end
+
+    def seek(self, offset: int) -> None:
+        """Stand at the batch that holds `offset`, or the first one above it."""
+        self._index = max(0, self.segments.index_for(offset))
+        self.position = 0
+        self.next_offset = self.segment.base_offset
+        while self.next_offset < offset:
+            batch = self.peek()
+            if batch is None or batch.next_offset > offset:
+                break
+            self.advance(batch.size, batch.next_offset)
+        self.lost = [found for found in self.lost if found.next_offset is None or found.next_offset > offset]
+
+    @property
+    def segment(self) -> LogSegment:
+        return self.segments[self._index]
+
+    def chunk(self) -> Slice | None:
+        """What comes next, at least one whole batch if there is one; None at the end of the log."""
+        if self.next_offset >= self.end_offset:
+            return None
+        while self._index < len(self.segments) and self.position >= self.segment.size:
+            if self.segment.base_offset in self._cut_short:
+                self._note_cut_short()
+            self._index += 1
+            self.position = 0
+        if self._index == len(self.segments):
+            return None
+        if self.log.damage is not None:
+            self._note_missing(self.log.damage)
+        region, left = self.segment.region, self.segment.size - self.position
+        chunk = region.slice(self.position, min(CHUNK_BYTES, left))
+        if len(chunk) == CHUNK_BYTES:
+            size = LOG_OVERHEAD_BYTES + int.from_bytes(memoryview(chunk)[8:12], "big", signed=True)
+            if CHUNK_BYTES < size <= left:
+                return region.slice(self.position, size)
+        return chunk
+
+    def _note_cut_short(self) -> None:
+        segment, first = self.segment, self.next_offset
+        last = self._index + 1 == len(self.segments)
+        following = self.end_offset if last else self.segments[self._index + 1].base_offset
+        if first < following:
+            path, at = segment.region.path, segment.size
+            self.lost.append(Damage(first, following, path, at, at, "the file is cut short"))
+            self.next_offset = following
+
+    def _note_missing(self, damage: Damage) -> None:
+        # A file's end, or a whole file, is missing in front of this segment, as the log knows.
+        following = damage.next_offset
+        if (
+            damage.position == damage.end_position
+            and damage.first_offset == self.next_offset
+            and following == self.segment.base_offset
+            and self.position == 0
+        ):
+            self.lost.append(damage)
+            self.next_offset = following
+
+    @property
+    def following(self) -> int:
+        """The base offset behind this segment, as far as it is known; else INT64_MAX."""
+        if self._index + 1 < len(self.segments):
+            return self.segments[self._index + 1].base_offset
+        return INT64_MAX if self._bounded or self.end_offset == UNKNOWN_END else self.end_offset
+
+    def advance(self, size: int, next_offset: int) -> None:
+        self.position += size
+        self.next_offset = next_offset
+
+    def peek(self) -> RecordBatch | None:
+        """The next batch that is whole; what is not before it is noted as lost. None at the end."""
+        while (chunk := self.chunk()) is not None:
+            try:
+                batch = RecordBatch(chunk)
+                reason = self._wrong(batch)
+            except CorruptMessage as error:
+                reason = str(error)
+            if not reason:
+                return None if batch.base_offset >= self.end_offset else batch
+            self.skip_bad(reason)
+        return None
+
+    def _wrong(self, batch: RecordBatch) -> str:
+        if not batch.crc_valid:
+            return "the checksum does not fit"
+        if batch.base_offset < self.next_offset:
+            return f"offset {batch.base_offset} where {self.next_offset} or above comes next"
+        if batch.base_offset > self.next_offset and self._overlaps(batch):
+            return f"offset {batch.base_offset}, which reaches past the batch that follows"
+        return ""
+
+    def _overlaps(self, batch: RecordBatch) -> bool:
+        # Offsets lie outside the CRC. One that jumped ahead is told by what follows it.
+        if batch.last_offset >= self.end_offset:
+            return not self._bounded
+        following = self.position + batch.size
+        if following + LOG_OVERHEAD_BYTES <= self.segment.size:
+            base = int.from_bytes(self.segment.region.read(following, 8), "big", signed=True)
+            return self.next_offset < base < batch.next_offset
+        return self.following < batch.next_offset
+
+    def _at_padding(self) -> bool:
+        """Whether only zeros follow, which were allocated ahead of the writer, and nothing is missing."""
+        segment, last = self.segment, self._index + 1 == len(self.segments)
+        if not last and self.segments[self._index + 1].base_offset != self.next_offset:
+            return False
+        if last and self.end_offset != UNKNOWN_END:
+            return False
+        for start in range(self.position, segment.size, CHUNK_BYTES):
+            if segment.region.read(start, min(CHUNK_BYTES, segment.size - start)).strip(b"\0"):
+                return False
+        return True
+
+    def skip_bad(self, reason: str) -> None:
+        """Go on behind the bad batch at the position: it is lost, or the padding behind the last one."""
+        if self._at_padding():
+            self.position = self.segment.size
+        else:
+            self.skip_lost(reason)
+
+    def skip_lost(self, reason: str) -> None:
+        """Note what stands at the position as lost, and go on behind it."""
+        segment, first = self.segment, self.next_offset
+        found = resync(segment, self.position, first)
+        position = self.position
+        if found is not None:
+            self.next_offset, self.position = found
+            next_offset: int | None = found[0]
+        else:
+            self.position = segment.size
+            next_offset = None
+            if self._index + 1 < len(self.segments):
+                next_offset = self.segments[self._index + 1].base_offset
+            elif self.end_offset != UNKNOWN_END:
+                next_offset = self.end_offset
+            self.next_offset = first if next_offset is None else next_offset
+        if next_offset is None and self.log.damage is None and first >= self._promised:
+            return  # a torn end, which was never promised to anyone
+        self.lost.append(Damage(first, next_offset, segment.region.path, position, self.position, reason))
+
+    def note_cut_end(self) -> None:
+        """Behind the last batch: note what the log knows to be missing from its end."""
+        damage = self.log.damage
+        if damage is not None and damage.next_offset is None and not self.lost_at(damage.first_offset):
+            self.lost.append(damage)
+
+    def lost_at(self, offset: int) -> Damage | None:
+        """The range noted last, if `offset` lies in it."""
+        last = self.lost[-1] if self.lost else None
+        if last is None or offset < last.first_offset:
+            return None
+        return last if last.next_offset is None or offset < last.next_offset else None
