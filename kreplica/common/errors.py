@@ -98,6 +98,12 @@ class MessageTooLarge(KreplicaError):
     code = 10
 
 
+class StaleControllerEpoch(KreplicaError):
+    """The message comes from a controller that has been replaced."""
+
+    code = 11
+
+
 class NetworkException(InvalidMetadata):
     """The node could not be reached, or the connection was lost before it answered."""
 

@@ -12,7 +12,7 @@ everything else runs in the loop.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,14 +48,14 @@ REQUEST_TIMEOUT_MS = 30_000
 @dataclass(frozen=True, slots=True)
 class _Item:
     wanted: LeaderAndIsr
+    broker_epochs: Sequence[int]
     future: Future[LeaderAndIsr]
 
 
 class AlterPartitionManager:
     """Sends what `submit` is given to the controller whose node id `controller()` tells (None: unknown now).
 
-    `broker_epoch()`: this broker's epoch, as registered; `broker_epochs()`: those of all brokers, by id,
-    which the controller compares to keep out a replica that was restarted meanwhile (KIP-903).
+    `broker_epoch()`: this broker's own epoch, as it is registered.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class AlterPartitionManager:
         broker_id: int,
         *,
         broker_epoch: Callable[[], int],
-        broker_epochs: Callable[[], Mapping[int, int]],
         controller: Callable[[], int | None],
         transport: Transport,
         loop: Loop,
@@ -72,7 +71,6 @@ class AlterPartitionManager:
     ) -> None:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
-        self._broker_epochs = broker_epochs
         self._controller = controller
         self._transport = transport
         self._loop = loop
@@ -85,14 +83,15 @@ class AlterPartitionManager:
         self._in_flight = False
         self._closed = False
 
-    def submit(self, wanted: LeaderAndIsr) -> Future[LeaderAndIsr]:
-        """Ask for `wanted`, whose `partition_epoch` is the one it is to follow on; the future gets what now
-        holds.
+    def submit(self, wanted: LeaderAndIsr, broker_epochs: Sequence[int]) -> Future[LeaderAndIsr]:
+        """Ask for `wanted`, whose `partition_epoch` is the one it is to follow on; the future gets what holds
+        then.
 
-        It fails with the controller's error for the partition; with OperationNotAttempted where a change of
-        the partition is under way already.
+        `broker_epochs`: of the replicas in `wanted.isr`, as their fetches told them, so that the controller
+        keeps out one that was restarted meanwhile (KIP-903). The future fails with the controller's error for
+        the partition; with OperationNotAttempted where a change of the partition is under way already.
         """
-        item = _Item(wanted, Future())
+        item = _Item(wanted, broker_epochs, Future())
         with self._lock:
             if wanted.topic_partition in self._pending or self._closed:
                 return failed(OperationNotAttempted(f"{wanted.topic_partition}: a change is under way"))
@@ -126,7 +125,6 @@ class AlterPartitionManager:
 
     def _request(self, items: list[_Item]) -> AlterPartitionRequest:
         topics: dict[Uuid, list[PartitionData]] = {}
-        epochs = self._broker_epochs()
         for item in items:
             wanted = item.wanted
             topics.setdefault(wanted.topic_id, []).append(
@@ -134,8 +132,8 @@ class AlterPartitionManager:
                     partition_index=wanted.topic_partition.partition,
                     leader_epoch=wanted.leader_epoch,
                     new_isr_with_epochs=tuple(
-                        BrokerState(broker_id=broker, broker_epoch=epochs.get(broker, -1))
-                        for broker in wanted.isr
+                        BrokerState(broker_id=broker, broker_epoch=epoch)
+                        for broker, epoch in zip(wanted.isr, item.broker_epochs, strict=True)
                     ),
                     leader_recovery_state=int(wanted.leader_recovery_state),
                     partition_epoch=wanted.partition_epoch,

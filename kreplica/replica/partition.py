@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordLike as RecordLike
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.log.damage import Damage
+    from kreplica.log.log_reader import TimestampOffset
     from kreplica.log.unified_log import UnifiedLog
+    from kreplica.replica.fetch_session import CachedPartition
 
 PARTITION_ACKS_ALL = -1
 
@@ -105,7 +107,7 @@ class Partition:
         self.damage_listener = on_damage
         self.isr_history = IsrHistory()
         # What waits for this partition to move, kept by its owners (delayed_fetch; DelayedDeleteRecords).
-        self.fetch_waiters: set[object] = set()
+        self.fetch_waiters: set[CachedPartition] = set()
         self.low_watermark_waiters = 0
         self.leader_isr_update_lock = RLock()
         # Guarded by leader_isr_update_lock:
@@ -497,6 +499,16 @@ class Partition:
         log = partition_fetch.log_with_epoch(self, current_leader_epoch, only_leader).log
         assert log is not None
         return EpochEndOffset(*log.epochs.end_offset_for(leader_epoch, log.log_end_offset))
+
+    def fetch_offset_for_timestamp(
+        self, timestamp: int, isolation: str = "high_watermark", current_leader_epoch: int | None = None
+    ) -> TimestampOffset:
+        """The first record at or after `timestamp` that `isolation` lets see; offset -1 where there is none.
+
+        LATEST_TIMESTAMP: the end of what it lets see. Raises OffsetNotAvailable while a new leader does not
+        know yet how much is committed (KIP-207), and as `fetch_records`.
+        """
+        return partition_fetch.fetch_offset_for_timestamp(self, timestamp, isolation, current_leader_epoch)
 
     # ---- in-sync replicas ---------------------------------------------------------------------------------
 

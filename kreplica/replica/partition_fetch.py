@@ -14,9 +14,12 @@ from kreplica.common.errors import (
     FencedLeaderEpoch,
     LogClosed,
     NotLeaderOrFollower,
+    OffsetNotAvailable,
     OffsetOutOfRange,
     UnknownLeaderEpoch,
 )
+from kreplica.log import log_reader
+from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TimestampOffset
 from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
 
 if TYPE_CHECKING:
@@ -102,6 +105,27 @@ def log_with_epoch(partition: Partition, current_leader_epoch: int | None, only_
             f"{partition.topic_partition}: broker {partition.broker_id} does not lead it"
         )
     return term
+
+
+def fetch_offset_for_timestamp(
+    partition: Partition, timestamp: int, isolation: str, current_leader_epoch: int | None
+) -> TimestampOffset:
+    """As Partition.fetch_offset_for_timestamp."""
+    term = log_with_epoch(partition, current_leader_epoch, True)
+    log = term.log
+    assert log is not None
+    bound = log_reader.upper_bound(log, isolation)
+    if isolation != "log_end" and log.high_watermark < (term.epoch_start_offset or 0):
+        raise OffsetNotAvailable(
+            f"{partition.topic_partition}: its new leader does not know the high watermark yet"
+        )
+    if timestamp == LATEST_TIMESTAMP:
+        epoch = log.epochs.epoch_for_offset(bound)
+        return TimestampOffset(-1, bound, -1 if epoch is None else epoch)
+    found = log.offset_for_timestamp(timestamp)
+    if found is None or (found.offset >= bound and timestamp != EARLIEST_TIMESTAMP):
+        return TimestampOffset(-1, -1, -1)
+    return found
 
 
 def _diverging_epoch(

@@ -42,18 +42,18 @@ class DelayedOperationPurgatory:
         """The time that deadlines are told in."""
         return self._clock.monotonic_ns() // 1_000_000
 
-    def watch(self, key: int, required_offset: int, timeout_ms: int, token: Any, mark: Watermark) -> bool:
-        """Wait until the partition `key` is at `required_offset`; False where `mark` is there already, or
-        closed.
+    def watch(
+        self, key: int, required_offset: int, timeout_ms: int, token: Any, mark: Watermark | None = None
+    ) -> int:
+        """Wait until `key` is at `required_offset`: a handle for `cancel`; 0 where `mark` is, or is closed.
 
         `token` comes back from the call that completes the operation.
         """
         deadline_ms = self.now_ms() + timeout_ms
-        if not self._native.watch(key, required_offset, deadline_ms, token, 0, mark):
-            return False
-        if deadline_ms < self._armed_ms:
+        handle = self._native.watch(key, required_offset, deadline_ms, token, 0, mark)
+        if handle and deadline_ms < self._armed_ms:
             self._arm(deadline_ms)
-        return True
+        return handle
 
     def watch_all(self, parts: list[tuple[int, int, Watermark | None]], timeout_ms: int, token: Any) -> bool:
         """One operation for several (key, required offset, mark); False where nothing is to be waited for."""

@@ -74,9 +74,7 @@ def fill(log, rounds=10, keys=5, size=80):
 
 
 def content(log):
-    return {
-        record.key: record.value for batch in log.batches(log.log_start_offset) for record in batch
-    }
+    return {record.key: record.value for batch in log.batches(log.log_start_offset) for record in batch}
 
 
 def count(log):

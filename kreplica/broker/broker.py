@@ -1,0 +1,108 @@
+"""Broker: one node's logs and replicas, wired together, from a set of ports.
+
+It owns its LogManager and its ReplicaManager. What the controller decides comes by
+`become_leader_or_follower` and `stop_replicas`; requests of other nodes and of clients come by `handle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kreplica.broker.kafka_apis import KafkaApis
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import KreplicaError
+from kreplica.common.future import Future
+from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Clock, Loop, Random, Scheduler, Storage, Transport, Workers
+from kreplica.common.types import TopicPartition
+from kreplica.log.log_manager import LogManager
+from kreplica.replica.metadata_cache import MetadataCache
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replica_manager import ReplicaManager
+
+
+class Broker:
+    """The broker `broker_id` of cluster `cluster_id`, with its logs in `directories`.
+
+    `broker_epoch()`: the epoch in which it is registered; `controller()`: the active controller's node id,
+    None where it is not known. `new_loop(name)`: a Loop for one of its objects. `config`: what a log gets
+    that has no configuration of its own, `configs` by topic.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        directories: Sequence[str],
+        *,
+        cluster_id: str,
+        storage: Storage,
+        clock: Clock,
+        scheduler: Scheduler,
+        workers: Workers,
+        random: Random,
+        transport: Transport,
+        new_loop: Callable[[str], Loop],
+        metadata_cache: MetadataCache,
+        broker_epoch: Callable[[], int],
+        controller: Callable[[], int | None],
+        config: LogConfig | None = None,
+        configs: Mapping[str, LogConfig] | None = None,
+        replica_config: ReplicaConfig | None = None,
+    ) -> None:
+        self.broker_id = broker_id
+        self.metrics = MetricRegistry()
+        self.log_manager = LogManager(
+            directories,
+            cluster_id=cluster_id,
+            node_id=broker_id,
+            storage=storage,
+            clock=clock,
+            scheduler=scheduler,
+            workers=workers,
+            random=random,
+            config=config or LogConfig(),
+            configs=configs,
+        )
+        self.replica_manager = ReplicaManager(
+            replica_config or ReplicaConfig(),
+            broker_id=broker_id,
+            broker_epoch=broker_epoch,
+            log_manager=self.log_manager,
+            metadata_cache=metadata_cache,
+            controller=controller,
+            transport=transport,
+            clock=clock,
+            scheduler=scheduler,
+            new_loop=new_loop,
+            random=random,
+            metrics=self.metrics,
+        )
+        self._apis = KafkaApis(self.replica_manager, metadata_cache)
+
+    def startup(self) -> None:
+        """Load the logs and begin the periodic work. Raises as LogManager.startup."""
+        self.log_manager.startup()
+        self.replica_manager.startup()
+
+    def shutdown(self) -> None:
+        """Stop in order: no fetch, no request that waits, every log closed."""
+        self.replica_manager.shutdown()
+        self.log_manager.shutdown()
+
+    def handle(self, request: Any) -> Future[Any]:
+        """The answer to a request, an entity of the package kio."""
+        return self._apis.handle(request)
+
+    def become_leader_or_follower(
+        self, states: Iterable[LeaderAndIsr], controller_epoch: int = 0
+    ) -> dict[TopicPartition, KreplicaError | None]:
+        """Take the roles that the controller has decided on; see ReplicaManager."""
+        return self.replica_manager.become_leader_or_follower(states, controller_epoch)
+
+    def stop_replicas(
+        self, stopped: Mapping[TopicPartition, bool]
+    ) -> dict[TopicPartition, KreplicaError | None]:
+        """Be no replica of these partitions any more; True: delete the log too."""
+        return self.replica_manager.stop_replicas(stopped)

@@ -1,0 +1,238 @@
+"""KafkaApis: takes each request of Kafka's protocol to who can answer it, and makes the answer's message.
+
+A handler gets a decoded request, an entity of the package kio, and returns a future of the response. It
+keeps no state and holds no lock. Records are handed through as they are.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v17.request import FetchRequest
+from kio.schema.fetch.v17.response import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchResponse,
+)
+from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
+from kio.schema.list_offsets.v8.request import ListOffsetsRequest
+from kio.schema.list_offsets.v8.response import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderEpochRequest
+from kio.schema.offset_for_leader_epoch.v4.response import EpochEndOffset as EpochAnswer
+from kio.schema.offset_for_leader_epoch.v4.response import (
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+
+from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId, UnsupportedVersion
+from kreplica.common.future import Future, failed, resolved
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
+from kreplica.replica.fetch_session import CachedPartition, FetchSession, SessionKey, with_session
+from kreplica.replica.metadata_cache import MetadataCache
+from kreplica.replica.replica_manager import ReplicaManager
+
+NO_THROTTLE = timedelta(0)
+ISOLATION = {0: "high_watermark", 1: "txn_committed"}
+
+
+class KafkaApis:
+    """The handlers of one broker."""
+
+    def __init__(self, replica_manager: ReplicaManager, metadata_cache: MetadataCache) -> None:
+        self._replicas = replica_manager
+        self._metadata = metadata_cache
+        self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+            FetchRequest: self.handle_fetch,
+            OffsetForLeaderEpochRequest: self.handle_offset_for_leader_epoch,
+            ListOffsetsRequest: self.handle_list_offsets,
+        }
+
+    def handle(self, request: Any) -> Future[Any]:
+        """The answer to a request; the future fails with UnsupportedVersion for one that has no handler."""
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
+        return handler(request)
+
+    # ---- Fetch --------------------------------------------------------------------------------------------
+
+    def handle_fetch(self, request: FetchRequest) -> Future[FetchResponse]:
+        """Fetch (1): whole batches of the partitions that a follower or a consumer asks for."""
+        fetches = self._replicas.fetches
+        replica = request.replica_state
+        is_from_follower = replica.replica_id >= 0
+        try:
+            session = with_session(
+                fetches.sessions,
+                request.session_id,
+                request.session_epoch,
+                is_privileged=is_from_follower,
+                size=lambda: sum(len(topic.partitions) for topic in request.topics),
+                now_ms=fetches.now_ms(),
+            )
+            isolation = "log_end" if is_from_follower else ISOLATION.get(request.isolation_level)
+            if isolation is None:
+                raise InvalidRequest(f"isolation level {request.isolation_level}")
+        except KreplicaError as error:
+            return resolved(_fetch_refused(error))
+        session.ask(self._asked(request), self._forgotten(request))
+        is_full = request.session_epoch <= 0 or not session.is_lasting
+        params = FetchParams(
+            replica.replica_id,
+            replica.replica_epoch,
+            int(request.max_wait.total_seconds() * 1000),
+            request.min_bytes,
+            min(request.max_bytes, self._replicas.config.fetch_max_bytes),
+            isolation,
+            is_full,
+        )
+        answer: Future[FetchResponse] = Future()
+        result = fetches.fetch_messages(session, params)
+        result.add_done_callback(lambda done: answer.set_result(_fetch_response(session, done.result())))
+        return answer
+
+    def _asked(self, request: FetchRequest) -> Iterator[CachedPartition]:
+        for topic in request.topics:
+            topic_id = Uuid(topic.topic_id.bytes) if topic.topic_id else Uuid.ZERO
+            name = self._metadata.topic_name(topic_id)
+            for asked in topic.partitions:
+                yield CachedPartition(
+                    TopicPartition(name or "", asked.partition),
+                    topic_id,
+                    fetch_offset=asked.fetch_offset,
+                    max_bytes=asked.partition_max_bytes,
+                    current_leader_epoch=asked.current_leader_epoch,
+                    last_fetched_epoch=asked.last_fetched_epoch,
+                    log_start_offset=asked.log_start_offset,
+                )
+
+    def _forgotten(self, request: FetchRequest) -> Iterator[SessionKey]:
+        for topic in request.forgotten_topics_data:
+            topic_id = Uuid(topic.topic_id.bytes) if topic.topic_id else Uuid.ZERO
+            for partition in topic.partitions:
+                yield topic_id, partition
+
+    # ---- OffsetForLeaderEpoch, ListOffsets ----------------------------------------------------------------
+
+    def handle_offset_for_leader_epoch(
+        self, request: OffsetForLeaderEpochRequest
+    ) -> Future[OffsetForLeaderEpochResponse]:
+        """OffsetForLeaderEpoch (23): where leader epochs end, for a follower that looks for where to cut."""
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for asked in topic.partitions:
+                error, epoch, end = ErrorCode.none, -1, -1
+                try:
+                    epoch, end = self._replicas.last_offset_for_leader_epoch(
+                        TopicPartition(topic.topic, asked.partition),
+                        asked.leader_epoch,
+                        None if asked.current_leader_epoch < 0 else asked.current_leader_epoch,
+                    )
+                except KreplicaError as raised:
+                    error = code_of(raised)
+                answers.append(
+                    EpochAnswer(
+                        error_code=error, partition=asked.partition, leader_epoch=epoch, end_offset=end
+                    )
+                )
+            topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
+        return resolved(OffsetForLeaderEpochResponse(throttle_time=NO_THROTTLE, topics=tuple(topics)))
+
+    def handle_list_offsets(self, request: ListOffsetsRequest) -> Future[ListOffsetsResponse]:
+        """ListOffsets (2): the first offset at or after a time, the log's start (-2) or end (-1)."""
+        isolation = "log_end" if request.replica_id >= 0 else ISOLATION.get(request.isolation_level, "")
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for asked in topic.partitions:
+                error, timestamp, offset, epoch = ErrorCode.none, -1, -1, -1
+                try:
+                    timestamp, offset, epoch = self._replicas.fetch_offset_for_timestamp(
+                        TopicPartition(topic.name, asked.partition_index),
+                        asked.timestamp,
+                        isolation,
+                        None if asked.current_leader_epoch < 0 else asked.current_leader_epoch,
+                    )
+                except KreplicaError as raised:
+                    error = code_of(raised)
+                answers.append(
+                    ListOffsetsPartitionResponse(
+                        partition_index=asked.partition_index,
+                        error_code=error,
+                        timestamp=timestamp,
+                        offset=offset,
+                        leader_epoch=epoch,
+                    )
+                )
+            topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
+        return resolved(ListOffsetsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics)))
+
+
+def code_of(error: KreplicaError) -> ErrorCode:
+    """The error's code on the wire."""
+    return ErrorCode(error.code)
+
+
+def _fetch_refused(error: KreplicaError) -> FetchResponse:
+    return FetchResponse(throttle_time=NO_THROTTLE, error_code=code_of(error), session_id=0, responses=())
+
+
+def _fetch_response(session: FetchSession, result: FetchResult) -> FetchResponse:
+    topics: dict[Uuid, list[FetchAnswer]] = {}
+    for cached, data in result:
+        topics.setdefault(cached.topic_id, []).append(_fetch_answer(cached, data))
+    return FetchResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        session_id=session.id,
+        responses=tuple(
+            FetchableTopicResponse(topic_id=uuid.UUID(bytes=topic_id.raw), partitions=tuple(answers))
+            for topic_id, answers in topics.items()
+        ),
+    )
+
+
+def _fetch_answer(cached: CachedPartition, data: FetchPartitionData) -> FetchAnswer:
+    number = cached.topic_partition.partition
+    if data.error is not None:
+        error = data.error
+        if not cached.topic_partition.topic:
+            error = UnknownTopicId(f"no topic {cached.topic_id}")
+        return FetchAnswer(
+            partition_index=number,
+            error_code=code_of(error),
+            high_watermark=-1,
+            aborted_transactions=None,
+            records=None,
+        )
+    aborted = data.aborted
+    diverging = data.diverging_epoch
+    return FetchAnswer(
+        partition_index=number,
+        error_code=ErrorCode.none,
+        high_watermark=data.high_watermark,
+        last_stable_offset=data.last_stable_offset,
+        log_start_offset=data.log_start_offset,
+        diverging_epoch=EpochEndOffset()
+        if diverging is None
+        else EpochEndOffset(epoch=diverging[0], end_offset=diverging[1]),
+        aborted_transactions=None
+        if aborted is None
+        else tuple(
+            AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset) for txn in aborted
+        ),
+        records=data.records,
+    )

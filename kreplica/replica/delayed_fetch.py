@@ -1,0 +1,212 @@
+"""Fetches: the looks at a session's partitions, and the wait of one that found too little.
+
+A fetch is answered when any of its partitions has something to tell, so it does not wait for marks in a
+purgatory: the partitions it names keep its session among their `fetch_waiters`, and whoever moves one tries
+the fetch that is parked there (`DelayedFetch.try_complete`). The fetch purgatory only holds the deadline.
+
+A fetch is complete when this broker does not lead a partition (case A), has it no longer (B), does not know
+it (C), its directory is offline (D), the fetcher's leader epoch is not the current one (E); when the fetch
+offset lies in an older segment than the log's end (F), min.bytes are there (G), or the fetcher's log
+diverges (H). A follower's is complete, too, when it has not been told the high watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kreplica._core.region import Slice
+from kreplica.common.errors import KreplicaError
+from kreplica.common.future import Future
+from kreplica.common.types import NO_OFFSET
+from kreplica.log.transaction_index import AbortedTxn
+from kreplica.replica.fetch_session import CachedPartition, FetchSession
+
+# The replica id of a fetcher that is no replica.
+CONSUMER = -1
+
+
+class FetchParams(NamedTuple):
+    """What a fetch asks of all its partitions: times in ms, sizes in bytes.
+
+    `replica_id`: the follower's broker id, or CONSUMER; `replica_epoch`: its broker epoch. `isolation`:
+    "log_end" (a follower's), "high_watermark" or "txn_committed". `wants_all`: the answer names every
+    partition, not only those with news.
+    """
+
+    replica_id: int
+    replica_epoch: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation: str
+    wants_all: bool = True
+
+    @property
+    def is_from_follower(self) -> bool:
+        return self.replica_id >= 0
+
+
+class FetchPartitionData(NamedTuple):
+    """One partition's answer. `records`: whole batches as a pinned slice of the log, None where there is
+    nothing.
+
+    `diverging_epoch`: the largest (epoch, end offset) up to which the fetcher's log may agree; it has to
+    cut what comes after it.
+    """
+
+    error: KreplicaError | None = None
+    high_watermark: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    log_start_offset: int = NO_OFFSET
+    records: Slice | None = None
+    aborted: Sequence[AbortedTxn] | None = None
+    diverging_epoch: tuple[int, int] | None = None
+    # Whether the batch at the fetch offset lies in a segment that is closed already.
+    is_from_older_segment: bool = False
+    is_throttled: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of records."""
+        return 0 if self.records is None else self.records.size
+
+
+FetchResult = list[tuple[CachedPartition, FetchPartitionData]]
+# Reads one partition: at most so many bytes, and more than that only if True.
+Read = Callable[[CachedPartition, FetchParams, int, bool], FetchPartitionData]
+
+
+class DelayedFetch:
+    """One fetch: `read` looks at a partition. Any thread may try it; one of them completes it."""
+
+    __slots__ = ("_held_back", "_read", "_too_little", "future", "handle", "params", "session")
+
+    def __init__(self, session: FetchSession, params: FetchParams, read: Read) -> None:
+        self.session = session
+        self.params = params
+        self.future: Future[FetchResult] = Future()
+        # The purgatory's, where its deadline waits; 0: there is none.
+        self.handle = 0
+        self._read = read
+        # What was looked at and had something, but not enough.
+        self._too_little: list[CachedPartition] = []
+        # What the quota held back: for the next fetch, when some time has passed.
+        self._held_back: list[CachedPartition] = []
+
+    def start(self) -> bool:
+        """Look at what is ready; True if that answers the fetch, which otherwise is parked at its session
+        now.
+        """
+        return self._look() or self._park()
+
+    def try_complete(self) -> bool:
+        """Something moved: look at it; True if the fetch is answered now."""
+        if not self._unpark():
+            return False
+        return self._look() or self._park()
+
+    def expire(self) -> bool:
+        """Its time is up: answer with what there is. False if it is answered already."""
+        if not self._unpark():
+            return False
+        self._deliver(self._look_at_all())
+        return True
+
+    def _unpark(self) -> bool:
+        # Whoever takes it from the session may work on it, and nobody else.
+        session = self.session
+        with session.lock:
+            if session.parked is not self:
+                return False
+            session.parked = None
+            return True
+
+    def _park(self) -> bool:
+        """Wait; True if something became ready meanwhile and has answered the fetch."""
+        session = self.session
+        while True:
+            with session.lock:
+                if not session.ready:
+                    session.parked = self
+                    return False
+            if self._look():
+                return True
+
+    def _look(self) -> bool:
+        session, params = self.session, self.params
+        result = self._read_ready()
+        if not self._is_enough(result):
+            if params.max_wait_ms > 0 and session.partitions:
+                self._too_little = [cached for cached, data in result if data.records is not None]
+                return False
+        elif params.wants_all and len(result) < len(session.partitions):
+            result = self._look_at_all()
+        self._deliver(result)
+        return True
+
+    def _look_at_all(self) -> FetchResult:
+        if self.params.wants_all:
+            self.session.put_back(list(self.session.partitions.values()))
+        return self._read_ready()
+
+    def _read_ready(self) -> FetchResult:
+        """Read the partitions that are ready, until the answer is full.
+
+        The others stay ready for the next fetch, and so do those with an error, which may be gone by then.
+        """
+        params = self.params
+        ready = self.session.take_ready()
+        if self._too_little:
+            ready = list(dict.fromkeys(self._too_little + ready))
+            self._too_little = []
+        result: FetchResult = []
+        again: list[CachedPartition] = []
+        left = params.max_bytes
+        for index, cached in enumerate(ready):
+            if left <= 0 and not params.wants_all:
+                again += ready[index:]
+                break
+            is_first = left == params.max_bytes
+            data = self._read(cached, params, max(0, min(cached.max_bytes, left)), is_first)
+            if data.is_throttled:
+                self._held_back.append(cached)
+            elif left <= 0 or data.error is not None:
+                again.append(cached)
+            left -= data.size
+            if params.wants_all or has_news(cached, data):
+                result.append((cached, data))
+        if again:
+            self.session.put_back(again)
+        return result
+
+    def _is_enough(self, result: FetchResult) -> bool:
+        params = self.params
+        size = 0
+        for cached, data in result:
+            if data.error is not None or data.diverging_epoch is not None or data.is_from_older_segment:
+                return True
+            if params.is_from_follower and data.high_watermark != cached.high_watermark_sent >= 0:
+                return True
+            size += data.size
+        # More than max.bytes cannot come, whatever the least is.
+        return size >= min(params.min_bytes, params.max_bytes)
+
+    def _deliver(self, result: FetchResult) -> None:
+        for cached, data in result:
+            # After an error the next answer tells the marks again, whatever they are.
+            cached.high_watermark_sent = NO_OFFSET if data.error else data.high_watermark
+            cached.log_start_sent = NO_OFFSET if data.error else data.log_start_offset
+        self.session.put_back(self._held_back)
+        self.future.set_result(result)
+
+
+def has_news(cached: CachedPartition, data: FetchPartitionData) -> bool:
+    """Whether an incremental answer has to name the partition (KIP-227)."""
+    return (
+        data.records is not None
+        or data.error is not None
+        or data.diverging_epoch is not None
+        or data.high_watermark != cached.high_watermark_sent
+        or data.log_start_offset != cached.log_start_sent
+    )

@@ -1,0 +1,193 @@
+"""DelayedRequests: what waits in this broker for a partition to move, and what each move completes.
+
+Produces with acks=all wait for the high watermark, deletions of records for the low watermark of all
+replicas, elections for the elected leader to be known; each kind has its purgatory. Fetches wait at their
+partitions (`delayed_fetch`). Whoever has moved a partition says so here, holding no lock: the futures are
+resolved in that thread. Nothing is called back from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kreplica._core.purgatory import Watermark
+from kreplica.common.errors import KreplicaError, NotLeaderOrFollower, RequestTimedOut
+from kreplica.common.future import Future
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Clock, Loop
+from kreplica.common.types import TopicPartition
+from kreplica.replica.delayed_delete_records import DelayedDeleteRecords
+from kreplica.replica.delayed_elect_leader import DelayedElectLeader
+from kreplica.replica.produce import (
+    NOT_IN_TIME,
+    DelayedProduce,
+    PartitionResponse,
+    ProducePartitionStatus,
+    after_append,
+    no_longer_leader,
+)
+from kreplica.replica.purgatory import DelayedOperationPurgatory
+
+if TYPE_CHECKING:
+    from kreplica.replica.partition import Partition
+
+
+class DelayedRequests:
+    """The purgatories of one broker, whose operations wait under the `key` of their partition."""
+
+    def __init__(self, clock: Clock, loop: Loop, metrics: MetricRegistry) -> None:
+        self.produce = DelayedOperationPurgatory("Produce", clock, loop, self._produces_expired)
+        self.delete_records = DelayedOperationPurgatory("DeleteRecords", clock, loop, self._deletions_expired)
+        self.elect_leader = DelayedOperationPurgatory("ElectLeader", clock, loop, self._elections_expired)
+        for purgatory in (self.produce, self.delete_records, self.elect_leader):
+            tags = {"delayedOperation": purgatory.name}
+            gauge = partial(metrics.gauge, "DelayedOperationPurgatory", tags=tags)
+            gauge("PurgatorySize", partial(getattr, purgatory, "watched"))
+            gauge("NumDelayedOperations", partial(getattr, purgatory, "delayed"))
+        # A number for each leader that was ever waited for, of each partition.
+        self._elections: dict[tuple[TopicPartition, int], int] = {}
+        self.expired = metrics.meter("DelayedOperationMetrics", "ExpiresPerSec")
+
+    # ---- produce ------------------------------------------------------------------------------------------
+
+    def await_commit(
+        self,
+        partition: Partition,
+        mark: Watermark,
+        required_offset: int,
+        response: PartitionResponse,
+        timeout_ms: int,
+    ) -> Future[PartitionResponse]:
+        """The future of one partition's append with acks=all, which the high watermark will complete.
+
+        `mark`: the partition's from before the append, so that no later term's can be taken for it.
+        """
+        future = Future(response)
+        if not self.produce.watch(partition.key, required_offset, timeout_ms, future, mark):
+            covered = mark.value >= required_offset
+            _finish(future, after_append(partition) if covered else no_longer_leader(partition))
+        return future
+
+    def await_commits(
+        self,
+        responses: Mapping[TopicPartition, PartitionResponse],
+        waiting: Mapping[TopicPartition, ProducePartitionStatus],
+        timeout_ms: int,
+    ) -> Future[dict[TopicPartition, PartitionResponse]]:
+        """The same for an append to several partitions."""
+        operation = DelayedProduce(responses, waiting)
+        parts: list[tuple[int, int, Watermark | None]] = [
+            (status.partition.key, status.required_offset, status.mark) for status in waiting.values()
+        ]
+        if not self.produce.watch_all(parts, timeout_ms, operation):
+            operation.complete()
+        return operation.future
+
+    def high_watermark_moved(self, partition: Partition) -> None:
+        """Complete the produces that the high watermark of now covers."""
+        done = self.produce.complete_to(partition.key, partition.watermark.value)
+        safe = not done or after_append(partition) is None
+        for token in done:
+            if type(token) is not Future:
+                token.complete()
+            elif safe:
+                token.finish()
+            else:
+                token.set_exception(after_append(partition))
+
+    def leadership_lost(self, partition: Partition) -> None:
+        """Fail what only this broker's leadership, which has ended, could have completed."""
+        for token in self.produce.fail(partition.key):
+            if type(token) is Future:
+                token.set_exception(no_longer_leader(partition))
+            else:
+                token.complete()
+        for token in self.delete_records.fail(partition.key):
+            token.complete()
+
+    def _produces_expired(self, tokens: list[Any]) -> None:
+        self.expired.mark(len(tokens))
+        for token in tokens:
+            if type(token) is Future:
+                token.set_exception(RequestTimedOut(NOT_IN_TIME))
+            else:
+                token.complete(timed_out=True)
+
+    # ---- deletion of records ------------------------------------------------------------------------------
+
+    def await_deletion(self, operation: DelayedDeleteRecords, timeout_ms: int) -> None:
+        """Let the operation wait until each partition's low watermark has come as far as it asks."""
+        waiting = operation.waiting.values()
+        # From now on the partitions tell when their low watermark moves.
+        for status in waiting:
+            status.partition.low_watermark_waiters += 1
+        parts: list[tuple[int, int, Watermark | None]] = [
+            (status.partition.key, status.required_offset, None) for status in waiting
+        ]
+        if not parts or not self.delete_records.watch_all(parts, timeout_ms, operation):
+            operation.complete()
+            return
+        # No lock was held from the look to the wait, so a mark may have moved in between: look once more.
+        for status in waiting:
+            self.low_watermark_moved(status.partition)
+
+    def low_watermark_moved(self, partition: Partition) -> None:
+        """Complete the deletions that all replicas of the partition have carried out by now."""
+        if partition.is_leader:
+            low_watermark = partition.low_watermark_if_leader()
+            for token in self.delete_records.complete_to(partition.key, low_watermark):
+                token.complete()
+
+    def _deletions_expired(self, tokens: list[DelayedDeleteRecords]) -> None:
+        self.expired.mark(len(tokens))
+        for token in tokens:
+            token.complete()
+
+    # ---- elections ----------------------------------------------------------------------------------------
+
+    def await_leaders(self, operation: DelayedElectLeader, timeout_ms: int) -> None:
+        """Let the operation wait until the leaders it expects are known here."""
+        awaited = [(tp, leader) for tp, leader in operation.expected.items() if not operation.is_known(tp)]
+        for election in awaited:
+            self._elections.setdefault(election, len(self._elections))
+        parts: list[tuple[int, int, Watermark | None]] = [(self._elections[e], 1, None) for e in awaited]
+        if not parts or not self.elect_leader.watch_all(parts, timeout_ms, operation):
+            operation.complete()
+            return
+        # No lock was held from the look to the wait, so a leader may have become known in between.
+        for topic_partition, leader in awaited:
+            if operation.is_known(topic_partition):
+                self.leader_known(topic_partition, leader)
+
+    def leader_known(self, topic_partition: TopicPartition, leader: int) -> None:
+        """This broker has heard that `leader` leads the partition: complete what waited for just that."""
+        key = self._elections.get((topic_partition, leader))
+        if key is not None:
+            for token in self.elect_leader.complete_to(key, 1):
+                token.complete()
+
+    def _elections_expired(self, tokens: list[DelayedElectLeader]) -> None:
+        self.expired.mark(len(tokens))
+        for token in tokens:
+            token.complete()
+
+    # ---- end ----------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Fail everything that still waits: this broker goes."""
+        for token in self.produce.shutdown():
+            if type(token) is Future:
+                token.set_exception(NotLeaderOrFollower("the broker stopped before the append was committed"))
+            else:
+                token.complete()
+        for token in self.delete_records.shutdown() + self.elect_leader.shutdown():
+            token.complete()
+
+
+def _finish(future: Future[Any], error: KreplicaError | None) -> None:
+    if error is None:
+        future.finish()
+    else:
+        future.set_exception(error)

@@ -1,0 +1,200 @@
+"""FetchManager: fetches of followers and consumers, from their sessions to their answers.
+
+A fetch reads each of its partitions under no lock, notes what a follower's fetch tells of the follower, and
+waits in its session where there is too little to answer. Thread rule: any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kreplica.common.errors import InconsistentTopicId, KreplicaError
+from kreplica.common.future import Future
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Clock, Loop, Random
+from kreplica.common.types import Uuid
+from kreplica.replica.delayed_fetch import DelayedFetch, FetchParams, FetchPartitionData, FetchResult
+from kreplica.replica.fetch_session import CachedPartition, FetchSession, FetchSessionCache
+from kreplica.replica.hosted_partitions import HostedPartitions
+from kreplica.replica.partition_effects import NOTHING, PartitionEffects
+from kreplica.replica.partition_fetch import LogReadInfo
+from kreplica.replica.purgatory import DelayedOperationPurgatory
+from kreplica.replica.replica_config import ReplicaConfig
+
+if TYPE_CHECKING:
+    from kreplica.replica.partition import Partition
+
+Act = Callable[["Partition", PartitionEffects], None]
+# Whether a follower's fetch of the partition is held back by the replication quota just now: (partition,
+# replica id).
+IsThrottled = Callable[["Partition", int], bool]
+
+
+def never_throttled(_: Partition, __: int) -> bool:
+    """Without a quota."""
+    return False
+
+
+class FetchManager:
+    """`act`: what is to be done about the effects of a follower's fetch. `sessions`: those of this broker."""
+
+    def __init__(
+        self,
+        partitions: HostedPartitions,
+        config: ReplicaConfig,
+        *,
+        clock: Clock,
+        loop: Loop,
+        random: Random,
+        metrics: MetricRegistry,
+        act: Act,
+        is_throttled: IsThrottled = never_throttled,
+    ) -> None:
+        self.sessions = FetchSessionCache(
+            config.max_incremental_fetch_session_cache_slots,
+            config.min_incremental_fetch_session_eviction_ms,
+            random,
+        )
+        self._partitions = partitions
+        self._act = act
+        self._is_throttled = is_throttled
+        self._purgatory = DelayedOperationPurgatory("Fetch", clock, loop, self._expired)
+        self._numbers = itertools.count(1)
+        self._bytes_out = metrics.meter("BrokerTopicMetrics", "BytesOutPerSec")
+        self._replication_bytes_out = metrics.meter("BrokerTopicMetrics", "ReplicationBytesOutPerSec")
+        gauge = metrics.gauge
+        gauge("FetchSessionCache", "NumIncrementalFetchSessions", lambda: len(self.sessions))
+        gauge(
+            "FetchSessionCache", "NumIncrementalFetchPartitionsCached", lambda: self.sessions.partition_count
+        )
+        gauge("FetchSessionCache", "IncrementalFetchSessionEvictions", lambda: self.sessions.evictions)
+        tags = {"delayedOperation": "Fetch"}
+        gauge("DelayedOperationPurgatory", "NumDelayedOperations", lambda: self._purgatory.delayed, tags)
+
+    def now_ms(self) -> int:
+        """The time of sessions."""
+        return self._purgatory.now_ms()
+
+    def fetch_messages(self, session: FetchSession, params: FetchParams) -> Future[FetchResult]:
+        """Answer when min.bytes are there, when a partition has something else to tell, or after max.wait.
+
+        What the session's fetcher asks for must have been given to `session.ask` before. A fetch of the
+        same session that still waits, since its fetcher has given it up, is answered first.
+        """
+        if session.parked is not None:
+            self._complete(session.parked, session.parked.expire)
+        session.clock.last_fetch_time_ms = self.now_ms()
+        fetch = DelayedFetch(session, params, self._read)
+        if not fetch.start():
+            fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
+            if fetch.future.done():
+                self._purgatory.cancel(fetch.handle)
+        if not session.is_lasting:
+            fetch.future.add_done_callback(lambda _: session.end())
+        return fetch.future
+
+    # ---- what moved ---------------------------------------------------------------------------------------
+
+    def log_end_moved(self, partition: Partition) -> None:
+        """Records were appended: followers may be waiting for them."""
+        for cached in list(partition.fetch_waiters):
+            session = cached.session
+            if session is not None and session.is_privileged:
+                self._try(cached)
+
+    def moved(self, partition: Partition) -> None:
+        """A mark, the log start or the role has changed: whoever waits at the partition may be answered."""
+        for cached in list(partition.fetch_waiters):
+            self._try(cached)
+
+    def _try(self, cached: CachedPartition) -> None:
+        fetch = cached.notify()
+        if fetch is not None:
+            self._complete(fetch, fetch.try_complete)
+
+    def _complete(self, fetch: DelayedFetch, step: Callable[[], bool]) -> None:
+        if step() and fetch.handle:
+            self._purgatory.cancel(fetch.handle)
+
+    def _expired(self, fetches: list[DelayedFetch]) -> None:
+        for fetch in fetches:
+            fetch.expire()
+
+    def shutdown(self) -> None:
+        """Answer what waits with what there is, and forget all sessions."""
+        for fetch in self._purgatory.shutdown():
+            fetch.expire()
+        self.sessions.clear()
+
+    # ---- one partition ------------------------------------------------------------------------------------
+
+    def _read(
+        self, cached: CachedPartition, params: FetchParams, max_bytes: int, at_least_one: bool
+    ) -> FetchPartitionData:
+        try:
+            partition = self._partitions.get_or_error(cached.topic_partition)
+            cached.listen(partition)
+            return self._read_from(partition, cached, params, max_bytes, at_least_one)
+        except KreplicaError as error:
+            return FetchPartitionData(error=error)
+
+    def _read_from(
+        self,
+        partition: Partition,
+        cached: CachedPartition,
+        params: FetchParams,
+        max_bytes: int,
+        at_least_one: bool,
+    ) -> FetchPartitionData:
+        known = partition.leader_and_isr
+        if known is not None and known.topic_id != cached.topic_id != Uuid.ZERO:
+            raise InconsistentTopicId(
+                f"{cached.topic_partition}: its id is {known.topic_id}, not {cached.topic_id}"
+            )
+        replica_id = params.replica_id
+        throttled = params.is_from_follower and self._is_throttled(partition, replica_id)
+        read = partition.fetch_records(
+            cached.fetch_offset,
+            0 if throttled else max_bytes,
+            isolation=params.isolation,
+            replica_id=replica_id,
+            current_leader_epoch=None if cached.current_leader_epoch < 0 else cached.current_leader_epoch,
+            last_fetched_epoch=None if cached.last_fetched_epoch < 0 else cached.last_fetched_epoch,
+            at_least_one=at_least_one and not throttled,
+        )
+        if params.is_from_follower and cached.is_unanswered:
+            self._note_follower(partition, cached, params, read)
+        self._count(params, read)
+        return FetchPartitionData(
+            high_watermark=read.high_watermark,
+            last_stable_offset=read.last_stable_offset,
+            log_start_offset=read.log_start_offset,
+            records=read.records,
+            aborted=read.aborted if params.isolation == "txn_committed" else None,
+            diverging_epoch=read.diverging_epoch,
+            is_from_older_segment=read.records is not None
+            and partition.local_log.local.segments.active.base_offset > cached.fetch_offset,
+            is_throttled=throttled,
+        )
+
+    def _note_follower(
+        self, partition: Partition, cached: CachedPartition, params: FetchParams, read: LogReadInfo
+    ) -> None:
+        """Once for each time that the follower names the partition."""
+        cached.is_unanswered = False
+        session = cached.session
+        assert session is not None
+        effects = partition.update_follower_fetch_state(
+            params.replica_id, read, cached.log_start_offset, self.now_ms(), params.replica_epoch
+        )
+        if session.is_lasting:
+            partition.attach_fetch_clock(params.replica_id, session.clock)
+        if effects is not NOTHING:
+            self._act(partition, effects)
+
+    def _count(self, params: FetchParams, read: LogReadInfo) -> None:
+        if read.records is not None:
+            meter = self._replication_bytes_out if params.is_from_follower else self._bytes_out
+            meter.mark(read.records.size)

@@ -1,0 +1,69 @@
+"""FetchSessionHandler: a follower's side of its fetch session with one leader (KIP-227).
+
+It remembers what the leader was told last, so that a fetch names only what has changed since. Owned by one
+fetcher, which calls it in its loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kreplica.common.types import INT32_MAX, TopicPartition, Uuid
+from kreplica.replica.fetch_session import INITIAL_EPOCH, NO_SESSION
+from kreplica.replica.partition_fetch_state import FetchData
+
+
+class SessionFetch(NamedTuple):
+    """One fetch: what it names, what the leader is to forget, and under which session."""
+
+    session_id: int
+    session_epoch: int
+    to_send: Mapping[TopicPartition, FetchData]
+    to_forget: list[tuple[TopicPartition, Uuid]]
+
+
+class FetchSessionHandler:
+    """`sent`: for each partition of the session what the leader was told last."""
+
+    def __init__(self) -> None:
+        self.sent: dict[TopicPartition, FetchData] = {}
+        self._session_id = NO_SESSION
+        self._epoch = INITIAL_EPOCH
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the next fetch has to name every partition."""
+        return self._epoch == INITIAL_EPOCH
+
+    def build(
+        self, changed: Mapping[TopicPartition, FetchData], gone: Iterable[TopicPartition]
+    ) -> SessionFetch:
+        """The next fetch: `changed` has what is to be told (all partitions, if `is_new`), `gone` what is no
+        longer to be fetched.
+        """
+        if self.is_new:
+            self.sent = dict(changed)
+            return SessionFetch(self._session_id, INITIAL_EPOCH, changed, [])
+        to_send = {tp: data for tp, data in changed.items() if self.sent.get(tp) != data}
+        to_forget = [(tp, self.sent.pop(tp).topic_id) for tp in gone if tp in self.sent]
+        self.sent.update(to_send)
+        return SessionFetch(self._session_id, self._epoch, to_send, to_forget)
+
+    def answered(self, session_id: int) -> None:
+        """The leader answered in this session; NO_SESSION: it has none for us."""
+        if session_id == NO_SESSION:
+            self._session_id, self._epoch = NO_SESSION, INITIAL_EPOCH
+        elif session_id != self._session_id:
+            self._session_id, self._epoch = session_id, 1
+        else:
+            self._epoch = 1 if self._epoch == INT32_MAX else self._epoch + 1
+
+    def failed(self, *, is_unknown: bool) -> None:
+        """The fetch was lost or refused, so nobody knows what the leader has noted: begin anew.
+
+        `is_unknown`: the leader does not know the session; else it is told to end it.
+        """
+        if is_unknown:
+            self._session_id = NO_SESSION
+        self._epoch = INITIAL_EPOCH

@@ -1,0 +1,79 @@
+"""HostedPartitions: which partitions this broker has, and what a request for one it has not is told.
+
+Thread rule: `_lock` guards changes; a look-up is one read of a dict and takes no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower, UnknownTopicOrPartition
+from kreplica.common.locks import Lock
+from kreplica.common.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kreplica.replica.partition import Partition
+
+
+class HostedPartitions:
+    """A partition is online, offline (its log directory failed), or not here.
+
+    `in_metadata(topic_partition)`: whether the cluster has such a partition, here or elsewhere.
+    """
+
+    def __init__(self, in_metadata: Callable[[TopicPartition], bool]) -> None:
+        self._in_metadata = in_metadata
+        self._lock = Lock()
+        # Guarded by _lock, replaced as a whole never: None stands for an offline partition.
+        self._partitions: dict[TopicPartition, Partition | None] = {}
+
+    def get(self, topic_partition: TopicPartition) -> Partition | None:
+        """The partition if it is online here."""
+        return self._partitions.get(topic_partition)
+
+    def get_or_error(self, topic_partition: TopicPartition) -> Partition:
+        """The partition. Raises KafkaStorageError where it is offline, NotLeaderOrFollower where other
+        brokers have it (it may have been moved a moment ago), UnknownTopicOrPartition where nobody has.
+        """
+        partition = self._partitions.get(topic_partition)
+        if partition is not None:
+            return partition
+        if topic_partition in self._partitions:
+            raise KafkaStorageError(f"{topic_partition}: its log directory is offline")
+        if self._in_metadata(topic_partition):
+            raise NotLeaderOrFollower(f"{topic_partition}: not on this broker")
+        raise UnknownTopicOrPartition(f"{topic_partition}: there is no such partition")
+
+    def get_or_create(self, topic_partition: TopicPartition, create: Callable[[], Partition]) -> Partition:
+        """The partition, made by `create` if it is not here. Raises KafkaStorageError where it is offline."""
+        with self._lock:
+            if topic_partition not in self._partitions:
+                self._partitions[topic_partition] = create()
+            return self.get_or_error(topic_partition)
+
+    def take_offline(self, topic_partition: TopicPartition) -> Partition | None:
+        """Its directory failed; returns the partition that was online."""
+        with self._lock:
+            partition = self._partitions.get(topic_partition)
+            self._partitions[topic_partition] = None
+            return partition
+
+    def remove(self, topic_partition: TopicPartition) -> Partition | None:
+        """This broker has it no longer; returns the partition that was online."""
+        with self._lock:
+            return self._partitions.pop(topic_partition, None)
+
+    def is_offline(self, topic_partition: TopicPartition) -> bool:
+        return topic_partition in self._partitions and self._partitions[topic_partition] is None
+
+    def __iter__(self) -> Iterator[Partition]:
+        """The partitions that are online."""
+        return iter([partition for partition in list(self._partitions.values()) if partition is not None])
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    @property
+    def offline_count(self) -> int:
+        return sum(partition is None for partition in list(self._partitions.values()))

@@ -1,0 +1,172 @@
+"""RemoteLeaderEndPoint: what a fetcher asks of its leader, as messages, and the leader's answers taken apart.
+
+Messages are entities of the package kio, made once for each request. Nothing here waits or keeps state.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from kio.schema.fetch.v17.request import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    ForgottenTopic,
+    ReplicaState,
+)
+from kio.schema.fetch.v17.response import FetchResponse
+from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
+from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kio.schema.list_offsets.v8.response import ListOffsetsResponse
+from kio.schema.offset_for_leader_epoch.v4.request import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from kio.schema.offset_for_leader_epoch.v4.response import EpochEndOffset as EpochAnswer
+from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochResponse
+
+from kreplica.common.future import Future
+from kreplica.common.ports import Transport
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.replica.fetch_session_handler import SessionFetch
+from kreplica.replica.partition_fetch_state import PartitionFetchState
+from kreplica.replica.replica_config import ReplicaConfig
+
+# A follower reads all that its leader has.
+READ_UNCOMMITTED = 0
+
+
+class LeaderOffset(NamedTuple):
+    """An offset of the leader, or an error code."""
+
+    error_code: int
+    offset: int
+
+
+class RemoteLeaderEndPoint:
+    """The leader on broker `leader_id`, as broker `broker_id` speaks to it."""
+
+    def __init__(
+        self,
+        leader_id: int,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        config: ReplicaConfig,
+        transport: Transport,
+    ) -> None:
+        self.leader_id = leader_id
+        self._broker_id = broker_id
+        self._broker_epoch = broker_epoch
+        self._config = config
+        self._transport = transport
+        self._max_wait = timedelta(milliseconds=config.replica_fetch_wait_max_ms)
+
+    def fetch(self, fetch: SessionFetch) -> Future[FetchResponse]:
+        """Send a fetch; answers by `fetch_answers`."""
+        config = self._config
+        topics: dict[Uuid, list[FetchPartition]] = {}
+        for topic_partition, data in fetch.to_send.items():
+            topics.setdefault(data.topic_id, []).append(
+                FetchPartition(
+                    partition=topic_partition.partition,
+                    current_leader_epoch=data.leader_epoch,
+                    fetch_offset=data.fetch_offset,
+                    last_fetched_epoch=data.last_fetched_epoch,
+                    log_start_offset=data.log_start_offset,
+                    partition_max_bytes=config.replica_fetch_max_bytes,
+                )
+            )
+        forgotten: dict[Uuid, list[int]] = {}
+        for topic_partition, topic_id in fetch.to_forget:
+            forgotten.setdefault(topic_id, []).append(topic_partition.partition)
+        return self._send(
+            FetchRequest(
+                replica_state=ReplicaState(replica_id=self._broker_id, replica_epoch=self._broker_epoch()),
+                max_wait=self._max_wait,
+                min_bytes=config.replica_fetch_min_bytes,
+                max_bytes=config.replica_fetch_response_max_bytes,
+                isolation_level=READ_UNCOMMITTED,
+                session_id=fetch.session_id,
+                session_epoch=fetch.session_epoch,
+                topics=tuple(
+                    FetchTopic(topic_id=uuid.UUID(bytes=topic_id.raw), partitions=tuple(partitions))
+                    for topic_id, partitions in topics.items()
+                ),
+                forgotten_topics_data=tuple(
+                    ForgottenTopic(topic_id=uuid.UUID(bytes=topic_id.raw), partitions=tuple(partitions))
+                    for topic_id, partitions in forgotten.items()
+                ),
+            )
+        )
+
+    def fetch_epoch_end_offsets(
+        self, states: Iterable[PartitionFetchState], epochs: Mapping[TopicPartition, int]
+    ) -> Future[OffsetForLeaderEpochResponse]:
+        """Ask where these epochs end in the leader's log; answers by `epoch_answers`."""
+        topics: dict[str, list[OffsetForLeaderPartition]] = {}
+        for state in states:
+            topic, partition = state.topic_partition
+            topics.setdefault(topic, []).append(
+                OffsetForLeaderPartition(
+                    partition=partition,
+                    current_leader_epoch=state.leader_epoch,
+                    leader_epoch=epochs[state.topic_partition],
+                )
+            )
+        return self._send(
+            OffsetForLeaderEpochRequest(
+                replica_id=self._broker_id,
+                topics=tuple(
+                    OffsetForLeaderTopic(topic=topic, partitions=tuple(partitions))
+                    for topic, partitions in topics.items()
+                ),
+            )
+        )
+
+    def list_offset(self, state: PartitionFetchState, timestamp: int) -> Future[ListOffsetsResponse]:
+        """Ask for the partition's log end (-1) or log start (-2); the answer by `leader_offset`."""
+        topic, partition = state.topic_partition
+        asked = ListOffsetsPartition(
+            partition_index=partition, current_leader_epoch=state.leader_epoch, timestamp=timestamp
+        )
+        return self._send(
+            ListOffsetsRequest(
+                replica_id=self._broker_id,
+                isolation_level=READ_UNCOMMITTED,
+                topics=(ListOffsetsTopic(name=topic, partitions=(asked,)),),
+            )
+        )
+
+    def _send(self, request: Any) -> Future[Any]:
+        return self._transport.send(
+            self.leader_id, request, timeout_ms=self._config.replica_socket_timeout_ms
+        )
+
+
+def fetch_answers(response: FetchResponse) -> Iterator[tuple[Uuid, int, FetchAnswer]]:
+    """(topic id, partition, answer) for each partition of a response."""
+    for topic in response.responses:
+        topic_id = Uuid(topic.topic_id.bytes) if topic.topic_id else Uuid.ZERO
+        for answer in topic.partitions:
+            yield topic_id, answer.partition_index, answer
+
+
+def epoch_answers(response: OffsetForLeaderEpochResponse) -> dict[TopicPartition, EpochAnswer]:
+    """Each partition's answer."""
+    return {
+        TopicPartition(topic.topic, answer.partition): answer
+        for topic in response.topics
+        for answer in topic.partitions
+    }
+
+
+def leader_offset(response: ListOffsetsResponse) -> LeaderOffset:
+    """The answer for the one partition that was asked for."""
+    answer = response.topics[0].partitions[0]
+    return LeaderOffset(answer.error_code, answer.offset)

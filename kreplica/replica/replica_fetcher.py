@@ -1,0 +1,569 @@
+"""ReplicaFetcher: replicates the partitions that one broker leads, as far as they fall to one fetcher id.
+
+`do_work` is a step that never blocks: it finds out where logs part (`maybe_truncate`), then fetches
+(`maybe_fetch`). One request is in flight; its answer is posted to the loop, taken in there, and followed by
+the next step. A step costs what has changed since the last one, not what there is: an idle partition is
+neither looked at nor named.
+
+Thread rule: `do_work` and answers run in the loop, partitions come and go from any thread; `_lock` guards
+the states, and is held while an answer is applied to a partition, so that nothing is applied after
+`remove_partitions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kreplica.common.errors import (
+    BY_CODE,
+    FencedLeaderEpoch,
+    FetchSessionIdNotFound,
+    InvalidFetchSessionEpoch,
+    KafkaStorageError,
+    KreplicaError,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    OffsetsOutOfOrder,
+    UnknownServerError,
+)
+from kreplica.common.future import Future
+from kreplica.common.locks import RLock
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Cancellable, Clock, Loop
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from kreplica.replica.fetch_session_handler import FetchSessionHandler
+from kreplica.replica.hosted_partitions import HostedPartitions
+from kreplica.replica.offset_truncation import OffsetTruncationState, offset_truncation_state
+from kreplica.replica.partition_fetch_state import (
+    FetchData,
+    InitialFetchState,
+    PartitionFetchState,
+    ReplicaState,
+)
+from kreplica.replica.remote_leader_endpoint import (
+    RemoteLeaderEndPoint,
+    epoch_answers,
+    fetch_answers,
+    leader_offset,
+)
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replication_quota import ReplicationQuotaManager
+
+if TYPE_CHECKING:
+    from kio.schema.fetch.v17.response import FetchResponse
+    from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
+    from kio.schema.list_offsets.v8.response import ListOffsetsResponse
+    from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochResponse
+
+    from kreplica.replica.partition import Partition
+
+FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
+States = dict[TopicPartition, PartitionFetchState]
+
+
+class ReplicaFetcher:
+    """Fetches from `leader`. `name`: for metrics, Kafka's client id.
+
+    `on_moved(partition)`: the partition's log or high watermark has moved.
+    `on_storage_failure(topic_partition, error)`: its log has failed. Both are called with no lock held.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        leader: RemoteLeaderEndPoint,
+        partitions: HostedPartitions,
+        config: ReplicaConfig,
+        *,
+        clock: Clock,
+        loop: Loop,
+        quota: ReplicationQuotaManager,
+        metrics: MetricRegistry,
+        on_moved: Callable[[Partition], None],
+        on_storage_failure: Callable[[TopicPartition, KreplicaError], None],
+    ) -> None:
+        self.name = name
+        self.leader = leader
+        self._partitions = partitions
+        self._config = config
+        self._clock = clock
+        self._loop = loop
+        self._quota = quota
+        self._metrics = metrics
+        self._on_moved = on_moved
+        self._on_storage_failure = on_storage_failure
+        tags = {"clientId": name}
+        self._byte_rate = metrics.meter("FetcherStats", "BytesPerSec", tags)
+        self._request_rate = metrics.meter("FetcherStats", "RequestsPerSec", tags)
+        self._total_time = metrics.duration("FetcherStats", "totalTime", tags)
+        self._request_time = metrics.duration("FetcherStats", "requestTime", tags)
+        self._lock = RLock()
+        # Guarded by _lock:
+        self._states: States = {}
+        self._by_id: dict[tuple[Uuid, int], TopicPartition] = {}
+        # As ordered sets: what the leader is to be told anew, or to forget, at the next fetch.
+        self._changed: dict[TopicPartition, None] = {}
+        self._gone: dict[TopicPartition, None] = {}
+        # Those that cannot be fetched now, and why.
+        self._truncating: dict[TopicPartition, None] = {}
+        self._out_of_range: dict[TopicPartition, None] = {}
+        self._delayed: dict[TopicPartition, None] = {}
+        self._held_back: dict[TopicPartition, None] = {}
+        self.failed: dict[TopicPartition, KreplicaError] = {}
+        # What is to be told once no lock is held.
+        self._moved: list[Partition] = []
+        self._broken: list[tuple[TopicPartition, KreplicaError]] = []
+        # The loop's own:
+        self._session = FetchSessionHandler()
+        self._in_flight = False
+        self._waits_until_ms = 0
+        self._alarm: Cancellable | None = None
+        self._closed = False
+
+    # ---- partitions ---------------------------------------------------------------------------------------
+
+    def add_partitions(self, initial: Mapping[TopicPartition, InitialFetchState]) -> None:
+        """Replicate these, too; one that is replicated in the same leader epoch goes on as it is."""
+        with self._lock:
+            for topic_partition, wanted in initial.items():
+                known = self._states.get(topic_partition)
+                if known is None or known.leader_epoch != wanted.leader_epoch:
+                    self._add(topic_partition, wanted)
+        self._loop.post(self.do_work)
+
+    def _add(self, topic_partition: TopicPartition, wanted: InitialFetchState) -> None:
+        partition = self._partitions.get(topic_partition)
+        epoch = None if partition is None else partition.local_log.latest_epoch
+        state = PartitionFetchState(
+            topic_partition,
+            wanted.topic_id,
+            wanted.fetch_offset,
+            wanted.leader_epoch,
+            TRUNCATING if epoch is None or not self._config.truncation_on_fetch else FETCHING,
+            -1 if epoch is None else epoch,
+        )
+        self.failed.pop(topic_partition, None)
+        self._forget(topic_partition)
+        self._by_id[wanted.topic_id, topic_partition.partition] = topic_partition
+        topic, number = topic_partition
+        tags = {"clientId": self.name, "topic": topic, "partition": str(number)}
+        self._metrics.gauge("FetcherLagMetrics", "ConsumerLag", partial(self.lag_of, topic_partition), tags)
+        self._put(state)
+
+    def remove_partitions(self, topic_partitions: Iterable[TopicPartition]) -> States:
+        """Replicate these no longer; their states. No answer is applied to them afterwards."""
+        with self._lock:
+            removed = {}
+            for topic_partition in topic_partitions:
+                state = self._forget(topic_partition)
+                self.failed.pop(topic_partition, None)
+                if state is not None:
+                    removed[topic_partition] = state
+                    self._gone[topic_partition] = None
+            return removed
+
+    def _forget(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
+        state = self._states.pop(topic_partition, None)
+        for kept in (self._changed, self._truncating, self._out_of_range, self._delayed, self._held_back):
+            kept.pop(topic_partition, None)
+        if state is not None:
+            self._by_id.pop((state.topic_id, topic_partition.partition), None)
+            topic, number = topic_partition
+            tags = {"clientId": self.name, "topic": topic, "partition": str(number)}
+            self._metrics.remove("FetcherLagMetrics", tags)
+        return state
+
+    def _put(self, state: PartitionFetchState) -> None:
+        """The partition's state from now on; it goes to the end, so that none starves behind others."""
+        topic_partition = state.topic_partition
+        self._states.pop(topic_partition, None)
+        self._states[topic_partition] = state
+        for kept, holds in (
+            (self._truncating, state.is_truncating),
+            (self._delayed, state.delayed_until_ms > 0),
+            (self._changed, True),
+        ):
+            if holds:
+                kept[topic_partition] = None
+            else:
+                kept.pop(topic_partition, None)
+        self._gone.pop(topic_partition, None)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def state_of(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
+        return self._states.get(topic_partition)
+
+    def lag_of(self, topic_partition: TopicPartition) -> int:
+        """Messages that the partition is behind its leader's high watermark; -1 where that is not known."""
+        state = self._states.get(topic_partition)
+        return -1 if state is None or state.lag is None else state.lag
+
+    def max_lag(self) -> int:
+        """The largest lag of its partitions."""
+        return max((state.lag or 0 for state in list(self._states.values())), default=0)
+
+    def shutdown(self) -> None:
+        """Do nothing any more."""
+        self._closed = True
+        with self._lock:
+            self.remove_partitions(list(self._states))
+            if self._alarm is not None:
+                self._alarm.cancel()
+
+    # ---- the step -----------------------------------------------------------------------------------------
+
+    def do_work(self) -> None:
+        """Send the request that is due, if none is in flight."""
+        if self._in_flight or self._closed or self._now_ms() < self._waits_until_ms:
+            return
+        with self._lock:
+            self._end_delays()
+            if not (self._maybe_truncate() or self._maybe_find_range() or self._maybe_fetch()):
+                self._wait_for_delays()
+
+    def _end_delays(self) -> None:
+        now_ms = self._now_ms()
+        for topic_partition in list(self._delayed):
+            state = self._states[topic_partition]
+            if state.delayed_until_ms <= now_ms:
+                self._put(state._replace(delayed_until_ms=0))
+
+    def _wait_for_delays(self) -> None:
+        if self._delayed:
+            first_ms = min(self._states[tp].delayed_until_ms for tp in self._delayed)
+            self._work_after(first_ms - self._now_ms())
+        elif self._held_back:
+            self._work_after(self._config.replica_fetch_backoff_ms)
+
+    def _work_after(self, delay_ms: int) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.post_later(self.do_work, max(delay_ms, 1))
+
+    def _back_off(self) -> None:
+        # The leader did not answer: nothing can be done for any partition.
+        self._waits_until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
+        self._work_after(self._config.replica_fetch_backoff_ms)
+
+    def _send(self, reply: Future[Any], answered: Callable[[Any], None]) -> bool:
+        """Let `answered(response)` come in the loop, then the next step."""
+        self._in_flight = True
+        started_ns = self._clock.monotonic_ns()
+        reply.add_done_callback(lambda done: self._loop.post(partial(self._take, done, answered, started_ns)))
+        return True
+
+    def _take(self, reply: Future[Any], answered: Callable[[Any], None], started_ns: int) -> None:
+        self._in_flight = False
+        if self._closed:
+            return
+        self._request_rate.mark()
+        now_ns = self._clock.monotonic_ns()
+        self._request_time.update((now_ns - started_ns) / 1e6)
+        if reply.exception() is None:
+            answered(reply.result())
+        else:
+            self._session.failed(is_unknown=False)
+            self._back_off()
+        self._total_time.update((self._clock.monotonic_ns() - started_ns) / 1e6)
+        self.do_work()
+
+    # ---- truncate -----------------------------------------------------------------------------------------
+
+    def _maybe_truncate(self) -> bool:
+        """Cut what can be cut, and ask the leader about the rest; whether a request was sent."""
+        asked: list[PartitionFetchState] = []
+        epochs: dict[TopicPartition, int] = {}
+        for topic_partition in list(self._truncating):
+            state, partition = self._states[topic_partition], self._partitions.get(topic_partition)
+            if state.delayed_until_ms or partition is None:
+                continue
+            epoch = partition.local_log.latest_epoch
+            if epoch is None:
+                # A log that knows no epochs: only what is committed is certain.
+                at_mark = OffsetTruncationState(partition.local_log.high_watermark, True)
+                self._apply(state, partial(self._truncate, state, at_mark))
+            else:
+                asked.append(state)
+                epochs[topic_partition] = epoch
+        if not asked:
+            return False
+        reply = self.leader.fetch_epoch_end_offsets(asked, epochs)
+        return self._send(reply, partial(self._epochs_answered, asked))
+
+    def _epochs_answered(
+        self, asked: list[PartitionFetchState], response: OffsetForLeaderEpochResponse
+    ) -> None:
+        answers = epoch_answers(response)
+        for state in asked:
+            answer = answers.get(state.topic_partition)
+            if answer is None:
+                continue
+            with self._lock:
+                if self._states.get(state.topic_partition) is not state:
+                    continue
+                if answer.error_code:
+                    self._refused(state, answer.error_code)
+                else:
+                    end = (answer.leader_epoch, answer.end_offset)
+                    self._apply(state, partial(self._truncate_to_epoch, state, end))
+        self._tell()
+
+    def _truncate_to_epoch(
+        self, state: PartitionFetchState, leader_end: tuple[int, int], partition: Partition
+    ) -> bool:
+        return self._truncate(state, offset_truncation_state(partition.local_log, *leader_end), partition)
+
+    def _truncate(
+        self, state: PartitionFetchState, truncation: OffsetTruncationState, partition: Partition
+    ) -> bool:
+        log = partition.local_log
+        partition.truncate_to(truncation.offset)
+        epoch = log.latest_epoch
+        # A fetch tells the leader the last epoch, so it finds by itself whether more is to be cut.
+        done = truncation.completed or (self._config.truncation_on_fetch and epoch is not None)
+        self._put(
+            state._replace(
+                fetch_offset=log.log_end_offset,
+                last_fetched_epoch=-1 if epoch is None else epoch,
+                state=FETCHING if done else TRUNCATING,
+            )
+        )
+        return True
+
+    # ---- out of range -------------------------------------------------------------------------------------
+
+    def _maybe_find_range(self) -> bool:
+        """Ask where the leader's log begins and ends, for one partition that is beside it; whether it was
+        sent.
+        """
+        for topic_partition in list(self._out_of_range):
+            state = self._states[topic_partition]
+            if not state.delayed_until_ms:
+                reply = self.leader.list_offset(state, LATEST_TIMESTAMP)
+                return self._send(reply, partial(self._end_answered, state))
+        return False
+
+    def _end_answered(self, state: PartitionFetchState, response: ListOffsetsResponse) -> None:
+        answer = leader_offset(response)
+        with self._lock:
+            partition = self._still_out_of_range(state, answer.error_code)
+            if partition is None:
+                return
+            if answer.offset < partition.local_log.log_end_offset:
+                # The leader came from an unclean election, and lacks what this log has.
+                self._out_of_range.pop(state.topic_partition)
+                self._apply(state, partial(self._truncate, state, OffsetTruncationState(answer.offset, True)))
+        if answer.offset < partition.log_end_offset or self._closed:
+            self._tell()
+        elif self._states.get(state.topic_partition) is state:
+            reply = self.leader.list_offset(state, EARLIEST_TIMESTAMP)
+            self._send(reply, partial(self._start_answered, state))
+
+    def _start_answered(self, state: PartitionFetchState, response: ListOffsetsResponse) -> None:
+        answer = leader_offset(response)
+        with self._lock:
+            if self._still_out_of_range(state, answer.error_code) is None:
+                return
+            self._out_of_range.pop(state.topic_partition)
+            self._apply(state, partial(self._begin_at, state, answer.offset))
+        self._tell()
+
+    def _still_out_of_range(self, state: PartitionFetchState, error_code: int) -> Partition | None:
+        if self._states.get(state.topic_partition) is not state:
+            return None
+        if error_code:
+            self._refused(state, error_code)
+            return None
+        return self._partitions.get(state.topic_partition)
+
+    def _begin_at(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
+        log = partition.local_log
+        if leader_start > log.log_end_offset:
+            # The leader has deleted what would have come next here: nothing of this log joins on to it.
+            partition.truncate_fully_and_start_at(leader_start)
+        epoch = log.latest_epoch
+        self._put(
+            state._replace(
+                fetch_offset=max(leader_start, log.log_end_offset),
+                last_fetched_epoch=-1 if epoch is None else epoch,
+                state=FETCHING,
+            )
+        )
+        return True
+
+    # ---- fetch --------------------------------------------------------------------------------------------
+
+    def _maybe_fetch(self) -> bool:
+        """Fetch what is not being truncated, delayed or held back; False where there is nothing."""
+        self._hold_back()
+        out = {*self._truncating, *self._out_of_range, *self._delayed, *self._held_back}
+        if len(out) >= len(self._states):
+            return False
+        names = self._states if self._session.is_new else self._changed
+        told = {}
+        for topic_partition in names:
+            if topic_partition not in out:
+                data = self._fetch_data(self._states[topic_partition])
+                if data is not None:
+                    told[topic_partition] = data
+        fetch = self._session.build(told, [*self._gone, *out])
+        self._changed.clear()
+        self._gone.clear()
+        return self._send(self.leader.fetch(fetch), self._fetched)
+
+    def _hold_back(self) -> None:
+        """The quota: which throttled partitions, not in sync, have to wait now (KIP-73)."""
+        for topic_partition in list(self._held_back):
+            if not self._must_wait(self._states[topic_partition]):
+                del self._held_back[topic_partition]
+                self._changed[topic_partition] = None
+        if self._quota.is_active:
+            for state in self._states.values():
+                if self._must_wait(state):
+                    self._held_back[state.topic_partition] = None
+
+    def _must_wait(self, state: PartitionFetchState) -> bool:
+        quota = self._quota
+        return (
+            quota.is_throttled(state.topic_partition) and not state.is_in_sync and quota.is_quota_exceeded()
+        )
+
+    def _fetch_data(self, state: PartitionFetchState) -> FetchData | None:
+        partition = self._partitions.get(state.topic_partition)
+        log = None if partition is None else partition.log
+        if log is None:
+            return None
+        return FetchData(
+            state.topic_id,
+            state.fetch_offset,
+            log.log_start_offset,
+            state.leader_epoch,
+            state.last_fetched_epoch,
+        )
+
+    def _fetched(self, response: FetchResponse) -> None:
+        error = BY_CODE.get(int(response.error_code))
+        if error in (FetchSessionIdNotFound, InvalidFetchSessionEpoch):
+            self._session.failed(is_unknown=error is FetchSessionIdNotFound)
+            return
+        if response.error_code:
+            self._session.failed(is_unknown=False)
+            self._back_off()
+            return
+        self._session.answered(response.session_id)
+        for topic_id, number, answer in fetch_answers(response):
+            with self._lock:
+                topic_partition = self._by_id.get((topic_id, number))
+                if topic_partition is not None:
+                    self._take_answer(topic_partition, answer)
+        self._tell()
+
+    def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
+        state, told = self._states[topic_partition], self._session.sent.get(topic_partition)
+        if (
+            told is None
+            or told.fetch_offset != state.fetch_offset
+            or told.leader_epoch != state.leader_epoch
+            or topic_partition in self._delayed
+            or state.is_truncating
+        ):
+            # The answer is to a fetch of before something changed here.
+            return
+        if answer.error_code:
+            self._refused(state, answer.error_code)
+        elif answer.diverging_epoch.end_offset >= 0:
+            # Nothing else in such an answer counts, its high watermark least of all (KAFKA-14704).
+            diverging = (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
+            self._apply(state, partial(self._truncate_to_epoch, state, diverging))
+        else:
+            self._apply(state, partial(self._process_partition_data, state, answer))
+
+    def _process_partition_data(
+        self, state: PartitionFetchState, answer: FetchAnswer, partition: Partition
+    ) -> bool:
+        """Append what came, and take over the leader's high watermark and log start; whether anything
+        moved.
+        """
+        log, epoch = partition.local_log, state.leader_epoch
+        if log.log_end_offset != state.fetch_offset:
+            at = f"fetched at {state.fetch_offset}, the log ends at {log.log_end_offset}"
+            raise OffsetsOutOfOrder(f"{state.topic_partition}: {at}")
+        records: Any = answer.records
+        moved = False
+        if records is not None and len(records):
+            moved = partition.append_records_to_follower(records, epoch) is not None
+            self._byte_rate.mark(len(records))
+            if self._quota.is_throttled(state.topic_partition):
+                self._quota.record(len(records))
+        moved |= partition.update_follower_high_watermark(answer.high_watermark, epoch)
+        started = partition.maybe_increment_log_start_offset(answer.log_start_offset, epoch)
+        end = log.log_end_offset
+        lag = max(0, answer.high_watermark - end)
+        if end == state.fetch_offset and not started and lag == state.lag:
+            return moved
+        latest = log.latest_epoch
+        self._put(
+            state._replace(fetch_offset=end, lag=lag, last_fetched_epoch=-1 if latest is None else latest)
+        )
+        return moved
+
+    # ---- errors -------------------------------------------------------------------------------------------
+
+    def _refused(self, state: PartitionFetchState, error_code: int) -> None:
+        """The leader's error for the partition."""
+        kind = BY_CODE.get(int(error_code), UnknownServerError)
+        if kind is OffsetOutOfRange:
+            self._out_of_range[state.topic_partition] = None
+            self._gone[state.topic_partition] = None
+        elif kind is FencedLeaderEpoch:
+            # There is a later leader epoch, of which this broker will hear: until then there is nothing to
+            # do.
+            self._give_up(state.topic_partition, kind(f"leader epoch {state.leader_epoch} is over"))
+        else:
+            self._delay(state)
+
+    def _apply(self, state: PartitionFetchState, step: Callable[[Partition], bool]) -> None:
+        """Do a step on the partition, and note what it failed with."""
+        topic_partition = state.topic_partition
+        partition = self._partitions.get(topic_partition)
+        if partition is None:
+            return
+        try:
+            if step(partition):
+                self._moved.append(partition)
+        except (FencedLeaderEpoch, NotLeaderOrFollower) as error:
+            # Its role has changed, and whoever changed it takes it from this fetcher.
+            self._give_up(topic_partition, error)
+        except KafkaStorageError as error:
+            self._give_up(topic_partition, error)
+            self._broken.append((topic_partition, error))
+        except KreplicaError:
+            # What came was damaged on its way, or the leader changed meanwhile: ask again.
+            self._delay(state)
+
+    def _give_up(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+        self._forget(topic_partition)
+        self._gone[topic_partition] = None
+        self.failed[topic_partition] = error
+
+    def _delay(self, state: PartitionFetchState) -> None:
+        until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
+        self._put(state._replace(delayed_until_ms=until_ms))
+
+    def _tell(self) -> None:
+        """Say what has moved and what failed; no lock is held."""
+        with self._lock:
+            moved, self._moved = self._moved, []
+            broken, self._broken = self._broken, []
+        for partition in moved:
+            self._on_moved(partition)
+        for topic_partition, error in broken:
+            self._on_storage_failure(topic_partition, error)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000

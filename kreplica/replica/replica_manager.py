@@ -1,0 +1,596 @@
+"""ReplicaManager: the replicas on one broker, as leaders and followers.
+
+It gives partitions their roles, takes appends and fetches to them, and acts on what they tell has moved:
+waiting requests are completed, ISR changes sent, fetchers started and stopped. A partition never calls
+back; what it answers is acted upon here, with no lock held. Time, files, threads and messages come by
+ports.
+
+Thread rule: any thread may append and fetch. `_role_lock` makes changes of roles follow one another, so
+that a partition and its fetcher agree; it is outside every partition's lock.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kreplica.common.errors import (
+    InvalidRequiredAcks,
+    InvalidTopic,
+    KafkaStorageError,
+    KreplicaError,
+    NotLeaderOrFollower,
+    StaleControllerEpoch,
+)
+from kreplica.common.future import Future, failed, resolved
+from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.locks import Lock, RLock
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.log.log_manager import LogManager
+from kreplica.log.log_reader import TimestampOffset
+from kreplica.replica.alter_partition_manager import AlterPartitionManager
+from kreplica.replica.delayed_delete_records import (
+    DelayedDeleteRecords,
+    DeleteRecordsPartitionStatus,
+    DeleteRecordsResult,
+)
+from kreplica.replica.delayed_elect_leader import DelayedElectLeader, ElectionResults
+from kreplica.replica.delayed_requests import DelayedRequests
+from kreplica.replica.fetch_manager import FetchManager
+from kreplica.replica.hosted_partitions import HostedPartitions
+from kreplica.replica.isr_policy import IsrPolicy, LagByMessages, LagByTime
+from kreplica.replica.metadata_cache import MetadataCache
+from kreplica.replica.partition import Partition
+from kreplica.replica.partition_effects import INCREASED, IsrChangeProposed, LeaderHwChange, PartitionEffects
+from kreplica.replica.partition_fetch import EpochEndOffset
+from kreplica.replica.produce import (
+    ACKS_ALL,
+    VALID_ACKS,
+    PartitionResponse,
+    ProducePartitionStatus,
+    response_of,
+    response_to,
+)
+from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replica_fetcher import ReplicaFetcher
+from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
+from kreplica.replica.replication_quota import ReplicationQuotaManager
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.log.damage import Damage
+    from kreplica.log.unified_log import UnifiedLog
+
+PRODUCE_TIMEOUT_MS = 30_000
+# Topics that only the broker's own coordinators write to.
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+Append = Callable[[Partition], tuple["LogAppendInfo", LeaderHwChange]]
+
+
+class ReplicaManager:
+    """The replicas of broker `broker_id`, whose epoch is `broker_epoch()`.
+
+    `controller()`: the node id of the active controller, None where it is not known now. `new_loop(name)`: a
+    Loop for an object of this broker.
+    """
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        *,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        log_manager: LogManager,
+        metadata_cache: MetadataCache,
+        controller: Callable[[], int | None],
+        transport: Transport,
+        clock: Clock,
+        scheduler: Scheduler,
+        new_loop: Callable[[str], Loop],
+        random: Random,
+        metrics: MetricRegistry | None = None,
+    ) -> None:
+        self.config = config
+        self.broker_id = broker_id
+        self.metrics = metrics or MetricRegistry()
+        self.log_manager = log_manager
+        self.partitions = HostedPartitions(metadata_cache.contains)
+        self._loop = loop = new_loop("replica-manager")
+        self.delayed = DelayedRequests(clock, loop, self.metrics)
+        self.fetches = FetchManager(
+            self.partitions,
+            config,
+            clock=clock,
+            loop=loop,
+            random=random,
+            metrics=self.metrics,
+            act=self.act_on,
+            is_throttled=self._is_throttled,
+        )
+        self.fetchers = ReplicaFetcherManager(config.num_replica_fetchers, self._new_fetcher, self.metrics)
+        self.leader_quota = _quota(config, clock, config.leader_replication_throttled_rate)
+        self.follower_quota = _quota(config, clock, config.follower_replication_throttled_rate)
+        self._broker_epoch = broker_epoch
+        self._metadata_cache = metadata_cache
+        self._alter_partition = AlterPartitionManager(
+            broker_id,
+            broker_epoch=broker_epoch,
+            controller=controller,
+            transport=transport,
+            loop=new_loop("alter-partition"),
+        )
+        self._transport = transport
+        self._new_loop = new_loop
+        self._clock = clock
+        self._scheduler = scheduler
+        self._isr_policy = _isr_policy(config)
+        self._timers: list[Cancellable] = []
+        self._isr_shrinks = self.metrics.meter("ReplicaManager", "IsrShrinksPerSec")
+        self._isr_expands = self.metrics.meter("ReplicaManager", "IsrExpandsPerSec")
+        self._failed_isr_updates = self.metrics.meter("ReplicaManager", "FailedIsrUpdatesPerSec")
+        self._add_gauges()
+        self._key_lock = Lock()
+        self._keys = 0  # guarded by _key_lock
+        self._role_lock = RLock()
+        self._controller_epoch = 0  # guarded by _role_lock
+
+    # ---- life ---------------------------------------------------------------------------------------------
+
+    def startup(self) -> None:
+        """Begin the periodic work. The logs must be loaded."""
+        lag_ms = self.config.replica_lag_time_max_ms
+        checkpoint_ms = self.config.replica_high_watermark_checkpoint_interval_ms
+        schedule = self._scheduler.schedule
+        self._timers = [
+            # Every half lag, so that a replica leaves after 1 to 1.5 times the lag.
+            schedule("isr-expiration", self.maybe_shrink_isr, lag_ms // 2, lag_ms // 2),
+            schedule(
+                "highwatermark-checkpoint", self.checkpoint_high_watermarks, checkpoint_ms, checkpoint_ms
+            ),
+        ]
+
+    def shutdown(self) -> None:
+        """Stop fetching and the periodic work, fail what waits, note the high watermarks. The logs stay
+        open.
+        """
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+        self.fetchers.shutdown()
+        self._alter_partition.shutdown()
+        self.delayed.shutdown()
+        self.fetches.shutdown()
+        self.checkpoint_high_watermarks()
+
+    def checkpoint_high_watermarks(self) -> None:
+        """Write every log's high watermark, those of partitions without a role included (KAFKA-1647)."""
+        self.log_manager.checkpoint_high_watermarks()
+
+    # ---- roles --------------------------------------------------------------------------------------------
+
+    def become_leader_or_follower(
+        self, states: Iterable[LeaderAndIsr], controller_epoch: int = 0
+    ) -> dict[TopicPartition, KreplicaError | None]:
+        """Take the roles that the controller has decided on; each partition's error, or None.
+
+        A state that is older than what the partition knows changes nothing. Raises StaleControllerEpoch
+        where a later controller has been heard of.
+        """
+        with self._role_lock:
+            if controller_epoch < self._controller_epoch:
+                text = f"controller epoch {controller_epoch} after {self._controller_epoch}"
+                raise StaleControllerEpoch(text)
+            self._controller_epoch = controller_epoch
+            results: dict[TopicPartition, KreplicaError | None] = {}
+            for state in states:
+                try:
+                    self._take_role(state)
+                    results[state.topic_partition] = None
+                except KreplicaError as error:
+                    self._check_storage(state.topic_partition, error)
+                    results[state.topic_partition] = error
+            return results
+
+    def _take_role(self, state: LeaderAndIsr) -> None:
+        topic_partition = state.topic_partition
+        partition = self.partitions.get_or_create(
+            topic_partition, partial(self._new_partition, topic_partition)
+        )
+        if self.broker_id not in state.replicas:
+            return
+        log = partition.log
+        if log is None:
+            log = self.log_manager.get_or_create_log(topic_partition, topic_id=state.topic_id)
+        if state.leader == self.broker_id:
+            self._lead(partition, state, log)
+        else:
+            self._follow(partition, state, log)
+        self.delayed.leader_known(topic_partition, state.leader)
+
+    def _lead(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
+        # A leader runs no fetcher; and none may append between the end of following and the epoch's start.
+        if not partition.is_leader and state.partition_epoch >= partition.partition_epoch:
+            self.fetchers.remove_fetcher_for_partitions([partition.topic_partition])
+        became = partition.make_leader(state, log)
+        if became.is_new_leader or became.is_new_epoch:
+            self.act_on(partition, became.effects)
+            self.fetches.moved(partition)
+
+    def _follow(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
+        led = partition.is_leader
+        is_new_epoch = partition.make_follower(state, log)
+        if led and not partition.is_leader:
+            self.delayed.leadership_lost(partition)
+        if is_new_epoch:
+            self.fetches.moved(partition)
+            self.fetchers.follow(partition, state)
+
+    def _new_partition(self, topic_partition: TopicPartition) -> Partition:
+        with self._key_lock:
+            self._keys += 1
+            key = self._keys
+        return Partition(
+            topic_partition,
+            key=key,
+            broker_id=self.broker_id,
+            clock=self._clock,
+            brokers=self._metadata_cache,
+            broker_epoch=self._broker_epoch,
+            isr_policy=self._isr_policy,
+            on_damage=self._found_damage,
+        )
+
+    def stop_replicas(
+        self, stopped: Mapping[TopicPartition, bool]
+    ) -> dict[TopicPartition, KreplicaError | None]:
+        """Be no replica of these partitions any more; True: delete the log too. Each one's error, or None."""
+        with self._role_lock:
+            results: dict[TopicPartition, KreplicaError | None] = {}
+            self.fetchers.remove_fetcher_for_partitions(list(stopped))
+            for topic_partition, delete in stopped.items():
+                results[topic_partition] = self._stop(topic_partition, delete)
+            return results
+
+    def _stop(self, topic_partition: TopicPartition, delete: bool) -> KreplicaError | None:
+        if self.partitions.is_offline(topic_partition):
+            return KafkaStorageError(f"{topic_partition}: its log directory is offline")
+        partition = self.partitions.remove(topic_partition)
+        if partition is not None:
+            self._close(partition)
+        if delete and self.log_manager.get_log(topic_partition) is not None:
+            try:
+                self.log_manager.delete_log(topic_partition)
+            except KreplicaError as error:
+                return error
+        return None
+
+    def _close(self, partition: Partition) -> None:
+        partition.close()
+        self.delayed.leadership_lost(partition)
+        self.fetches.moved(partition)
+
+    # ---- followers ----------------------------------------------------------------------------------------
+
+    def _new_fetcher(self, leader_id: int, fetcher_id: int) -> ReplicaFetcher:
+        name = f"ReplicaFetcher-{fetcher_id}-{leader_id}"
+        return ReplicaFetcher(
+            name,
+            RemoteLeaderEndPoint(leader_id, self.broker_id, self._broker_epoch, self.config, self._transport),
+            self.partitions,
+            self.config,
+            clock=self._clock,
+            loop=self._new_loop(name),
+            quota=self.follower_quota,
+            metrics=self.metrics,
+            on_moved=self.fetches.moved,
+            on_storage_failure=self._check_storage,
+        )
+
+    def _is_throttled(self, partition: Partition, replica_id: int) -> bool:
+        """Whether the quota holds back what a follower fetches: one that is listed and out of sync
+        (KIP-73).
+        """
+        quota = self.leader_quota
+        if not quota.is_throttled(partition.topic_partition) or replica_id in partition.isr:
+            return False
+        return quota.is_quota_exceeded()
+
+    # ---- append -------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic_partition: TopicPartition,
+        records: Buffer,
+        *,
+        required_acks: int = ACKS_ALL,
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> Future[PartitionResponse]:
+        """Append a producer's batch to one partition; the future is done when `required_acks` is met.
+
+        It fails with UnknownTopicOrPartition, KafkaStorageError, NotLeaderOrFollower, NotEnoughReplicas,
+        InvalidRequiredAcks, MessageTooLarge or whatever else is wrong with the batch, and nothing is
+        appended; with NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the
+        append, which may still be committed then.
+        """
+        return self._append_one(
+            topic_partition,
+            lambda partition: partition.append_records_to_leader(records, origin, required_acks),
+            required_acks,
+            timeout_ms,
+            origin,
+        )
+
+    def append_values(
+        self,
+        topic_partition: TopicPartition,
+        values: Sequence[RecordLike],
+        *,
+        required_acks: int = ACKS_ALL,
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+    ) -> Future[PartitionResponse]:
+        """Build one batch from Python values and append it; else as `append`."""
+        return self._append_one(
+            topic_partition,
+            lambda partition: partition.append_values_to_leader(values, required_acks),
+            required_acks,
+            timeout_ms,
+            AppendOrigin.CLIENT,
+        )
+
+    def _append_one(
+        self,
+        topic_partition: TopicPartition,
+        append: Append,
+        required_acks: int,
+        timeout_ms: int,
+        origin: AppendOrigin,
+    ) -> Future[PartitionResponse]:
+        try:
+            partition = self._partition_to_write(
+                topic_partition, required_acks, origin is not AppendOrigin.CLIENT
+            )
+            # Taken before the append, so that it is never that of a later term.
+            mark = partition.watermark
+            info, change = append(partition)
+        except KreplicaError as error:
+            self._check_storage(topic_partition, error)
+            return failed(error)
+        response = response_of(info)
+        if required_acks == ACKS_ALL:
+            future = self.delayed.await_commit(partition, mark, info.last_offset + 1, response, timeout_ms)
+        else:
+            future = resolved(response)
+        self._appended(partition, change)
+        return future
+
+    def append_records(
+        self,
+        entries_per_partition: Mapping[TopicPartition, Buffer],
+        *,
+        required_acks: int = ACKS_ALL,
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+        internal_topics_allowed: bool = False,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> Future[dict[TopicPartition, PartitionResponse]]:
+        """Append one batch to each partition; the future gets each one's answer, errors included.
+
+        With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
+        request whose partitions all failed does not wait.
+        """
+        responses: dict[TopicPartition, PartitionResponse] = {}
+        waiting: dict[TopicPartition, ProducePartitionStatus] = {}
+        moved: list[tuple[Partition, LeaderHwChange]] = []
+        for topic_partition, records in entries_per_partition.items():
+            try:
+                partition, status, change = self.append_to_local_log(
+                    topic_partition, records, required_acks, internal_topics_allowed, origin
+                )
+            except KreplicaError as error:
+                self._check_storage(topic_partition, error)
+                responses[topic_partition] = response_to(error)
+                continue
+            responses[topic_partition] = status.response
+            waiting[topic_partition] = status
+            moved.append((partition, change))
+        if required_acks == ACKS_ALL and waiting:
+            future = self.delayed.await_commits(responses, waiting, timeout_ms)
+        else:
+            future = resolved(responses)
+        for partition, change in moved:
+            self._appended(partition, change)
+        return future
+
+    def append_to_local_log(
+        self,
+        topic_partition: TopicPartition,
+        records: Buffer,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+    ) -> tuple[Partition, ProducePartitionStatus, LeaderHwChange]:
+        """Append to the partition's leader here. Raises as `append` fails; nothing is appended then."""
+        partition = self._partition_to_write(topic_partition, required_acks, internal_topics_allowed)
+        mark = partition.watermark
+        info, change = partition.append_records_to_leader(records, origin, required_acks)
+        status = ProducePartitionStatus(partition, mark, info.last_offset + 1, response_of(info))
+        return partition, status, change
+
+    def _partition_to_write(
+        self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
+    ) -> Partition:
+        if topic_partition.topic in INTERNAL_TOPICS and not internal_topics_allowed:
+            raise InvalidTopic(f"{topic_partition.topic} is written by the brokers themselves")
+        partition = self.partitions.get_or_error(topic_partition)
+        if required_acks not in VALID_ACKS:
+            if not partition.is_leader:
+                raise NotLeaderOrFollower(f"{topic_partition}: broker {self.broker_id} does not lead it")
+            raise InvalidRequiredAcks(f"acks {required_acks}: 0, 1 or -1 (all)")
+        return partition
+
+    def _appended(self, partition: Partition, change: LeaderHwChange) -> None:
+        if change is INCREASED:
+            self.delayed.high_watermark_moved(partition)
+        if partition.fetch_waiters:
+            if change is INCREASED:
+                self.fetches.moved(partition)
+            else:
+                self.fetches.log_end_moved(partition)
+
+    # ---- what partitions tell -----------------------------------------------------------------------------
+
+    def act_on(self, partition: Partition, effects: PartitionEffects) -> None:
+        """Do what a step of the partition has made due; the caller holds no lock."""
+        if effects.isr_change is not None:
+            self._propose(partition, effects.isr_change)
+        if effects.high_watermark_change is INCREASED:
+            self.delayed.high_watermark_moved(partition)
+            if partition.fetch_waiters:
+                self.fetches.moved(partition)
+        if effects.low_watermark_moved:
+            self.delayed.low_watermark_moved(partition)
+
+    def _propose(self, partition: Partition, proposed: IsrChangeProposed) -> None:
+        answer = self._alter_partition.submit(proposed.leader_and_isr, proposed.isr_broker_epochs)
+        answer.add_done_callback(partial(self._isr_change_answered, partition, proposed))
+
+    def _isr_change_answered(
+        self, partition: Partition, proposed: IsrChangeProposed, answer: Future[LeaderAndIsr]
+    ) -> None:
+        error = answer.exception()
+        before = partition.isr
+        if error is None:
+            effects = partition.handle_alter_partition_response(proposed.pending, answer.result())
+        else:
+            assert isinstance(error, KreplicaError)
+            self._failed_isr_updates.mark()
+            effects = partition.handle_alter_partition_response(proposed.pending, error)
+        after = partition.isr
+        self._isr_shrinks.mark(not set(after) >= set(before))
+        self._isr_expands.mark(not set(after) <= set(before))
+        self.act_on(partition, effects)
+
+    def maybe_shrink_isr(self) -> None:
+        """Look for replicas that have not kept up."""
+        now_ms = self._clock.monotonic_ns() // 1_000_000
+        for partition in self.partitions:
+            if partition.is_leader:
+                self.act_on(partition, partition.maybe_shrink_isr(now_ms))
+
+    # ---- other requests -----------------------------------------------------------------------------------
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int], timeout_ms: int = PRODUCE_TIMEOUT_MS
+    ) -> Future[dict[TopicPartition, DeleteRecordsResult]]:
+        """Drop the records below these offsets (-1: below the high watermark) on all replicas (KIP-107)."""
+        results: dict[TopicPartition, DeleteRecordsResult] = {}
+        waiting: dict[TopicPartition, DeleteRecordsPartitionStatus] = {}
+        for topic_partition, wanted in offsets.items():
+            try:
+                partition = self.partitions.get_or_error(topic_partition)
+                offset, _ = partition.delete_records_on_leader(wanted)
+            except KreplicaError as error:
+                self._check_storage(topic_partition, error)
+                results[topic_partition] = DeleteRecordsResult(error=error)
+                continue
+            waiting[topic_partition] = DeleteRecordsPartitionStatus(partition, offset)
+        operation = DelayedDeleteRecords(results, waiting)
+        self.delayed.await_deletion(operation, timeout_ms)
+        for status in waiting.values():
+            self.fetches.moved(status.partition)
+        return operation.future
+
+    def elect_leaders(
+        self,
+        elected: Mapping[TopicPartition, int | KreplicaError],
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+    ) -> Future[ElectionResults]:
+        """Wait until this broker knows the leaders that the controller has `elected` (KIP-460); its errors
+        are handed on.
+        """
+        results = {tp: result for tp, result in elected.items() if isinstance(result, KreplicaError)}
+        expected = {tp: result for tp, result in elected.items() if isinstance(result, int)}
+        operation = DelayedElectLeader(results, expected, self._metadata_cache.leader)
+        self.delayed.await_leaders(operation, timeout_ms)
+        return operation.future
+
+    def last_offset_for_leader_epoch(
+        self, topic_partition: TopicPartition, leader_epoch: int, current_leader_epoch: int | None = None
+    ) -> EpochEndOffset:
+        """Where a leader epoch ends here; raises as `Partition.last_offset_for_leader_epoch`."""
+        partition = self.partitions.get_or_error(topic_partition)
+        return partition.last_offset_for_leader_epoch(current_leader_epoch, leader_epoch)
+
+    def fetch_offset_for_timestamp(
+        self,
+        topic_partition: TopicPartition,
+        timestamp: int,
+        isolation: str = "high_watermark",
+        current_leader_epoch: int | None = None,
+    ) -> TimestampOffset:
+        """The first record at or after `timestamp`; see `Partition.fetch_offset_for_timestamp`."""
+        partition = self.partitions.get_or_error(topic_partition)
+        return partition.fetch_offset_for_timestamp(timestamp, isolation, current_leader_epoch)
+
+    # ---- disks --------------------------------------------------------------------------------------------
+
+    def _check_storage(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+        """Where a log has failed, its whole directory is offline; a full disk or a damaged range is no
+        failure.
+        """
+        log = self.log_manager.get_log(topic_partition)
+        if isinstance(error, KafkaStorageError) and log is not None and log.failure is not None:
+            self.handle_log_directory_failure(os.path.dirname(log.local.directory), log.failure)
+
+    def handle_log_directory_failure(self, path: str, error: BaseException) -> None:
+        """The directory's disk failed: its partitions are offline until the broker starts anew."""
+        gone = self.log_manager.fail(path, error)
+        with self._role_lock:
+            self.fetchers.remove_fetcher_for_partitions(gone)
+            for topic_partition in gone:
+                partition = self.partitions.take_offline(topic_partition)
+                if partition is not None:
+                    self._close(partition)
+
+    def _found_damage(self, partition: Partition, damage: Damage) -> None:
+        self._loop.post(partial(self._handle_damage, partition, damage))
+
+    def _handle_damage(self, partition: Partition, damage: Damage) -> None:
+        raise NotImplementedError
+
+    # ---- metrics ------------------------------------------------------------------------------------------
+
+    def _add_gauges(self) -> None:
+        def gauge(name: str, holds: Callable[[Partition], bool]) -> None:
+            self.metrics.gauge("ReplicaManager", name, lambda: sum(map(holds, self.partitions)))
+
+        gauge("LeaderCount", lambda partition: partition.is_leader)
+        gauge("UnderReplicatedPartitions", lambda partition: partition.is_under_replicated)
+        gauge("UnderMinIsrPartitionCount", lambda partition: partition.is_under_min_isr)
+        gauge("AtMinIsrPartitionCount", lambda partition: partition.is_at_min_isr)
+        self.metrics.gauge("ReplicaManager", "PartitionCount", lambda: len(self.partitions))
+        self.metrics.gauge("ReplicaManager", "OfflineReplicaCount", lambda: self.partitions.offline_count)
+
+
+def _isr_policy(config: ReplicaConfig) -> IsrPolicy:
+    if config.replica_lag_max_messages is None:
+        return LagByTime(config.replica_lag_time_max_ms)
+    return LagByMessages(config.replica_lag_max_messages, config.replica_lag_time_max_ms)
+
+
+def _quota(config: ReplicaConfig, clock: Clock, bytes_per_second: int) -> ReplicationQuotaManager:
+    return ReplicationQuotaManager(
+        clock,
+        bytes_per_second,
+        windows=config.replication_quota_window_num,
+        window_ms=config.replication_quota_window_size_seconds * 1_000,
+    )

@@ -1,0 +1,96 @@
+"""ReplicationQuotaManager: how fast throttled replicas may be replicated (KIP-73), for leading or for
+following.
+
+Only replicas that are listed as throttled are counted and held back, and only while they are out of sync,
+so that a rebuild does not crowd out what clients wait for. The rate is taken over 11 windows of 1 s, the
+one under way included. Thread rule: any thread; `_lock` guards the windows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from kreplica.common.locks import Lock
+from kreplica.common.ports import Clock
+from kreplica.common.types import TopicPartition
+
+ALL_REPLICAS = "*"
+UNLIMITED = (1 << 62) - 1
+
+
+class ReplicationQuotaManager:
+    """`bytes_per_second`: the quota. `windows` of `window_ms` each: over how long the rate is taken."""
+
+    def __init__(
+        self, clock: Clock, bytes_per_second: int = UNLIMITED, *, windows: int = 11, window_ms: int = 1_000
+    ) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._clock = clock
+        self._most_windows = windows
+        self._window_ms = window_ms
+        # The partitions that are throttled on this broker, by topic; None: all of the topic's.
+        self._throttled: dict[str, frozenset[int] | None] = {}
+        self._lock = Lock()
+        # Guarded by _lock: (number of the window, bytes in it), the oldest first, and their sum.
+        self._windows: deque[list[int]] = deque()
+        self._total = 0
+
+    def set_throttled(self, topic: str, replicas: Iterable[str], broker_id: int) -> None:
+        """Take over a topic's setting: '*', or a list of partition:broker."""
+        listed = tuple(replicas)
+        if listed == (ALL_REPLICAS,):
+            self._throttled[topic] = None
+            return
+        pairs = (entry.split(":") for entry in listed)
+        mine = frozenset(int(partition) for partition, broker in pairs if int(broker) == broker_id)
+        if mine:
+            self._throttled[topic] = mine
+        else:
+            self._throttled.pop(topic, None)
+
+    def is_throttled(self, topic_partition: TopicPartition) -> bool:
+        """Whether the partition is listed."""
+        if not self._throttled or topic_partition.topic not in self._throttled:
+            return False
+        listed = self._throttled[topic_partition.topic]
+        return listed is None or topic_partition.partition in listed
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is listed at all."""
+        return bool(self._throttled)
+
+    def record(self, size: int) -> None:
+        """Count bytes of a throttled replica."""
+        with self._lock:
+            number = self._roll()
+            if not self._windows or self._windows[-1][0] != number:
+                self._windows.append([number, 0])
+            self._windows[-1][1] += size
+            self._total += size
+
+    def is_quota_exceeded(self) -> bool:
+        """Whether throttled replicas have had more than the quota of late."""
+        return self.bytes_per_second < UNLIMITED and self.rate() > self.bytes_per_second
+
+    def rate(self) -> float:
+        """Bytes a second, over the windows."""
+        with self._lock:
+            number = self._roll()
+            if not self._windows:
+                return 0.0
+            # The window under way counts for what has passed of it, the others whole; at least one.
+            into_ms = self._now_ms() - number * self._window_ms
+            whole = min(number - self._windows[0][0], self._most_windows - 1)
+            elapsed_ms = max(whole * self._window_ms + into_ms, (self._most_windows - 1) * self._window_ms)
+            return self._total * 1000 / elapsed_ms
+
+    def _roll(self) -> int:
+        number = self._now_ms() // self._window_ms
+        while self._windows and self._windows[0][0] <= number - self._most_windows:
+            self._total -= self._windows.popleft()[1]
+        return number
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
