@@ -511,15 +511,14 @@ class UnifiedLog:
         return self._writable()
 
     @property
-<<<<<<< ours
     def is_offline(self) -> bool:
         """Whether its disk failed."""
         return self._failure is not None
-=======
+
+    @property
     def failure(self) -> BaseException | None:
         """What took the log offline."""
         return self._failure
->>>>>>> theirs
 
     def fail(self, error: BaseException) -> None:
         """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""
