@@ -6,14 +6,12 @@ import random
 
 import pytest
 
-from kreplica.common.config import CleanerConfig
-from kreplica.common.errors import KafkaStorageError, StorageFull
+from kreplica.common.config import CleanerConfig, LogConfig
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
 from kreplica.log.checkpoint import OffsetCheckpointFile
 from kreplica.log.log_cleaner import LogCleaner
 from kreplica.log.log_loader import OpenOptions
-from kreplica.common.config import LogConfig
 from kreplica.sim.storage import SimStorage
 from tests.support.logs import ManualClock
 
