@@ -7,7 +7,8 @@ the fetch that is parked there (`DelayedFetch.try_complete`). The fetch purgator
 A fetch is complete when this broker does not lead a partition (case A), has it no longer (B), does not know
 it (C), its directory is offline (D), the fetcher's leader epoch is not the current one (E); when the fetch
 offset lies in an older segment than the log's end (F), min.bytes are there (G), or the fetcher's log
-diverges (H). A follower's is complete, too, when it has not been told the high watermark.
+diverges (H). A follower that has not been told the high watermark is told it with the next records, or
+after a short while.
 """
 
 from __future__ import annotations
@@ -80,19 +81,35 @@ Read = Callable[[CachedPartition, FetchParams, int, bool], FetchPartitionData]
 class DelayedFetch:
     """One fetch: `read` looks at a partition. Any thread may try it; one of them completes it."""
 
-    __slots__ = ("_held_back", "_read", "_too_little", "future", "handle", "params", "session")
+    __slots__ = (
+        "_held_back",
+        "_read",
+        "_too_little",
+        "future",
+        "handle",
+        "linger_handle",
+        "params",
+        "session",
+    )
 
     def __init__(self, session: FetchSession, params: FetchParams, read: Read) -> None:
         self.session = session
         self.params = params
         self.future: Future[FetchResult] = Future()
-        # The purgatory's, where its deadline waits; 0: there is none.
+        # The purgatory's, where its deadline waits; 0: there is none. The second is for news that may not
+        # wait.
         self.handle = 0
+        self.linger_handle = 0
         self._read = read
         # What was looked at and had something, but not enough.
         self._too_little: list[CachedPartition] = []
         # What the quota held back: for the next fetch, when some time has passed.
         self._held_back: list[CachedPartition] = []
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it has seen something to tell that was not enough to answer."""
+        return bool(self._too_little)
 
     def start(self) -> bool:
         """Look at what is ready; True if that answers the fetch, which otherwise is parked at its session
@@ -138,7 +155,7 @@ class DelayedFetch:
         result = self._read_ready()
         if not self._is_enough(result):
             if params.max_wait_ms > 0 and session.partitions:
-                self._too_little = [cached for cached, data in result if data.records is not None]
+                self._too_little = [cached for cached, data in result if has_news(cached, data)]
                 return False
         elif params.wants_all and len(result) < len(session.partitions):
             result = self._look_at_all()
@@ -183,10 +200,8 @@ class DelayedFetch:
     def _is_enough(self, result: FetchResult) -> bool:
         params = self.params
         size = 0
-        for cached, data in result:
+        for _, data in result:
             if data.error is not None or data.diverging_epoch is not None or data.is_from_older_segment:
-                return True
-            if params.is_from_follower and data.high_watermark != cached.high_watermark_sent >= 0:
                 return True
             size += data.size
         # More than max.bytes cannot come, whatever the least is.

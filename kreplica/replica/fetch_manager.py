@@ -62,6 +62,7 @@ class FetchManager:
         self._is_throttled = is_throttled
         self._purgatory = DelayedOperationPurgatory("Fetch", clock, loop, self._expired)
         self._numbers = itertools.count(1)
+        self._linger_ms = config.replica_fetch_high_watermark_linger_ms
         self._bytes_out = metrics.meter("BrokerTopicMetrics", "BytesOutPerSec")
         self._replication_bytes_out = metrics.meter("BrokerTopicMetrics", "ReplicationBytesOutPerSec")
         gauge = metrics.gauge
@@ -89,8 +90,10 @@ class FetchManager:
         fetch = DelayedFetch(session, params, self._read)
         if not fetch.start():
             fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
+            if fetch.has_news:
+                self._linger(fetch)
             if fetch.future.done():
-                self._purgatory.cancel(fetch.handle)
+                self._end_wait(fetch)
         if not session.is_lasting:
             fetch.future.add_done_callback(lambda _: session.end())
         return fetch.future
@@ -104,8 +107,19 @@ class FetchManager:
             if session is not None and session.is_privileged:
                 self._try(cached)
 
+    def high_watermark_moved(self, partition: Partition) -> None:
+        """Records were committed: consumers may be waiting for them, and followers are to hear of it soon."""
+        for cached in list(partition.fetch_waiters):
+            session = cached.session
+            if session is None or not session.is_privileged:
+                self._try(cached)
+                continue
+            fetch = cached.notify()
+            if fetch is not None and not fetch.linger_handle:
+                self._linger(fetch)
+
     def moved(self, partition: Partition) -> None:
-        """A mark, the log start or the role has changed: whoever waits at the partition may be answered."""
+        """The log start or the role has changed: whoever waits at the partition may be answered."""
         for cached in list(partition.fetch_waiters):
             self._try(cached)
 
@@ -115,12 +129,23 @@ class FetchManager:
             self._complete(fetch, fetch.try_complete)
 
     def _complete(self, fetch: DelayedFetch, step: Callable[[], bool]) -> None:
-        if step() and fetch.handle:
-            self._purgatory.cancel(fetch.handle)
+        if step():
+            self._end_wait(fetch)
+        elif fetch.has_news and not fetch.linger_handle:
+            self._linger(fetch)
+
+    def _linger(self, fetch: DelayedFetch) -> None:
+        """Answer soon, though it is not enough: more may come until then, and is told with it."""
+        fetch.linger_handle = self._purgatory.watch(next(self._numbers), 1, self._linger_ms, fetch)
+
+    def _end_wait(self, fetch: DelayedFetch) -> None:
+        for handle in (fetch.handle, fetch.linger_handle):
+            if handle:
+                self._purgatory.cancel(handle)
 
     def _expired(self, fetches: list[DelayedFetch]) -> None:
         for fetch in fetches:
-            fetch.expire()
+            self._complete(fetch, fetch.expire)
 
     def shutdown(self) -> None:
         """Answer what waits with what there is, and forget all sessions."""

@@ -23,6 +23,8 @@ class ReplicaConfig:
     replica_fetch_response_max_bytes: int = 10 << 20
     replica_fetch_min_bytes: int = 1
     replica_fetch_wait_max_ms: int = 500
+    # How long a leader that has nothing else to tell keeps a new high watermark to itself.
+    replica_fetch_high_watermark_linger_ms: int = 5
     replica_fetch_backoff_ms: int = 1_000
     # False: ask OffsetForLeaderEpoch before the first fetch of an epoch, as Kafka did before 2.7.
     truncation_on_fetch: bool = True

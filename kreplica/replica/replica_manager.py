@@ -439,12 +439,14 @@ class ReplicaManager:
 
     def _appended(self, partition: Partition, change: LeaderHwChange) -> None:
         if change is INCREASED:
-            self.delayed.high_watermark_moved(partition)
+            self._high_watermark_moved(partition)
         if partition.fetch_waiters:
-            if change is INCREASED:
-                self.fetches.moved(partition)
-            else:
-                self.fetches.log_end_moved(partition)
+            self.fetches.log_end_moved(partition)
+
+    def _high_watermark_moved(self, partition: Partition) -> None:
+        self.delayed.high_watermark_moved(partition)
+        if partition.fetch_waiters:
+            self.fetches.high_watermark_moved(partition)
 
     # ---- what partitions tell -----------------------------------------------------------------------------
 
@@ -453,9 +455,7 @@ class ReplicaManager:
         if effects.isr_change is not None:
             self._propose(partition, effects.isr_change)
         if effects.high_watermark_change is INCREASED:
-            self.delayed.high_watermark_moved(partition)
-            if partition.fetch_waiters:
-                self.fetches.moved(partition)
+            self._high_watermark_moved(partition)
         if effects.low_watermark_moved:
             self.delayed.low_watermark_moved(partition)
 
