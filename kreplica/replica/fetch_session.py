@@ -161,13 +161,13 @@ class FetchSession:
 
     def ask(self, wanted: Iterable[CachedPartition], forgotten: Iterable[SessionKey] = ()) -> None:
         """Take in what a request names."""
+        left = []
         with self.lock:
             for key in forgotten:
                 gone = self.partitions.pop(key, None)
                 if gone is not None:
                     self.ready.pop(gone, None)
-                    gone.listen(None)
-                    gone.session = None
+                    left.append(gone)
             for asked in wanted:
                 known = self.partitions.get(asked.key)
                 if known is None:
@@ -176,6 +176,8 @@ class FetchSession:
                 else:
                     known.update(asked)
                 self.ready[known] = None
+        for gone in left:
+            self._leave(gone)
 
     def take_ready(self) -> list[CachedPartition]:
         """What is to be looked at, in its order; none of it is ready afterwards."""
@@ -199,8 +201,13 @@ class FetchSession:
             self.ready.clear()
             self.parked = None
         for cached in partitions:
-            cached.listen(None)
-            cached.session = None
+            self._leave(cached)
+
+    def _leave(self, cached: CachedPartition) -> None:
+        if cached.partition is not None and self.is_lasting:
+            cached.partition.detach_fetch_clock(self.clock)
+        cached.listen(None)
+        cached.session = None
 
     def __len__(self) -> int:
         return len(self.partitions)

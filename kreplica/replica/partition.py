@@ -481,12 +481,21 @@ class Partition:
             moved = self.low_watermark_waiters > 0 and self.low_watermark_if_leader() > low_watermark
             return PartitionEffects(change, isr_change, moved)
 
-    def attach_fetch_clock(self, replica_id: int, fetch_clock: FetchClock | None) -> None:
-        """The follower's partition is in the fetch session of that clock now, or, with None, in none."""
+    def attach_fetch_clock(self, replica_id: int, fetch_clock: FetchClock) -> None:
+        """The follower fetches the partition in the session of that clock from now on."""
         with self.leader_isr_update_lock:
             replica = self._replicas.get(replica_id)
             if replica is not None:
                 replica.fetch_clock = fetch_clock
+
+    def detach_fetch_clock(self, fetch_clock: FetchClock) -> None:
+        """The session of that clock does not fetch the partition any more, spelled out or not."""
+        with self.leader_isr_update_lock:
+            for replica in self._remote_replicas:
+                if replica.fetch_clock is fetch_clock:
+                    if replica.log_end_offset == self.log_end_offset:
+                        replica.leader_moved_on()
+                    replica.fetch_clock = None
 
     def last_offset_for_leader_epoch(
         self, current_leader_epoch: int | None, leader_epoch: int, *, only_leader: bool = True

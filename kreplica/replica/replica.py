@@ -124,7 +124,7 @@ class Replica:
         self.diverged = False
 
     def leader_moved_on(self) -> None:
-        """The leader's log is about to move on from `log_end_offset`: the fetches that the session did not
+        """The leader's log has ended at `log_end_offset` until now: the fetches that the session did not
         spell out were made at that offset, and found nothing missing."""
         clock = self.fetch_clock
         if clock is not None and clock.last_fetch_time_ms > self.last_fetch_time_ms:

@@ -221,8 +221,9 @@ class ReplicaManager:
         if not partition.is_leader and state.partition_epoch >= partition.partition_epoch:
             self.fetchers.remove_fetcher_for_partitions([partition.topic_partition])
         became = partition.make_leader(state, log)
+        # A replica that the controller took out of the ISR may have been the one that all waited for.
+        self.act_on(partition, became.effects)
         if became.is_new_leader or became.is_new_epoch:
-            self.act_on(partition, became.effects)
             self.fetches.moved(partition)
 
     def _follow(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:

@@ -9,6 +9,7 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.common.types import NO_OFFSET
 from kreplica.replica.partition_effects import INCREASED, SAME
 from kreplica.replica.partition_state import CommittedPartitionState, PendingRecovery
+from kreplica.replica.replica import FetchClock
 from tests.support.batches import build
 from tests.support.partitions import LAG_MS, Replicas
 
@@ -272,8 +273,6 @@ def test_a_refused_append_leaves_no_trace(replicas):
 
 
 def test_fetches_that_are_not_spelled_out_keep_a_follower_in_sync(replicas):
-    from kreplica.replica.replica import FetchClock
-
     replicas.catch_up(2, 3)
     session = FetchClock(replicas.clock.now_ms)
     replicas.leader.attach_fetch_clock(2, session)
@@ -284,6 +283,21 @@ def test_fetches_that_are_not_spelled_out_keep_a_follower_in_sync(replicas):
     replicas.clock.now_ms += 1
     proposed = replicas.leader.maybe_shrink_isr(replicas.clock.now_ms).isr_change
     assert proposed.leader_and_isr.isr == (1, 2)
+
+
+def test_a_session_that_leaves_a_partition_out_keeps_nobody_in_sync(replicas):
+    replicas.catch_up(2, 3)
+    session, other = FetchClock(replicas.clock.now_ms), FetchClock(replicas.clock.now_ms)
+    replicas.leader.attach_fetch_clock(2, session)
+    replicas.leader.attach_fetch_clock(3, other)
+    replicas.clock.now_ms += 10 * LAG_MS
+    left_ms = session.last_fetch_time_ms = replicas.clock.now_ms
+    replicas.leader.detach_fetch_clock(session)
+    replicas.clock.now_ms += LAG_MS
+    session.last_fetch_time_ms = other.last_fetch_time_ms = replicas.clock.now_ms
+    replicas.append(b"a")
+    caught_up = {r.broker_id: r.last_caught_up_time_ms for r in replicas.leader.remote_replicas}
+    assert caught_up == {2: left_ms, 3: replicas.clock.now_ms}
 
 
 # ---- durability --------------------------------------------------------------------------------------------
