@@ -17,7 +17,7 @@ from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import KafkaStorageError, OffsetOutOfRange, ReadOnlyLog
+from kreplica.common.errors import KafkaStorageError, LogClosed, OffsetOutOfRange, ReadOnlyLog
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import live_reader, log_loader
@@ -207,9 +207,17 @@ class Log:
         return pyarrow.Table.from_batches(batches, schema(names, views=views))
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp` (ms since 1970), or None."""
+        """The first record at or after `timestamp` (ms since 1970), or None.
+
+        Raises LogClosed, CorruptMessage.
+        """
+        self._require_open()
         self._see()
         return self._log.offset_for_timestamp(timestamp)
+
+    def _require_open(self) -> None:
+        if self._log.closed:
+            raise LogClosed(f"{self.path}: the log is closed")
 
     def _see(self) -> None:
         if self._refresh is not None:
@@ -269,7 +277,11 @@ class Log:
     # ---- upkeep -------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Put everything appended by now on disk; returns the offset below which all is."""
+        """Put everything appended by now on disk; returns the offset below which all is.
+
+        Raises LogClosed, ReadOnlyLog, KafkaStorageError.
+        """
+        self._require_open()
         return self._log.flush()
 
     def roll(self) -> None:

@@ -78,7 +78,17 @@ class ColumnReader:
 
     @property
     def skipped(self) -> list[Damage]:
-        return [damage for damage in self._walk.lost if damage.first_offset < self.stop]
+        """What is lost of the range, as far as it was read; what lies in quarantine is no error."""
+        taken = [
+            damage
+            for damage in self._walk.quarantined
+            if damage.stop_offset > self.start and damage.first_offset < self.next_offset
+        ]
+        return sorted({*self._lost(), *taken}, key=lambda damage: damage.first_offset)
+
+    def _lost(self) -> list[Damage]:
+        taken = self._walk.quarantined
+        return [each for each in self._walk.lost if each.first_offset < self.stop and each not in taken]
 
     def _start(self, start: int | None, from_time: int | None) -> int:
         log = self._log
@@ -166,11 +176,11 @@ class ColumnReader:
             self.stop = max(self.stop, damage.first_offset + 1)
 
     def _has_lost(self) -> bool:
-        return bool(self.skipped) and not self._skip_damaged
+        return bool(self._lost()) and not self._skip_damaged
 
     def _refuse_lost(self) -> None:
         if self._has_lost():
-            damage = self.skipped[0]
+            damage = self._lost()[0]
             raise DamagedLog(f"{self._log.topic_partition}: lost are {damage}", where=damage.first_offset)
 
 

@@ -14,8 +14,9 @@ from kreplica._core.region import Slice
 from kreplica._core.segment_scan import resync
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import INT64_MAX
+from kreplica.log import quarantine
 from kreplica.log.damage import Damage
-from kreplica.log.file_names import STATE_FILE
+from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record import RecordBatch, batches
@@ -30,8 +31,9 @@ class LogWalk:
     """A walk through a reader's log, from `seek` on.
 
     `next_offset`: the least offset that the next batch may have. `end_offset`: where the log ends, exclusive,
-    or UNKNOWN_END. `lost`: what was met on the way. `own`: the log was opened read-only for this walk alone,
-    which lets its segments end where their files do.
+    or UNKNOWN_END. `lost`: what was met on the way. `quarantined`: ranges that `kreplica repair` took out of
+    the log, by offset; an empty batch stands for each, which `peek` notes as lost. `own`: the log was opened
+    read-only for this walk alone, which lets its segments end where their files do.
     """
 
     def __init__(self, log: UnifiedLog, *, own: bool = False) -> None:
@@ -47,9 +49,22 @@ class LogWalk:
         self._cut_short: set[int] = set()
         # Beside a live Kafka, whose log goes on behind what may be read.
         self._bounded = False
+        self.quarantined: list[Damage] = []
         if own:
+            self._find_quarantined()
             self._find_cut_short()
             self._look_behind_end()
+
+    def _find_quarantined(self) -> None:
+        storage, directory = self.log.local.storage, self.log.local.directory
+        notes = quarantine.read_all(storage, directory, storage.list_directory(directory))
+        self.quarantined = [
+            Damage(
+                *(note.first_offset, note.next_offset, self.log.local.path(note.base_offset, LOG_SUFFIX)),
+                *(note.position, note.end_position, f"in quarantine: {note.reason}"),
+            )
+            for note in notes.values()
+        ]
 
     def _find_cut_short(self) -> None:
         # The segments whose files end before what their writer published: bytes that are not there must not
@@ -171,9 +186,21 @@ class LogWalk:
                 reason = self._wrong(batch)
             except CorruptMessage as error:
                 reason = str(error)
-            if not reason:
-                return None if batch.base_offset >= self.end_offset else batch
-            self.skip_bad(reason)
+            if reason:
+                self.skip_bad(reason)
+            elif batch.base_offset >= self.end_offset:
+                return None
+            elif batch.record_count == 0 and (taken := self._quarantined_at(batch)) is not None:
+                self.lost.append(taken)
+                self.advance(batch.size, batch.next_offset)
+            else:
+                return batch
+        return None
+
+    def _quarantined_at(self, batch: RecordBatch) -> Damage | None:
+        for taken in self.quarantined:
+            if taken.first_offset <= batch.base_offset and batch.next_offset <= taken.stop_offset:
+                return taken
         return None
 
     def _wrong(self, batch: RecordBatch) -> str:

@@ -16,10 +16,12 @@ from kreplica.common.types import TopicPartition
 from kreplica.log import column_reader
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.live_reader import LiveReader
+from kreplica.log.repair import repair
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 from tests.conformance.expectation import FIXTURES
+from tests.support.logs import ManualClock
 from tests.unit.log.diff.replicas import batch, replica
 
 PARTITIONS = sorted(
@@ -240,3 +242,21 @@ def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
     reader = ColumnReader(opened(tmp_path / "t-0"), ["offset"], own=True, skip_damaged=True)
     assert offsets(reader) == [0, 1, 2]
     assert [(damage.first_offset, damage.next_offset) for damage in reader.skipped] == [(3, 10)]
+
+
+def test_what_lies_in_quarantine_is_told_and_no_error(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    with kreplica.Log.open(directory) as log:
+        for number in range(6):
+            log.append([b"%d" % number * 50])
+    path = directory / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 + 70] ^= 1
+    path.write_bytes(data)
+    list(repair(FileStorage(), ManualClock(), str(directory), apply_changes=True))
+    reader = ColumnReader(opened(directory), ["offset"], own=True)
+    assert offsets(reader) == [0, 1, 2, 4, 5]
+    assert [(damage.first_offset, damage.next_offset) for damage in reader.skipped] == [(3, 4)]
+    reader = ColumnReader(opened(directory), ["offset"], own=True, stop=3)
+    assert offsets(reader) == [0, 1, 2]
+    assert reader.skipped == []

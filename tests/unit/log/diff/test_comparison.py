@@ -13,7 +13,10 @@ import kreplica
 from kreplica.common.errors import InvalidFile
 from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.diff import comparison as comparison_module
+from kreplica.log.repair import repair
+from kreplica.runtime.storage import FileStorage
 from tests.conformance.expectation import FIXTURES
+from tests.support.logs import ManualClock
 from tests.unit.log.diff.replicas import batch, compared, replica
 
 KAFKA = FIXTURES / "clean" / "logs"
@@ -212,11 +215,17 @@ def test_a_divergence_behind_rot(tmp_path: Path) -> None:
         assert found.divergence.offset == 3
 
 
+def closed_log(directory: Path) -> Path:
+    """Six batches, the same in every log."""
+    with kreplica.Log.open(directory) as log:
+        for number in range(6):
+            log.append([kreplica.Record(value=b"%d" % number * 50, timestamp=number)])
+    return directory
+
+
 def test_a_log_that_recovery_found_damaged(tmp_path: Path) -> None:
     for side in ("l", "r"):
-        with kreplica.Log.open(tmp_path / side / "t-0") as log:
-            for number in range(6):
-                log.append([kreplica.Record(value=b"%d" % number * 50, timestamp=number)])
+        closed_log(tmp_path / side / "t-0")
     path = tmp_path / "l" / "t-0" / f"{0:020d}.log"
     data = path.read_bytes()
     path.write_bytes(flipped(data, len(data) // 2))
@@ -271,6 +280,24 @@ def test_the_torn_end_of_a_log_that_nobody_closed_is_its_end(tmp_path: Path) -> 
     found = compared(left, right)
     assert found.agrees
     assert found.end_offset == found.right.log_end_offset == 5
+
+
+@pytest.mark.parametrize("by_record", [False, True])
+def test_what_lies_in_quarantine_is_lost_and_no_divergence(tmp_path: Path, by_record: bool) -> None:
+    sound, mended = (closed_log(tmp_path / side / "t-0") for side in ("l", "r"))
+    path = mended / f"{0:020d}.log"
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, len(data) // 2 + 70))
+    list(repair(FileStorage(), ManualClock(), str(mended), apply_changes=True))
+    for pair in ((sound, mended), (mended, sound)):
+        found = compared(*pair, by_record=by_record)
+        assert found.divergence is None
+        (lost,) = found.lost
+        assert (lost.first_offset, lost.next_offset) == (3, 4)
+        assert lost.side == ("right" if pair[1] == mended else "left")
+        assert "quarantine" in lost.reason
+        assert found.agreed_offset == 6
+    assert compared(mended, mended, by_record=by_record).agrees
 
 
 # ---- compaction -------------------------------------------------------------------------------------------
