@@ -1,0 +1,41 @@
+"""One machine under a virtual clock: its loop, and a transport whose answers a test gives."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from kreplica.common.future import Future
+from kreplica.sim.clock import VirtualClock, VirtualTime
+from kreplica.sim.scheduler import Incarnation, SimScheduler
+
+
+class VirtualMachine:
+    """`loop`, `clock`, and `pass_time` to let what is due happen."""
+
+    def __init__(self) -> None:
+        self.time = VirtualTime()
+        self.scheduler = SimScheduler(self.time, random.Random(1), shuffle=False)
+        self.clock = VirtualClock(self.time)
+        self._life = Incarnation(1)
+        self.loop = self.scheduler.loop(self._life, "loop")
+
+    def settle(self) -> None:
+        """Let happen what needs no time."""
+        self.scheduler.run_due()
+
+    def pass_time(self, duration_ms: int) -> None:
+        self.scheduler.run_for(duration_ms)
+
+
+class AnsweringTransport:
+    """A Transport whose requests a test answers: (receiver, request, future) in `sent`."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Any, Future[Any]]] = []
+
+    def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
+        assert timeout_ms > 0
+        future: Future[Any] = Future()
+        self.sent.append((node_id, request, future))
+        return future
