@@ -10,7 +10,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from kreplica._core.backing cimport kr_mapping, kr_set_fault
 from kreplica._core.region cimport Region, drop_mapping, keep_mapping, load_length, new_memory
-from kreplica._core.status cimport IO_FAILED
+from kreplica._core.status cimport IO_FAILED, OK, OUT_OF_RANGE
 
 PAGE_SIZE = 4096
 
@@ -160,6 +160,14 @@ cdef class MemoryRegion(Region):
     cdef int measure(self, int64_t *size) noexcept nogil:
         size[0] = self.contents.size
         return 0
+
+    cdef int read_file(self, int64_t position, int64_t size, uint8_t *target, bint aside) noexcept nogil:
+        if self.dead():
+            return self.fail(EIO)
+        if position + size > self.contents.size:
+            return OUT_OF_RANGE
+        memcpy(target, self.contents.memory.base + position, size)
+        return OK
 
     cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
         """As the file does: the new contents are on disk before they have the name."""

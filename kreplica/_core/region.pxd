@@ -73,8 +73,9 @@ cdef class Region:
     # beyond the length may be given back to the disk here, so nothing that is to last is written ahead of it.
     cdef void advanced(self) noexcept nogil
     # The bytes [position, position + size) as a pinned slice of the mapping, or, where the region may not be
-    # mapped, read with pread into memory of the slice's own.
-    cdef Slice pin(self, int64_t position, int64_t size)
+    # mapped, read with pread into memory of the slice's own. `aside`: always so, and without a lasting trace in
+    # the page cache, for bytes that nobody else wants.
+    cdef Slice pin(self, int64_t position, int64_t size, bint aside=*)
     # Copy bytes to `target` under the guard, mapped or not: OK or an error.
     cdef int copy_out(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil
     # Pin [0, stop) for a reader without the GIL: on OK, those bytes at (*mapping).base stay until release.
@@ -96,7 +97,7 @@ cdef class Region:
     cdef int64_t map_size(self) noexcept nogil
     cdef int wake(self) noexcept nogil
     cdef void let_go(self, bint although_pinned) noexcept nogil
-    cdef int read_file(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil
+    cdef int read_file(self, int64_t position, int64_t size, uint8_t *target, bint aside) noexcept nogil
     cdef bint cut(self, int64_t length) noexcept nogil
     cdef int give_back(self) noexcept nogil
     cdef int renew(self, int64_t length) except? -128

@@ -15,7 +15,7 @@ import os
 
 from kreplica._core.backing cimport (
     KR_PAGE_FAULT, guard_call, guard_install, kr_fetch_add, kr_file_destroy, kr_file_flush, kr_file_init,
-    kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_renamed, kr_file_replace,
+    kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed, kr_file_replace,
     kr_file_resize, kr_file_size, kr_generation_address, kr_grow, kr_growth_advance, kr_growth_destroy,
     kr_growth_flushed, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded, kr_guarded_copy,
     kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
@@ -313,17 +313,21 @@ cdef class Region:
             status = kr_guarded_copy(target, mapping.base + position, size)
             self.release(mapping)
         elif status == OUT_OF_MAPS:
-            status = self.read_file(position, size, target)
+            status = self.read_file(position, size, target, False)
         return status
 
-    cdef int read_file(self, int64_t position, int64_t size, uint8_t *target) noexcept nogil:
-        cdef int error = kr_file_read(&self.file, position, size, target)
+    cdef int read_file(self, int64_t position, int64_t size, uint8_t *target, bint aside) noexcept nogil:
+        cdef int error
+        if aside:
+            error = kr_file_read_aside(&self.file, position, size, target)
+        else:
+            error = kr_file_read(&self.file, position, size, target)
         if error:
             return self.fail(error)
         # The writer may have cut the range off while it was read.
         return OK if position + size <= load_length(&self.r) else OUT_OF_RANGE
 
-    cdef Slice pin(self, int64_t position, int64_t size):
+    cdef Slice pin(self, int64_t position, int64_t size, bint aside=False):
         cdef Slice made = Slice.__new__(Slice)
         cdef int status = OUT_OF_RANGE
         made.region = self
@@ -331,7 +335,10 @@ cdef class Region:
         made.size = made.shape[0] = size
         made.strides[0] = 1
         if position >= 0 and 0 <= size <= self.r.capacity - position:
-            status = self.acquire(position + size, &made.mapping)
+            if not aside:
+                status = self.acquire(position + size, &made.mapping)
+            elif position + size <= load_length(&self.r):
+                status = self.usable(False) or OUT_OF_MAPS
         if status == OK:
             made.mapped = True
             made.data = made.mapping.base + position
@@ -341,7 +348,7 @@ cdef class Region:
             if made.data == NULL:
                 raise MemoryError
             with nogil:
-                status = self.read_file(position, size, <uint8_t *>made.data)
+                status = self.read_file(position, size, <uint8_t *>made.data, aside)
         if status != OK:
             self.raise_for(status, f"reading {size} bytes of", position)
         return made

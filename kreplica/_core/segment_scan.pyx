@@ -1,19 +1,22 @@
 """Reading a segment through: is every batch whole, and where does the good part end?
 
-Recovery, verification and repair stand on these two: `scan` goes from batch to batch and checks each, `resync` finds
-the next whole batch behind a bad one. Both run without the GIL, window by window, under the guard. Ownership and
-thread rule: as log_segment.pxd; `scan` with `rebuild` changes the segment and belongs to its one writer.
+Recovery, verification, scrubbing and repair stand on these: `scan` goes from batch to batch and checks each, `examine`
+does so for a segment that is closed, `resync` finds the next whole batch behind a bad one, and `read_behind` reads
+without a look at what lies before. All run without the GIL, window by window, under the guard. Ownership and thread
+rule: as log_segment.pxd; `scan` with `rebuild` changes the segment and belongs to its one writer.
 """
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 
+from kreplica._core.big_endian cimport load32
 from kreplica._core.log_segment cimport MAX_RELATIVE_OFFSET, Locate, LogSegment, Walk
 from kreplica._core.record_batch cimport (
-    CONTROL, HEADER_SIZE, BatchHeader, check_crc, check_fields, parse_header,
+    CONTROL, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, check_crc, check_fields, parse_header,
 )
 from kreplica._core.region cimport Slice, kr_guard_call, load_length, publish_length
 from kreplica._core.status cimport (
-    BAD_BATCH_LENGTH, END, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, SHORT_INPUT, check,
+    BAD_BATCH_LENGTH, END, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, SHORT_INPUT,
+    STORAGE_FULL, check,
 )
 
 cdef enum:
@@ -27,6 +30,32 @@ cdef struct Window:
     Scan *scan
     void *segment
     bint rebuild
+    int64_t file_end
+
+
+cdef struct Examination:
+    const uint8_t *data
+    int64_t start
+    int64_t end
+    int64_t position
+    int64_t next_offset
+    int64_t following
+    int64_t leader_epoch
+    int64_t epoch_end
+    int64_t last_position
+    int64_t last_expected
+    int64_t wanted                # the size of a batch that does not end within the window, as it says itself
+
+
+cdef struct Behind:
+    void *segment
+    int64_t start
+    int64_t offset
+    int64_t max_bytes
+    int64_t limit
+    int64_t stop
+    int64_t found_end
+    Walk walk
 
 
 cdef int _scan_guarded(void *argument) noexcept nogil:
@@ -65,17 +94,58 @@ cdef int _scan_guarded(void *argument) noexcept nogil:
     return END
 
 
+cdef int64_t _size_at(const uint8_t *p, int64_t left) noexcept nogil:
+    # The size that the batch here says it has, or that of a header where not even that much is there.
+    return LOG_OVERHEAD + load32(p + 8) if left >= LOG_OVERHEAD else HEADER_SIZE
+
+
+cdef int _examine_guarded(void *argument) noexcept nogil:
+    # As _scan_guarded, for batches that a log has already: all of the epoch that is known, below the limits.
+    # NEEDS_LOOK in front of a batch of the next epoch.
+    cdef Examination *x = <Examination *> argument
+    cdef BatchHeader h
+    cdef const uint8_t *p
+    cdef int status
+    while x.position < x.end:
+        p = x.data + (x.position - x.start)
+        status = parse_header(p, x.end - x.position, &h)
+        if status == OK:
+            status = check_fields(&h)
+        else:
+            x.wanted = _size_at(p, x.end - x.position)
+        if status == OK:
+            status = check_crc(p, &h)
+        if status != OK:
+            return status
+        if h.base_offset < x.next_offset:
+            return OFFSET_REGRESSION
+        if h.base_offset >= x.following - h.last_offset_delta:
+            return OFFSET_OVERFLOW
+        if h.base_offset >= x.epoch_end:
+            return NEEDS_LOOK
+        if x.leader_epoch >= 0 and h.leader_epoch != x.leader_epoch:
+            return EPOCH_REGRESSION
+        x.last_position = x.position
+        x.last_expected = x.next_offset
+        x.position += h.size
+        x.next_offset = h.base_offset + h.last_offset_delta + 1
+    return END
+
+
 cdef int _resync_guarded(void *argument) noexcept nogil:
-    # From scan.position up to scan.limit, byte by byte: OK at a whole batch, END when there is none.
+    # From scan.position up to scan.limit, byte by byte: OK at a whole batch, END when there is none, NEEDS_LOOK where
+    # only the end of what may be one lies beyond the window.
     cdef Window *window = <Window *> argument
     cdef Scan *s = window.scan
     cdef const uint8_t *p
     while s.position < s.limit:
         p = window.data + (s.position - window.start)
-        if window.end - s.position >= HEADER_SIZE and p[16] == 2:
-            if (parse_header(p, window.end - s.position, &s.header) == OK and s.header.base_offset >= s.next_offset
-                    and check_fields(&s.header) == OK and check_crc(p, &s.header) == OK):
-                return OK
+        if p[16] == 2 and parse_header(p, window.file_end - s.position, &s.header) == OK:
+            if s.header.base_offset >= s.next_offset and check_fields(&s.header) == OK:
+                if s.header.size > window.end - s.position:
+                    return NEEDS_LOOK
+                if check_crc(p, &s.header) == OK:
+                    return OK
         s.position += 1
     return END
 
@@ -126,35 +196,143 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
     return 0, s.position, s.next_offset, ()
 
 
-def resync(LogSegment segment not None, int64_t position, int64_t next_offset):
+def examine(LogSegment segment not None, int64_t position, int64_t limit, int64_t next_offset, *,
+            int64_t following, int64_t leader_epoch=-1, int64_t epoch_end=INT64_MAX, bint aside=False):
+    """Check the batches of [position, limit) again, in a segment that is not appended to any more.
+
+    As `scan`, but the offsets must lie below `following`, the next segment's, and the leader epochs be `leader_epoch`
+    (-1: any). Stops with status 1 in front of a batch at or above `epoch_end`, where the caller knows another epoch.
+    `aside`: what is read leaves no trace in the page cache. A batch that begins below `limit` is read to its end.
+
+    Returns (status, position after the last good batch, next offset, position of the last good batch, the least
+    offset it could have had); the last two are -1 where there was none.
+    """
+    cdef Examination x
+    cdef Slice held
+    cdef int64_t file_end = load_length(&segment.region.r), size
+    cdef int status = END
+    x.position = position
+    x.next_offset = next_offset
+    x.following = following
+    x.leader_epoch = leader_epoch
+    x.epoch_end = epoch_end
+    x.last_position = x.last_expected = -1
+    limit = min(limit, file_end)
+    size = min(<int64_t> SCAN_WINDOW_BYTES, limit - position)
+    while status == END and x.position < limit:
+        x.start = x.position
+        x.end = min(x.start + size, file_end)
+        held = _window(segment, x.start, x.end - x.start, aside)
+        x.data = held.data
+        with nogil:
+            status = kr_guard_call(_examine_guarded, &x)
+        size = min(<int64_t> SCAN_WINDOW_BYTES, limit - x.position)
+        if status in (BAD_BATCH_LENGTH, SHORT_INPUT):
+            # Perhaps the batch only does not end within the window.
+            size = x.wanted
+            if x.end - x.position < size <= file_end - x.position:
+                status = END
+    if status <= STORAGE_FULL:
+        check(status, f"examining {segment.region.path}", x.position)
+    status = 0 if status == END else 1 if status == NEEDS_LOOK else status
+    return status, x.position, x.next_offset, x.last_position, x.last_expected
+
+
+cdef Slice _window(LogSegment segment, int64_t start, int64_t size, bint aside):
+    # What is larger than a window, one batch that says so of itself, is never copied.
+    return segment.region.pin(start, size, aside and size <= SCAN_WINDOW_BYTES)
+
+
+def resync(LogSegment segment not None, int64_t position, int64_t next_offset, *, int64_t stop=INT64_MAX,
+           bint aside=False):
     """Behind a bad batch at `position`: (base offset, position) of the next batch that is whole, or None.
 
-    A batch counts when its header is plausible, its offsets do not lie below `next_offset` and its CRC
-    fits.
+    A batch counts when its header is plausible, its offsets do not lie below `next_offset` and its CRC fits. One that
+    begins at `stop` or behind is not looked for.
     """
     cdef Scan s
     cdef Window window
     cdef Slice held
-    cdef int64_t start = position + 1, limit = load_length(&segment.region.r), size
+    cdef int64_t start = position + 1, limit = load_length(&segment.region.r)
+    cdef int64_t last = min(limit - HEADER_SIZE + 1, stop), size = SCAN_WINDOW_BYTES
     cdef int status
-    while limit - start > HEADER_SIZE:
-        size = min(<int64_t> SCAN_WINDOW_BYTES, limit - start)
-        held = segment.region.pin(start, limit - start if segment.region.r.base != NULL else size)
+    while start < last:
+        size = min(size, limit - start)
+        held = _window(segment, start, limit - start if segment.region.r.base != NULL and not aside else size, aside)
         s.position = start
-        s.limit = start + size
+        s.limit = min(start + size - HEADER_SIZE + 1, last)
         s.next_offset = next_offset
         window.data = held.data
         window.start = start
         window.end = start + held.size
+        window.file_end = limit
         window.scan = &s
-        window.segment = <void *> segment
         with nogil:
             status = kr_guard_call(_resync_guarded, &window)
         check(status, "looking for the next whole batch", s.position)
         if status == OK:
             return s.header.base_offset, s.position
-        start += size
+        start = s.position
+        # A batch that may begin here is read by itself; if it is none, the search goes on behind it.
+        size = max(<int64_t> SCAN_WINDOW_BYTES, s.header.size) if status == NEEDS_LOOK else SCAN_WINDOW_BYTES
     return None
+
+
+cdef int _behind_guarded(void *argument) noexcept nogil:
+    # From byte start on: the first batch whose last offset is at least `offset`, and those that follow it.
+    cdef Behind *c = <Behind *> argument
+    cdef Walk w
+    cdef int64_t hint = (<LogSegment> c.segment).hinted_at(c.offset, c.limit, &w)
+    cdef int status = (<LogSegment> c.segment).peek_at(max(hint, c.start), c.limit, &w)
+    while status == OK and w.last_offset < c.offset:
+        status = (<LogSegment> c.segment).next_at(c.limit, &w)
+    if status != OK:
+        return status
+    c.walk = w
+    c.found_end = w.position + w.size
+    while c.found_end < c.stop and (<LogSegment> c.segment).next_at(c.limit, &w) == OK:
+        if w.position + w.size > min(c.stop, c.walk.position + c.max_bytes):
+            break
+        c.found_end = w.position + w.size
+    return OK
+
+
+cdef int _find_behind(LogSegment segment, Behind *c) except? -128:
+    c.segment = <void *> segment
+    segment.region.ready(False)
+    segment.offset_index.region.ready(False)
+    return check(kr_guard_call(_behind_guarded, c), "reading behind damage", c.offset)
+
+
+def position_behind(LogSegment segment not None, int64_t start, int64_t offset):
+    """As LogSegment.position_of, but nothing below byte `start`, where a batch begins, is looked at."""
+    cdef Behind c
+    c.start = start
+    c.offset = offset
+    c.max_bytes = c.stop = 0
+    c.limit = load_length(&segment.region.r)
+    if _find_behind(segment, &c) == END:
+        return None
+    return c.walk.position, c.walk.size, c.walk.base_offset, c.walk.last_offset
+
+
+def read_behind(LogSegment segment not None, int64_t start, int64_t offset, int64_t max_bytes, *, int64_t limit=-1,
+                bint at_least_one=True):
+    """As LogSegment.read, but nothing below byte `start`, where a batch begins, is looked at.
+
+    So what lies behind damaged bytes is read without a walk through them.
+    """
+    cdef Behind c
+    c.start = start
+    c.offset = offset
+    c.max_bytes = max_bytes
+    c.limit = load_length(&segment.region.r)
+    c.stop = min(limit, c.limit) if limit >= 0 else c.limit
+    if start >= c.stop or _find_behind(segment, &c) == END or c.found_end > c.stop:
+        return None
+    if c.walk.size > max_bytes and not at_least_one:
+        return None
+    return segment.region.pin(c.walk.position, c.found_end - c.walk.position)
 
 
 def check_indexes(LogSegment segment not None):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica._core.log_segment import LogSegment
-from kreplica._core.segment_scan import resync, scan
+from kreplica._core.segment_scan import examine, position_behind, read_behind, resync, scan
 from kreplica._core.status import NAMES
 from tests.support.batches import build, with_field
 from tests.support.segments import contents, filled, region, segment
@@ -138,3 +138,105 @@ def test_any_bytes_come_to_an_end(data):
     assert status <= 0
     assert 0 <= position <= len(data)
     assert resync(made, 0, BASE) is None
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("gap", [-100, -61, -60, -12, -1, 0])
+def test_a_batch_across_two_windows_is_found(mapped, gap):
+    # A cold file is searched window by window; the next whole batch may begin in one and end in another.
+    window = 8 << 20
+    good = build([bytes(300)], base_offset=BASE + 7)
+    data = bytes(window + 1 + gap) + good
+    made = segment(b"", base_offset=BASE)
+    made = LogSegment(region(data, len(data)), made.offset_index, made.time_index, BASE)
+    assert resync(made, 0, BASE, aside=not mapped) == (BASE + 7, window + 1 + gap)
+    assert resync(made, 0, BASE, stop=window + 1 + gap, aside=not mapped) is None
+    large = build([bytes(window + 5)], base_offset=BASE + 7)
+    made = LogSegment(
+        region(bytes(9) + large + good, 9 + len(large) + len(good)), made.offset_index, made.time_index, BASE
+    )
+    assert resync(made, 0, BASE, aside=not mapped) == (BASE + 7, 9)
+
+
+# ---- a closed segment once more ---------------------------------------------------------------------------
+
+
+def examined(data: bytes, step: int, **named):
+    """Through the whole segment in steps of so many bytes; (status, position, next offset)."""
+    made = segment(data, base_offset=BASE, index_bytes=1 << 12)
+    made = LogSegment(region(data, len(data)), made.offset_index, made.time_index, BASE)
+    status, position, expected = 0, 0, BASE
+    while status == 0 and position < len(data):
+        arguments = {"following": BASE + 1000, **named}
+        status, position, expected, last, least = examine(
+            made, position, position + step, expected, aside=True, **arguments
+        )
+        assert status != 0 or (0 <= last < position and BASE <= least <= expected)
+    return status if status >= 0 else name(status), position, expected
+
+
+@given(
+    st.lists(st.integers(0, 400), min_size=1, max_size=20),
+    st.sampled_from([1, 61, 100, 700, 1 << 23]),
+    st.data(),
+)
+def test_any_step_comes_to_the_same_end(sizes, step, data):
+    whole = [build([bytes(size)], base_offset=BASE + number) for number, size in enumerate(sizes)]
+    assert examined(b"".join(whole), step) == (0, sum(map(len, whole)), BASE + len(whole))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    bad = bytearray(whole[at])
+    bit = data.draw(st.integers(8 * 8, 8 * len(bad) - 1).filter(lambda bit: not 12 * 8 <= bit < 16 * 8))
+    bad[bit // 8] ^= 1 << bit % 8
+    status, position, expected = examined(b"".join([*whole[:at], bytes(bad), *whole[at + 1 :]]), step)
+    assert isinstance(status, str)
+    assert (position, expected) == (sum(map(len, whole[:at])), BASE + at)
+
+
+@pytest.mark.parametrize("step", [1, 1 << 23])
+def test_offsets_and_epochs_must_be_those_of_the_log(step):
+    first, second = (
+        build([b"a"], base_offset=BASE, leader_epoch=3),
+        build([b"b"], base_offset=BASE + 1, leader_epoch=5),
+    )
+    both = first + second
+    assert examined(both, step) == (0, len(both), BASE + 2)
+    assert examined(both, step, leader_epoch=3) == ("EPOCH_REGRESSION", len(first), BASE + 1)
+    assert examined(both, step, leader_epoch=3, epoch_end=BASE + 1) == (1, len(first), BASE + 1)
+    assert examined(both, step, following=BASE + 2) == (0, len(both), BASE + 2)
+    assert examined(both, step, following=BASE + 1) == ("OFFSET_OVERFLOW", len(first), BASE + 1)
+    assert examined(first + first, step) == ("OFFSET_REGRESSION", len(first), BASE + 1)
+
+
+def test_a_batch_larger_than_a_step_is_read_whole():
+    large = build([bytes(9 << 20)], base_offset=BASE)
+    small = build([b"x"], base_offset=BASE + 1)
+    for data in (large + small, small[:0] + large):
+        assert examined(data, 1 << 20)[:2] == (0, len(data))
+    cut = bytearray(large + small)
+    cut[8] ^= 1  # it seems to reach beyond the file
+    assert examined(bytes(cut), 1 << 20) == ("BAD_BATCH_LENGTH", 0, BASE)
+
+
+# ---- behind damage ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 12), st.data())
+def test_reading_behind_a_broken_batch_looks_at_nothing_below(count, data):
+    whole = [build([b"v%d" % number], base_offset=BASE + number) for number in range(count)]
+    broken = data.draw(st.integers(0, count - 2))
+    log = b"".join([*whole[:broken], b"\xff" * len(whole[broken]), *whole[broken + 1 :]])
+    made = segment(log, base_offset=BASE)
+    start = sum(map(len, whole[: broken + 1]))
+    for number in range(broken + 1, count):
+        position = sum(map(len, whole[:number]))
+        size = len(whole[number])
+        assert position_behind(made, start, BASE + number) == (position, size, BASE + number, BASE + number)
+        for most in (0, size - 1, size, 2 * size + 1, 1 << 20):
+            wanted = max(1, most // size)
+            got = read_behind(made, start, BASE + number, most)
+            assert bytes(got) == b"".join(whole[number : number + wanted])
+        assert read_behind(made, start, BASE + number, size - 1, at_least_one=False) is None
+        assert read_behind(made, start, BASE + number, 1 << 20, limit=position) is None
+        assert bytes(read_behind(made, start, BASE + number, 1 << 20, limit=position + size)) == whole[number]
+    assert position_behind(made, start, BASE + count) is None
+    assert read_behind(made, start, BASE + count, 100) is None

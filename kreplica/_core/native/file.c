@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/vfs.h>
@@ -223,6 +224,46 @@ int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target)
     int error = take(file, &descriptor);
     if (error) return error;
     error = read_all(descriptor->fd, position, size, target);
+    drop(descriptor);
+    return error;
+}
+
+/* The bytes at the beginning of [position, position + size) that are in memory already, copied. */
+static int64_t read_cached(int fd, int64_t position, int64_t size, uint8_t *target) {
+#if defined(__linux__) && defined(RWF_NOWAIT)
+    struct iovec part = {.iov_base = target, .iov_len = (size_t)size};
+    ssize_t done = preadv2(fd, &part, 1, position, RWF_NOWAIT);
+    return done > 0 ? done : 0;
+#else
+    (void)fd, (void)position, (void)size, (void)target;
+    return 0;
+#endif
+}
+
+int kr_file_read_aside(kr_file *file, int64_t position, int64_t size, uint8_t *target) {
+    enum { PART_BYTES = 1 << 18 };
+    kr_descriptor *descriptor = NULL;
+    int error;
+    pthread_mutex_lock(&file->lock);
+    /* A descriptor of its own: what is said of this reading must not slow down any other. */
+    error = open_regular(file->path, O_RDONLY, &descriptor);
+    pthread_mutex_unlock(&file->lock);
+    if (error) return error;
+#ifdef POSIX_FADV_RANDOM
+    /* Pages that are read ahead would look as if somebody had wanted them. */
+    (void)posix_fadvise(descriptor->fd, 0, 0, POSIX_FADV_RANDOM);
+#endif
+    while (size > 0 && !error) {
+        int64_t part = size < PART_BYTES ? size : PART_BYTES;
+        int64_t cached = read_cached(descriptor->fd, position, part, target);
+        if (cached < part) {
+            error = read_all(descriptor->fd, position + cached, part - cached, target + cached);
+#ifdef POSIX_FADV_DONTNEED
+            (void)posix_fadvise(descriptor->fd, position + cached, part - cached, POSIX_FADV_DONTNEED);
+#endif
+        }
+        target += part, position += part, size -= part;
+    }
     drop(descriptor);
     return error;
 }
