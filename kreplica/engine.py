@@ -254,9 +254,14 @@ class Log:
 
     @property
     def damage(self) -> Damage | None:
-        """The range whose bytes rotted, or None. A damaged log is read-only; it reads up to the damage, and
-        again from `damage.next_offset` on."""
+        """The first range whose bytes rotted, or None. A log reads up to it, and again from
+        `damage.next_offset` on; it is read-only where recovery had to stop there."""
         return self._log.damage
+
+    @property
+    def damages(self) -> list[Damage]:
+        """All ranges that are known to have rotted, by offset."""
+        return list(self._log.damages)
 
     @property
     def recovery(self) -> Recovery:

@@ -522,7 +522,7 @@ cdef class LogSegment:
             self.learn()
 
     def learn(self):
-        """The timestamps, from the time index and the batches behind its last entry; raises CorruptMessage."""
+        """The timestamps, from the time index and the batches behind its last entry, as far as they can be read."""
         cdef Walk w
         cdef int64_t limit = load_length(&self.region.r), entries = len(self.time_index)
         cdef int64_t hint = self.base_offset
@@ -534,8 +534,8 @@ cdef class LogSegment:
         self.bytes_since_index = max(0, limit - self.offset_index.find(MAX_OFFSET)[1])
         w.position = 0
         w.last_offset = self.base_offset - 1
-        check(self._guarded(_span_guarded, 1, limit, &w), "opening a segment", self.base_offset)
-        self.first_timestamp = w.max_timestamp
+        if self._guarded(_span_guarded, 1, limit, &w) == OK:
+            self.first_timestamp = w.max_timestamp
         if entries:
             hint = self.hint_by_time(self.time_index[entries - 1], limit, &w)
         if self._guarded(_locate_guarded, hint, limit, &w) == OK:
@@ -548,13 +548,13 @@ cdef class LogSegment:
         for region in self.regions():
             region.trim()
 
-    def truncate_to(self, int64_t offset):
-        """Drop the batches from the one that holds `offset` on; returns the number of bytes dropped."""
+    def truncate_to(self, int64_t offset, int64_t position=-1):
+        """Drop the batch that holds `offset`, at `position` if that is known, and what follows; returns its bytes."""
         cdef int64_t before = self.region.length
-        found = self.position_of(offset)
+        found = self.position_of(offset) if position < 0 else (position,)
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
-        if found is None:
+        if found is None or found[0] >= before:
             return 0
         self.region.truncate(found[0])
         self.learn()

@@ -24,9 +24,7 @@ def examine(
 def resync(
     segment: LogSegment, position: int, next_offset: int, *, stop: int = ..., aside: bool = False
 ) -> tuple[int, int] | None: ...
-def position_behind(
-    segment: LogSegment, start: int, offset: int
-) -> tuple[int, int, int, int] | None: ...
+def position_behind(segment: LogSegment, start: int, offset: int) -> tuple[int, int, int, int] | None: ...
 def read_behind(
     segment: LogSegment,
     start: int,

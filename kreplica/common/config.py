@@ -1,5 +1,5 @@
 """A log's settings: Kafka's topic properties, their defaults and ranges, as one immutable object; and the
-settings of a node's cleaner, as another.
+settings of a node's cleaner and of its periodic work, as others.
 
 A field has the name of its property with dots for underscores: `segment_bytes` is `segment.bytes`; both names
 are accepted wherever settings come in. Values come as Python values or as text, as Kafka's tools send them.
@@ -281,6 +281,34 @@ class CleanerConfig(_Settings):
     io_max_bytes_per_second: float = _setting(math.inf, _rate)
     # How long it rests when no log is dirty enough.
     backoff_ms: int = _setting(15_000, _integer(0, INT64_MAX))
+
+    def __post_init__(self) -> None:
+        self._check()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogManagerConfig(_Settings):
+    """When a node's LogManager does what. `log.idle.ms` and `log.scrub.*` are kreplica's own.
+
+    Times in milliseconds, rates in bytes a second.
+    """
+
+    # How long after the start the first turn comes, so that a node first does what others wait for.
+    log_initial_task_delay_ms: int = _setting(30_000, _integer(0, INT64_MAX))
+    log_retention_check_interval_ms: int = _setting(300_000, _integer(1, INT64_MAX))
+    # How often it is looked whether flush.ms has passed for some log. (Kafka's default is never.)
+    log_flush_scheduler_interval_ms: int = _setting(1_000, _integer(1, INT64_MAX))
+    log_flush_offset_checkpoint_interval_ms: int = _setting(60_000, _integer(1, INT64_MAX))
+    log_flush_start_offset_checkpoint_interval_ms: int = _setting(60_000, _integer(1, INT64_MAX))
+    replica_high_watermark_checkpoint_interval_ms: int = _setting(5_000, _integer(1, INT64_MAX))
+
+    # A log that nobody has appended to for so long holds no mapping, descriptor or slack on disk.
+    log_idle_ms: int = _setting(600_000, _integer(1, INT64_MAX))
+
+    # Closed segments are read again once in `interval`, at most so fast.
+    log_scrub_enable: bool = _setting(True, _boolean)
+    log_scrub_interval_ms: int = _setting(7 * 86_400_000, _integer(1, INT64_MAX))
+    log_scrub_max_bytes_per_second: int = _setting(32 << 20, _integer(1 << 10, INT64_MAX))
 
     def __post_init__(self) -> None:
         self._check()

@@ -79,6 +79,13 @@ class Damages:
         index = bisect_right(self._firsts, offset)
         return self._ranges[index - 1] if index else None
 
+    def before_in(self, path: str, offset: int) -> Damage | None:
+        """The last range of the file `path` that begins at or below `offset`."""
+        index = bisect_right(self._firsts, offset) - 1
+        while index >= 0 and self._ranges[index].path != path:
+            index -= 1
+        return self._ranges[index] if index >= 0 else None
+
     def after(self, offset: int) -> Damage | None:
         """The first range that begins above `offset`."""
         index = bisect_right(self._firsts, offset)
@@ -97,6 +104,9 @@ class Damages:
         """Those for which `keep` is true; the same object if that is all."""
         kept = [damage for damage in self._ranges if keep(damage)]
         return self if len(kept) == len(self._ranges) else Damages(kept)
+
+
+NO_DAMAGE = Damages()
 
 
 class DamageFile:

@@ -239,15 +239,6 @@ class LocalLog:
             self.names_changed = False
             self.storage.sync_directory(self.directory)
 
-    def end_if_cut_at(self, offset: int) -> tuple[int, int, int]:
-        """Where the log would end if the batch that holds `offset`, and all behind it, were cut off: the
-        offset, the base offset of the segment, and the position in it."""
-        segment = self.segments[self.segments.index_for(offset)]
-        found = segment.position_of(offset)
-        if found is None:
-            return offset, segment.base_offset, segment.size
-        return min(found[2], offset), segment.base_offset, found[0]
-
     def last_epoch(self) -> int:
         """The leader epoch of the last batch, or -1 where there is none."""
         for segment in reversed(list(self.segments)):

@@ -68,6 +68,7 @@ class LogCleanerManager:
         for log in self._logs():
             if log.config.compact and log.is_writable:
                 checkpoint = self._checkpoint_of(log)
+                self._leave_damaged(log)
                 if not self._is_held_back(log.topic_partition, monotonic_ms):
                     found.append(log_to_clean(log, checkpoint, now_ms))
         self.dirtiest_ratio = max((each.cleanable_ratio for each in found), default=0.0)
@@ -81,6 +82,12 @@ class LogCleanerManager:
                 return None
             self._in_progress, self._aborted = chosen.log, False
         return chosen
+
+    def _leave_damaged(self, log: UnifiedLog) -> None:
+        # What rotted is not to be mended by being left out; not all of it would be noticed on the way.
+        if log.damage is not None:
+            with self._lock:
+                self.uncleanable.setdefault(log.topic_partition, f"damaged: {log.damage}")
 
     def _is_held_back(self, partition: TopicPartition, monotonic_ms: int) -> bool:
         with self._lock:

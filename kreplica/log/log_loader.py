@@ -23,10 +23,10 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.log import leftovers, producer_batches
+from kreplica.log import damage_search, leftovers, producer_batches
 from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
-from kreplica.log.damage import Damage
+from kreplica.log.damage import NO_DAMAGE, Damage, Damages
 from kreplica.log.file_names import (
     INDEX_SUFFIX,
     STATE_FILE,
@@ -52,6 +52,7 @@ class Recovery:
     clean: bool = False
     scanned_bytes: int = 0
     rebuilt_indexes: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
     cut: list[CutTail] = field(default_factory=list)
 
 
@@ -139,6 +140,7 @@ class _LogLoader:
         self.same_boot = same_boot
         # Another program wrote what is here.
         self.adopted = bool(segments) and standing is None
+        self.known = self._remembered_damage()
         start = max(self.options.log_start_offset, standing.log_start_offset if standing else 0)
         if segments:
             start = max(start, segments[0].base_offset)
@@ -155,6 +157,14 @@ class _LogLoader:
         if STATE_FILE not in names:
             return None
         return read_standing(self.storage.read_file(f"{self.local.directory}/{STATE_FILE}", 1 << 16))
+
+    def _remembered_damage(self) -> Damages:
+        try:
+            return damage_search.remembered(self.local, self.epochs)
+        except InvalidFile as error:
+            # What it said is found again by whoever comes to it.
+            self.recovery.unreadable.append(str(error))
+            return NO_DAMAGE
 
     # ---- how far it is good -------------------------------------------------------------------------------
 
@@ -324,7 +334,9 @@ class _LogLoader:
 
     def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
         """Whether the bytes at `position` were once whole, so that they can only have rotted."""
-        standing = self.standing
+        standing, path = self.standing, segment.region.path
+        if any(known.path == path and known.position == position for known in self.known):
+            return True
         if self.next_offset < flushed:
             return True
         if not self.same_boot or standing is None:
@@ -378,12 +390,8 @@ class _LogLoader:
 
     def _index_rest(self, segment: LogSegment, offset: int, position: int) -> None:
         """What follows the damage in its segment is to be found without a walk through the damage."""
-        status, epoch = int(not self.options.read_only), -1
-        while status > 0:
-            status, position, offset, header = scan(
-                segment, position, segment.size, offset, epoch, rebuild=True
-            )
-            epoch = header[2] if header else epoch
+        if not self.options.read_only:
+            self._indexed(segment, position, offset)
 
     def _check_indexes(self, segment: LogSegment, following: int) -> None:
         """A closed segment below the flush point is believed; its indexes are only looked at."""
@@ -396,18 +404,27 @@ class _LogLoader:
             return
         self.recovery.rebuilt_indexes.append(segment.region.path)
         segment.forget()
-        position, epoch, offset, status = 0, -1, segment.base_offset, 1
+        position, offset, path = 0, segment.base_offset, segment.region.path
+        while position < segment.size:
+            status, position, offset = self._indexed(segment, position, offset)
+            if status < 0:
+                # Nothing about the log's end is in doubt: it goes on, with a range that cannot be read.
+                end = resync(segment, position, offset) or (following, segment.size)
+                self.known = self.known.with_added(
+                    Damage(offset, end[0], path, position, end[1], NAMES[status])
+                )
+                offset, position = end
+        segment.seal()
+
+    def _indexed(self, segment: LogSegment, position: int, offset: int) -> tuple[int, int, int]:
+        # Feed the indexes from `position` on; the status at the end or at a bad batch, and where that is.
+        status, epoch = 1, -1
         while status > 0:
             status, position, offset, header = scan(
                 segment, position, segment.size, offset, epoch, rebuild=True
             )
             epoch = header[2] if header else epoch
-        segment.seal()
-        if status < 0 and self.damage is None:
-            self.next_offset = offset
-            self.damage = Damage(
-                offset, following, segment.region.path, position, segment.size, NAMES[status]
-            )
+        return status, position, offset
 
     # ---- the log ------------------------------------------------------------------------------------------
 
@@ -452,7 +469,14 @@ class _LogLoader:
             leader_epoch=self.epoch,
         )
         log = UnifiedLog(
-            self.topic_partition, local, state, self.epochs, self.producers, self.clock, damage=self.damage
+            self.topic_partition,
+            local,
+            state,
+            self.epochs,
+            self.producers,
+            self.clock,
+            stopped_at=self.damage,
+            damages=self.known,
         )
         log.recovered = self.recovery
         log.update_high_watermark(mark)
@@ -479,7 +503,14 @@ class _LogLoader:
             leader_epoch=self.epoch,
         )
         log = UnifiedLog(
-            self.topic_partition, local, state, self.epochs, self.producers, self.clock, damage=self.damage
+            self.topic_partition,
+            local,
+            state,
+            self.epochs,
+            self.producers,
+            self.clock,
+            stopped_at=self.damage,
+            damages=self.known,
         )
         log.recovered = self.recovery
         if standing is not None:

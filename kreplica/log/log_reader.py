@@ -2,7 +2,8 @@
 
 A read looks at one immutable collection of segments and at published offsets, holds no lock, and pins what it
 returns. It never goes past the bound of its isolation level: the log's end, the high watermark, or the last
-stable offset.
+stable offset. It stops at a range that is known to have rotted, and never walks through one; what it finds
+bad by itself becomes known to the log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
 from kreplica._core.records import batches as batches_in
 from kreplica._core.region import Slice
-from kreplica._core.segment_scan import position_by_time
+from kreplica._core.segment_scan import position_behind, position_by_time, read_behind
 from kreplica.common.errors import (
     CorruptMessage,
     DamagedLog,
@@ -24,6 +25,8 @@ from kreplica.common.errors import (
     OffsetOutOfRange,
     OffsetsOutOfOrder,
 )
+from kreplica.log import damage_search
+from kreplica.log.damage import Damage
 from kreplica.log.log_segments import LogSegments
 from kreplica.log.transaction_index import AbortedTxn
 
@@ -37,8 +40,6 @@ MAX_TIMESTAMP = -3
 # What a reader that follows batch by batch asks of a segment at a time.
 READ_CHUNK_BYTES = 4 << 20
 
-# What a batch begins with: its base offset and its length.
-LOG_OVERHEAD = 12
 # The bound of a reader behind the damaged range: where the log ends there, the batches themselves tell.
 UNKNOWN_END = 1 << 62
 
@@ -93,6 +94,7 @@ def read(
             records = _read(log, segment, start_offset, max_bytes, limit, at_least_one)
             if records is not None:
                 break
+            _stop_at_damage(log, segment, start_offset, bound)
     state = log.state
     aborted: Sequence[AbortedTxn] = ()
     if isolation == "txn_committed" and records is not None:
@@ -136,9 +138,8 @@ def _view(log: UnifiedLog, start: int, isolation: str) -> tuple[int, LogSegments
     # The bound first, so that the segments hold all below it; the start last, so that it is in them still.
     bound, segments = upper_bound(log, isolation), log.local.segments
     check_start(log, start)
-    damage = log.damage
-    behind = damage is not None and damage.next_offset is not None and start >= damage.next_offset
-    if behind and isolation == "log_end":
+    stopped = log.stopped_at
+    if stopped is not None and start >= stopped.stop_offset and isolation == "log_end":
         bound = UNKNOWN_END
     return bound, segments
 
@@ -154,8 +155,12 @@ def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) ->
                     check_order(log, held, batch.base_offset)
                     yield held
                 held, offset = batch, batch.next_offset
+        if _damage_ahead(log, segment, offset) is not None and held is not None:
+            yield held
+            held = None
+        _stop_at_damage(log, segment, offset, bound)
     if held is not None:
-        if log.damage is None:
+        if not log.damages:
             following = segment.position_of(held.next_offset)
             end = max(bound, log.state.log_end_offset)
             check_order(log, held, end if following is None else following[2])
@@ -165,34 +170,58 @@ def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) ->
 def _read(
     log: UnifiedLog, segment: LogSegment, offset: int, max_bytes: int, limit: int, at_least_one: bool
 ) -> Slice | None:
-    # As the segment's own, but for one that rotted: no search may cross the damage.
-    damage = log.damage
-    if damage is None or segment.region.path != damage.path:
-        return segment.read(offset, max_bytes, limit=limit, at_least_one=at_least_one)
-    if offset < damage.first_offset:
-        return segment.read(offset, max_bytes, limit=damage.position, at_least_one=at_least_one)
-    if damage.next_offset is None or offset < damage.next_offset:
-        return None
-    start, size = damage.end_position, 0
-    for batch in _up_to_padding(segment, start):
-        if batch.last_offset < offset:
-            start += batch.size
-        elif size + batch.size <= max_bytes or (at_least_one and size == 0):
-            size += batch.size
-        else:
-            break
-    return segment.region.slice(start, size) if size else None
-
-
-def _up_to_padding(segment: LogSegment, position: int) -> Iterator[RecordBatch]:
-    # A damaged log is left as it was found, with the zeros that were allocated ahead of its writer.
+    # As the segment's own, but no search crosses damage.
+    damages, path = log.damages, segment.region.path
+    before, after = damages.before_in(path, offset), damages.after(offset)
+    if after is not None and after.path == path:
+        limit = after.position if limit < 0 else min(limit, after.position)
     try:
-        for batch in batches_in(segment.region.slice(position, segment.size - position)):
-            position += batch.size
-            yield batch
+        if before is None:
+            return segment.read(offset, max_bytes, limit=limit, at_least_one=at_least_one)
+        if offset < before.stop_offset:
+            return None
+        return read_behind(
+            segment, before.end_position, offset, max_bytes, limit=limit, at_least_one=at_least_one
+        )
     except CorruptMessage:
-        if segment.region.read(position, min(LOG_OVERHEAD, segment.size - position)).strip(b"\0"):
-            raise
+        _notice(log, segment, offset)
+        raise
+
+
+def _damage_ahead(log: UnifiedLog, segment: LogSegment, offset: int) -> Damage | None:
+    # What ends reading in this segment at `offset`, where all below it is read.
+    damage = log.damages.at(offset) or log.damages.after(offset)
+    return damage if damage is not None and damage.path == segment.region.path else None
+
+
+def _stop_at_damage(log: UnifiedLog, segment: LogSegment, offset: int, bound: int) -> None:
+    damage = _damage_ahead(log, segment, offset)
+    if damage is not None and damage.first_offset < bound:
+        raise _damaged(log, damage, max(offset, damage.first_offset))
+
+
+def _damaged(log: UnifiedLog, damage: Damage, offset: int) -> DamagedLog:
+    return DamagedLog(f"{log.topic_partition}: offset {offset} lies in damaged {damage}", where=offset)
+
+
+def _notice(log: UnifiedLog, segment: LogSegment, offset: int) -> None:
+    # A log of another process may change under our eyes: what looks bad there is no finding.
+    if not log.local.read_only and not log.closed:
+        damage_search.search(log, segment, offset)
+
+
+def position_of(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int, int, int, int] | None:
+    """As LogSegment.position_of, but around what rotted: for an offset in a damaged range, the range.
+
+    Raises CorruptMessage.
+    """
+    damage = log.damages.before_in(segment.region.path, offset)
+    if damage is None:
+        return segment.position_of(offset)
+    if offset >= damage.stop_offset:
+        return position_behind(segment, damage.end_position, offset)
+    size = damage.end_position - damage.position
+    return damage.position, size, damage.first_offset, damage.stop_offset - 1
 
 
 def check_order(log: UnifiedLog, batch: RecordBatch, following: int) -> None:
@@ -206,6 +235,8 @@ def check_order(log: UnifiedLog, batch: RecordBatch, following: int) -> None:
 
 def check_crc(log: UnifiedLog, batch: RecordBatch) -> None:
     if not batch.crc_valid:
+        segments = log.local.segments
+        _notice(log, segments[max(0, segments.index_for(batch.base_offset))], batch.base_offset)
         raise InvalidCrc(
             f"{log.topic_partition}: the batch at offset {batch.base_offset} rotted", where=batch.base_offset
         )
@@ -225,16 +256,10 @@ def upper_bound(log: UnifiedLog, isolation: str) -> int:
 def check_start(log: UnifiedLog, offset: int) -> None:
     if log.closed:
         raise LogClosed(f"{log.topic_partition}: the log is closed")
-    damage = log.damage
-    if damage is not None and offset >= damage.first_offset:
-        if damage.next_offset is None or offset < damage.next_offset:
-            raise DamagedLog(
-                f"{log.topic_partition}: offset {offset} lies in the damaged range "
-                f"from {damage.first_offset} to "
-                f"{'the end' if damage.next_offset is None else damage.next_offset - 1} "
-                f"({damage.path}, bytes {damage.position} to {damage.end_position}: {damage.reason})",
-                where=offset,
-            )
+    damage = log.damages.at(offset)
+    if damage is not None:
+        raise _damaged(log, damage, offset)
+    if log.stopped_at is not None and offset >= log.stopped_at.stop_offset:
         return
     if not log.state.log_start_offset <= offset <= log.state.log_end_offset:
         raise OffsetOutOfRange(
@@ -249,19 +274,21 @@ def _bounded(
 ) -> Iterator[tuple[LogSegment, int]]:
     # The segments that hold [start, bound), each with the position it may be read up to (-1: its valid
     # length).
-    damage = log.damage
     for index in range(max(0, segments.index_for(start)), len(segments)):
         segment = segments[index]
         if segment.base_offset >= bound:
             return
-        is_whole = bound == UNKNOWN_END or (damage is not None and segment.region.path == damage.path)
-        yield segment, -1 if is_whole else _limit(segments, index, bound)
+        yield segment, -1 if bound == UNKNOWN_END else _limit(log, segments, index, bound)
 
 
-def _limit(segments: LogSegments, index: int, bound: int) -> int:
+def _limit(log: UnifiedLog, segments: LogSegments, index: int, bound: int) -> int:
     if index + 1 < len(segments) and segments[index + 1].base_offset <= bound:
         return -1
-    found = segments[index].position_of(bound)
+    try:
+        found = position_of(log, segments[index], bound)
+    except CorruptMessage:
+        _notice(log, segments[index], bound)
+        raise
     return -1 if found is None else int(found[0]) + (found[1] if found[2] < bound else 0)
 
 
@@ -313,7 +340,7 @@ def offset_for_timestamp(log: UnifiedLog, timestamp: int) -> TimestampOffset | N
     segments = log.local.segments
     if timestamp == MAX_TIMESTAMP:
         timestamp = max(
-            (_largest_timestamp(s, start) for s, _ in _bounded(log, segments, start, bound)), default=-1
+            (_largest_timestamp(log, s, start) for s, _ in _bounded(log, segments, start, bound)), default=-1
         )
         if timestamp < 0:
             return None
@@ -329,8 +356,11 @@ def _records_from(
     log: UnifiedLog, segment: LogSegment, limit: int, start: int, timestamp: int
 ) -> Iterator[tuple[RecordBatch, Record]]:
     # The records at or above `start` of the batches that may hold one of `timestamp`.
+    if any(damage.path == segment.region.path for damage in log.damages):
+        yield from _records_around_damage(log, segment, limit, start, timestamp)
+        return
     offset = start
-    while (found := position_by_time(segment, timestamp, offset)) is not None:
+    while (found := _position_by_time(log, segment, timestamp, offset)) is not None:
         chunk = segment.read(found[2], found[1], limit=limit)
         if chunk is None:
             return
@@ -340,12 +370,38 @@ def _records_from(
             yield from ((batch, record) for record in batch if _at(record) >= start)
 
 
-def _largest_timestamp(segment: LogSegment, start: int) -> int:
+def _position_by_time(
+    log: UnifiedLog, segment: LogSegment, timestamp: int, offset: int
+) -> tuple[int, int, int, int] | None:
+    try:
+        return position_by_time(segment, timestamp, offset)
+    except CorruptMessage:
+        _notice(log, segment, offset)
+        raise
+
+
+def _records_around_damage(
+    log: UnifiedLog, segment: LogSegment, limit: int, start: int, timestamp: int
+) -> Iterator[tuple[RecordBatch, Record]]:
+    # What rotted cannot be read whatever its time was; the answer is the first record that can.
+    offset: int | None = max(start, segment.base_offset)
+    while offset is not None:
+        while (chunk := _read(log, segment, offset, READ_CHUNK_BYTES, limit, True)) is not None:
+            for batch in batches_in(chunk):
+                check_crc(log, batch)
+                offset = batch.next_offset
+                if batch.max_timestamp >= timestamp:
+                    yield from ((batch, record) for record in batch if _at(record) >= start)
+        damage = _damage_ahead(log, segment, offset)
+        offset = None if damage is None else damage.next_offset
+
+
+def _largest_timestamp(log: UnifiedLog, segment: LogSegment, start: int) -> int:
     # Of a segment that begins below the log start the records above it count.
     if start <= segment.base_offset:
         return segment.largest_timestamp()
     largest, offset = -1, start
-    while (chunk := segment.read(offset, READ_CHUNK_BYTES)) is not None:
+    while (chunk := _read(log, segment, offset, READ_CHUNK_BYTES, -1, True)) is not None:
         for batch in batches_in(chunk):
             offset = batch.next_offset
             largest = max([largest, *(r.timestamp or 0 for r in batch if _at(r) >= start)])

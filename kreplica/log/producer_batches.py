@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
-from kreplica._core.segment_scan import scan
+from kreplica._core.segment_scan import resync, scan
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import AppendOrigin
 from kreplica.log.local_log import LocalLog
@@ -89,6 +89,10 @@ def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
             continue
         while True:
             status, position, offset, header = scan(segment, position, segment.size, 0, epoch)
+            if status < 0 and (behind := resync(segment, position, offset)) is not None:
+                # What rotted is reported by whoever reads it; the batches behind it count all the same.
+                position, epoch = behind[1], -1
+                continue
             if status <= 0 or offset > stop:
                 break
             epoch = header[2]
@@ -102,8 +106,7 @@ def _position_of(segment: LogSegment, offset: int) -> int | None:
     try:
         found = segment.position_of(offset)
     except CorruptMessage:
-        # What rotted is reported by whoever reads it.
-        return None
+        return 0
     return None if found is None else found[0]
 
 

@@ -9,16 +9,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kreplica.common.errors import NotLeaderOrFollower, OffsetOutOfRange
-from kreplica.log import producer_batches
+from kreplica._core.log_segment import LogSegment
+from kreplica.common.errors import CorruptMessage, NotLeaderOrFollower, OffsetOutOfRange
+from kreplica.log import damage_search, log_reader, producer_batches
 
 if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
 
 
-def truncate_to(log: UnifiedLog, offset: int) -> bool:
-    """As UnifiedLog.truncate_to, which holds the log's lock."""
+def truncate(log: UnifiedLog, offset: int) -> bool:
+    """As UnifiedLog.truncate_to."""
+    try:
+        was_cut = _locked(log, offset)
+    except CorruptMessage:
+        # The way to the offset leads through rot: once that is known, around it.
+        segments = log.local.segments
+        if not damage_search.search(log, segments[segments.index_for(offset)], offset):
+            raise
+        was_cut = _locked(log, offset)
+    if was_cut and log.damages:
+        # Behind what rotted, as recovery will want it: see damage_search.report.
+        log.flush()
+        log.flush_state()
+    return was_cut
+
+
+def _locked(log: UnifiedLog, offset: int) -> bool:
+    with log.lock:
+        log.require_writable()
+        return _truncate_to(log, offset)
+
+
+def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     require_offset(offset)
+    damage = log.damages.at(offset)
+    if damage is not None:
+        # A range that rotted goes as a whole, as a batch does.
+        offset = damage.first_offset
     forget_epochs(log, min(offset, log.log_end_offset))
     local = log.local
     if offset >= log.log_end_offset:
@@ -28,19 +55,33 @@ def truncate_to(log: UnifiedLog, offset: int) -> bool:
         return True
     log.truncating(offset)
     keep = local.segments.index_for(offset)
-    _publish_end(log, *local.end_if_cut_at(offset))
+    end, position = _end_if_cut_at(log, local.segments[keep], offset)
+    _publish_end(log, end, local.segments[keep].base_offset, position)
     log.flush_state()
     for path in local.remove(list(local.segments)[:keep:-1]):  # a crash leaves no hole
         log.on_deleted(path)
     active = log.active = local.segments.active
-    active.truncate_to(offset)
+    active.truncate_to(offset, position)
     local.names_changed = True  # what is cut below a reader's pin goes on in a new file
     local.transaction_index(active).truncate_to(offset)
-    end = active.next_offset()
-    end = active.base_offset if end is None else end
+    damage_search.forget(log, lambda known: known.first_offset < end)
+    is_damaged = any(known.path == active.region.path for known in log.damages)
+    if not is_damaged:
+        last = active.next_offset()
+        end = active.base_offset if last is None else last
     forget_epochs(log, end)
     ended_at(log, end)
+    if is_damaged:
+        # Recovery reads the last segment through: what rotted must not lie in it.
+        log.roll()
     return True
+
+
+def _end_if_cut_at(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int, int]:
+    # Where the log would end if the batch that holds `offset` and all behind it were cut off: the offset and
+    # the position in the segment.
+    found = log_reader.position_of(log, segment, offset)
+    return (offset, segment.size) if found is None else (min(found[2], offset), found[0])
 
 
 def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
@@ -59,6 +100,7 @@ def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
     log.producers.truncate_fully_and_start_at(offset)
     forget_epochs(log, offset)
     ended_at(log, offset)
+    damage_search.forget(log, lambda _: False)
     return gone
 
 

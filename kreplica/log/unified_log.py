@@ -30,8 +30,15 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
-from kreplica.log import careful_append, log_reader, retention, segment_replacement, truncation
-from kreplica.log.damage import Damage
+from kreplica.log import (
+    careful_append,
+    damage_search,
+    log_reader,
+    retention,
+    segment_replacement,
+    truncation,
+)
+from kreplica.log.damage import NO_DAMAGE, Damage, Damages
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_flusher import LogFlusher
@@ -44,11 +51,19 @@ if TYPE_CHECKING:
 
     from kreplica._core.batch_builder import _RecordLike as RecordLike
 
+OnDamage = Callable[["UnifiedLog", Damage], None]
+
+
+def _ignore(log: UnifiedLog, damage: Damage) -> None:
+    """Nobody wants to know."""
+
 
 class UnifiedLog:
     """The log of one partition over an opened LocalLog; `log_loader.load` makes it.
 
-    `state` must hold where the log stands. `damage`: what recovery could not read; the log is then read-only.
+    `state` must hold where the log stands. `stopped_at`: the damage at which recovery stopped; the log is
+    then read-only. `damages`: all ranges that are known to have rotted; readers stop at them, and appends go
+    on.
     """
 
     __slots__ = (
@@ -62,18 +77,20 @@ class UnifiedLog:
         "active",
         "closed",
         "config",
-        "damage",
+        "damages",
         "durable",
         "epochs",
         "flusher",
         "leader_epoch",
         "local",
         "lock",
+        "on_damage",
         "on_deleted",
         "on_truncating",
         "producers",
         "recovered",
         "state",
+        "stopped_at",
         "time_ms",
         "topic_partition",
         "validator",
@@ -88,14 +105,15 @@ class UnifiedLog:
         producers: ProducerStateManager,
         clock: Clock,
         *,
-        damage: Damage | None = None,
+        stopped_at: Damage | None = None,
+        damages: Damages = NO_DAMAGE,
     ) -> None:
         self.topic_partition = topic_partition
         self.local = local
         self.state = state
         self.epochs = epochs
         self.producers = producers
-        self.damage = damage
+        self.stopped_at = stopped_at
         self.closed = False
         # What recovery did, for people: a log_loader.Recovery.
         self.recovered: object = None
@@ -103,10 +121,13 @@ class UnifiedLog:
         self.on_deleted = local.storage.remove
         # Called with the log and an offset before it is cut there, under its lock.
         self.on_truncating: Callable[[UnifiedLog, int], None] | None = None
+        # Called with the log and a Damage that was found while it runs, by whoever found it; no lock is held.
+        self.on_damage: OnDamage = _ignore
         self.time_ms = clock.time_ms
         self.lock = RLock()
         # Guarded by lock:
         self.active = local.segments.active
+        self.damages = damages if stopped_at is None else damages.with_added(stopped_at)
         self.leader_epoch = state.leader_epoch if epochs.latest_epoch is None else epochs.latest_epoch
         self._failure: BaseException | None = None
         self._lowest_cut: int | None = None
@@ -173,6 +194,11 @@ class UnifiedLog:
     @property
     def latest_epoch(self) -> int | None:
         return self.epochs.latest_epoch
+
+    @property
+    def damage(self) -> Damage | None:
+        """The first range that is known to have rotted."""
+        return self.damages[0] if self.damages else None
 
     @property
     def size(self) -> int:
@@ -280,12 +306,14 @@ class UnifiedLog:
             self.choose_path()
 
     def _writable(self) -> bool:
-        return not self.closed and self._failure is None and self.damage is None and not self.local.read_only
+        return (
+            not self.closed and self._failure is None and self.stopped_at is None and not self.local.read_only
+        )
 
     def require_writable(self) -> None:
         self._require_open()
-        if self.damage is not None:
-            raise ReadOnlyLog(f"{self.topic_partition}: damaged from offset {self.damage.first_offset} on")
+        if self.stopped_at is not None:
+            raise ReadOnlyLog(f"{self.topic_partition}: damaged at {self.stopped_at}")
         if self.local.read_only:
             raise ReadOnlyLog(f"{self.topic_partition}: opened for reading")
 
@@ -433,15 +461,15 @@ class UnifiedLog:
             self.epochs.truncate_from_start(start)
             self.producers.on_log_start_offset_incremented(start)
             self.producers.delete_snapshots_before(start)
+            first = self.local.segments[0].base_offset
+            damage_search.forget(self, lambda known: known.stop_offset > first)
         for path in gone:
             self.on_deleted(path)
         return len(due)
 
     def truncate_to(self, offset: int) -> bool:
         """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten."""
-        with self.lock:
-            self.require_writable()
-            return truncation.truncate_to(self, offset)
+        return truncation.truncate(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything and begin again at `offset`, an empty log."""

@@ -15,7 +15,7 @@ MEMBERS = {
         *("read", "batches", "offset_for_timestamp"),
         *("arrow_batches", "to_arrow"),
         *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset"),
-        *("size", "damage", "recovery"),
+        *("size", "damage", "damages", "recovery"),
         *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments"),
     },
     "Record": {"key", "value", "headers", "offset", "timestamp", "timestamp_type"},

@@ -1,0 +1,310 @@
+"""Looking for rot in a log that runs, and telling the log of what was found.
+
+A `SegmentExamination` goes through one segment in steps and names each damaged range as recovery would. Its
+batches do not change any more, so it needs no lock; whoever holds one is its only user. `report` looks once
+more under the log's lock, since a truncation may have come in between, before the log takes the range over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.segment_scan import examine, resync
+from kreplica._core.status import NAMES
+from kreplica.common.types import INT64_MAX
+from kreplica.log.damage import Damage, DamageFile, Damages
+from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
+from kreplica.log.local_log import LocalLog
+from kreplica.log.log_tail import only_zeros
+
+if TYPE_CHECKING:
+    from kreplica.log.unified_log import UnifiedLog
+
+# What is read at a time where somebody waits for the end of a search.
+SEARCH_BYTES = 8 << 20
+HEADER_BYTES = 61
+
+
+class SegmentExamination:
+    """One segment on its way through the check, from byte `position`, where offset `next_offset` is due.
+
+    `following`: the base offset of the next segment, `size`: how far this one goes. `known`: ranges that are
+    passed over. What the batches cannot tell by themselves is compared with what the log knows: offsets lie
+    below the next segment's, and leader epochs are those of the log's cache. (Neither is covered by a
+    batch's CRC.)
+    """
+
+    __slots__ = (
+        "_aside",
+        "_bad",
+        "_due_epoch_at",
+        "_epochs",
+        "_following",
+        "_known",
+        "_last",
+        "_searched_to",
+        "_size",
+        "next_offset",
+        "position",
+        "segment",
+    )
+
+    def __init__(
+        self,
+        segment: LogSegment,
+        following: int,
+        epochs: LeaderEpochFileCache,
+        known: Damages,
+        *,
+        position: int = 0,
+        next_offset: int | None = None,
+        size: int | None = None,
+        aside: bool = True,
+    ) -> None:
+        self.segment = segment
+        self._size = segment.size if size is None else size
+        self.position = position
+        self.next_offset = segment.base_offset if next_offset is None else next_offset
+        self._following = following
+        self._epochs = epochs
+        self._known = {damage.position: damage for damage in known if damage.path == segment.region.path}
+        self._aside = aside
+        # The batch before, and the least offset it could have: of two that contradict each other one lies.
+        self._last = (-1, -1)
+        # The bad batch whose end is being looked for: its position, the first lost offset, what is wrong.
+        self._bad: tuple[int, int, str] | None = None
+        self._searched_to = 0
+        # Where the epoch that is due is to be looked up; a batch that begins higher than expected sets it.
+        self._due_epoch_at = -1
+
+    @property
+    def is_done(self) -> bool:
+        return self._bad is None and self.position >= self._size
+
+    @property
+    def read_to(self) -> int:
+        """The position up to which bytes were read."""
+        return self.position if self._bad is None else max(self.position, self._searched_to)
+
+    @property
+    def is_behind_bad(self) -> bool:
+        """Whether the end of a bad range is being looked for."""
+        return self._bad is not None
+
+    def step(self, max_bytes: int) -> Damage | None:
+        """Read on, about `max_bytes`; the damage whose end was found in them, or None.
+
+        The rest of the bytes is left when one is found. Raises KafkaStorageError.
+        """
+        if self._bad is None and not self._checked(max_bytes):
+            return None
+        return self._end_of_bad(max_bytes)
+
+    def first_bad(self, max_bytes: int) -> tuple[int, int, str] | None:
+        """The first bad batch within about `max_bytes`: its position, the offset that was due, the reason."""
+        if self._bad is None:
+            self._checked(max_bytes)
+        return self._bad
+
+    def _checked(self, max_bytes: int) -> bool:
+        # Go on to the next bad batch; whether there is one.
+        limit = min(self.position + max_bytes, self._size)
+        while self.position < limit:
+            known = self._known.get(self.position)
+            if known is not None and known.end_position > self.position:
+                self._go_on_behind(known)
+                continue
+            ahead = min((at for at in self._known if at > self.position), default=limit)
+            status = self._examined(min(limit, ahead))
+            if status < 0:
+                self._found_bad(NAMES[status])
+                return True
+        return False
+
+    def _examined(self, limit: int) -> int:
+        entries = self._epochs.entries
+        offset = max(self.next_offset, self._due_epoch_at)
+        epoch = self._epochs.epoch_for_offset(offset)
+        status, self.position, self.next_offset, *last = examine(
+            self.segment,
+            self.position,
+            limit,
+            self.next_offset,
+            following=self._following,
+            leader_epoch=-1 if epoch is None else epoch,
+            epoch_end=next((each.start_offset for each in entries if each.start_offset > offset), INT64_MAX),
+            aside=self._aside,
+        )
+        if last[0] >= 0:
+            self._last = (last[0], last[1])
+        self._due_epoch_at = self._offset_at(self.position) if status > 0 else -1
+        return status
+
+    def _offset_at(self, position: int) -> int:
+        return int.from_bytes(self.segment.region.read(position, 8), "big", signed=True)
+
+    def _found_bad(self, reason: str) -> None:
+        position, offset = self.position, self.next_offset
+        if reason == "OFFSET_REGRESSION":
+            # Where this batch would follow the one before the last, it is the last one whose offset jumped.
+            last, least = self._last
+            if last >= 0 and least <= self._offset_at(position) < offset and self._offset_at(last) != least:
+                position, offset = last, least
+        if offset == self._following and only_zeros(self.segment, position):
+            # Allocated ahead of the writer and never trimmed: the segment ended before.
+            self.position = self._size
+            return
+        self._bad = (position, offset, reason)
+        self._searched_to = position
+
+    def _end_of_bad(self, max_bytes: int) -> Damage | None:
+        if self._bad is None:
+            return None
+        position, offset, reason = self._bad
+        stop = min(self._searched_to + max_bytes, self._size)
+        found = resync(self.segment, self._searched_to, offset, stop=stop, aside=self._aside)
+        if found is not None and found[0] >= self._following:
+            # A whole batch of another place, or of another time.
+            self._searched_to, found = found[1], None
+        elif found is None:
+            self._searched_to = stop - 1 if stop < self._size else stop
+        if found is None and self._searched_to < self._size:
+            return None
+        following = None if self._following == INT64_MAX else self._following
+        after = found or (following, self._size)
+        damage = Damage(offset, after[0], self.segment.region.path, position, after[1], reason)
+        self._bad = None
+        self._go_on_behind(damage)
+        # Bytes between two batches that follow one another have cost no offset.
+        return damage if damage.stop_offset > offset else None
+
+    def _go_on_behind(self, damage: Damage) -> None:
+        self.position, self.next_offset = damage.end_position, damage.stop_offset
+        self._last = (-1, -1)
+
+
+def search(log: UnifiedLog, segment: LogSegment, offset: int) -> bool:
+    """Find what somebody on the way to `offset` stumbled over in the segment, and tell the log; whether there
+    was anything.
+
+    The search begins where the index leads to, so it is short, and reads through the mapping.
+    """
+    with log.lock:
+        following, size = following_offset(log, segment), segment.size
+    if following is None:
+        return False
+    position, begin = _trusted_place(log, segment, offset)
+    examination = SegmentExamination(
+        segment,
+        following,
+        log.epochs,
+        log.damages,
+        position=position,
+        next_offset=begin,
+        size=size,
+        aside=False,
+    )
+    told = False
+    while not examination.is_done:
+        damage = examination.step(SEARCH_BYTES)
+        if damage is not None:
+            told |= report(log, segment, damage)
+        if not examination.is_behind_bad and examination.next_offset > offset:
+            break
+    return told
+
+
+def _trusted_place(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int, int]:
+    # A position at or before the batch that holds `offset`, and the offset that is due there.
+    known = log.damages.before_in(segment.region.path, offset)
+    position, begin = 0, segment.base_offset
+    if known is not None and offset >= known.stop_offset:
+        position, begin = known.end_position, known.stop_offset
+    last, hinted = segment.offset_index.find(offset)
+    if position < hinted and hinted + HEADER_BYTES <= segment.size:
+        header = segment.region.read(hinted, HEADER_BYTES)
+        base = int.from_bytes(header[:8], "big", signed=True)
+        if base + int.from_bytes(header[23:27], "big", signed=True) == last:
+            return hinted, base
+    return position, begin
+
+
+def report(log: UnifiedLog, segment: LogSegment, damage: Damage) -> bool:
+    """Let the log know of a damaged range of the segment; False if it is not there (any more).
+
+    Readers stop at it from now on. It does not end appends, since nothing about the log's end is in doubt: a
+    segment that is appended to is closed first. All is flushed, so that the next recovery begins behind the
+    range, and the range is on disk, so that it is not forgotten. Raises KafkaStorageError.
+    """
+    with log.lock:
+        following = following_offset(log, segment)
+        known = log.damages.at(damage.first_offset) is not None
+        if log.closed or known or following is None:
+            return False
+        if not still_there(damage, segment, following, log.epochs):
+            return False
+        log.damages = log.damages.with_added(damage)
+        goes_on = log.is_writable
+        if goes_on:
+            DamageFile(log.local.storage, log.local.directory).write(log.damages)
+            if segment is log.active:
+                log.roll()
+    if goes_on:
+        log.flush()
+        log.flush_state()
+    log.on_damage(log, damage)
+    return True
+
+
+def still_there(damage: Damage, segment: LogSegment, following: int, epochs: LeaderEpochFileCache) -> bool:
+    """Whether a range that was known once is damaged still; a look at its first batch, or at what is missing
+    behind it."""
+    if damage.end_position > segment.size:
+        return False
+    if damage.position == damage.end_position:
+        return damage.position == segment.size and following == damage.next_offset
+    again = SegmentExamination(
+        segment,
+        following,
+        epochs,
+        Damages(),
+        position=damage.position,
+        next_offset=damage.first_offset,
+        aside=False,
+    )
+    found = again.first_bad(damage.end_position + 1 - damage.position)
+    return found is not None and found[:2] == (damage.position, damage.first_offset)
+
+
+def remembered(local: LocalLog, epochs: LeaderEpochFileCache) -> Damages:
+    """The ranges that the log's damage file names and that are damaged still. Raises InvalidFile."""
+    segments = local.segments
+
+    def is_there(damage: Damage) -> bool:
+        index = segments.index_for(damage.first_offset)
+        if index < 0 or segments[index].region.path != damage.path:
+            return False
+        last = index + 1 == len(segments)
+        following = INT64_MAX if last else segments[index + 1].base_offset
+        return still_there(damage, segments[index], following, epochs)
+
+    return DamageFile(local.storage, local.directory).read().only(is_there)
+
+
+def forget(log: UnifiedLog, keep: Callable[[Damage], bool]) -> None:
+    """Forget the ranges that are gone with their bytes; the caller holds the log's lock."""
+    kept = log.damages.only(keep)
+    if kept is not log.damages:
+        log.damages = kept
+        DamageFile(log.local.storage, log.local.directory).write(kept)
+
+
+def following_offset(log: UnifiedLog, segment: LogSegment) -> int | None:
+    """Where the segment behind this one begins, or the log ends; None where the log has this one no more."""
+    segments = log.local.segments
+    index = segments.index_for(segment.base_offset)
+    if index < 0 or segments[index] is not segment:
+        return None
+    return segments[index + 1].base_offset if index + 1 < len(segments) else log.log_end_offset
