@@ -87,6 +87,16 @@ def diff(
 @app.command()
 def repair(
     directory: Directory,
+    peer: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            exists=True,
+            file_okay=False,
+            metavar="PEER",
+            help="The same directory of another replica: lost ranges are taken from it where both agree.",
+        ),
+    ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Do it; else nothing is changed.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -95,7 +105,9 @@ def repair(
 
     if not command.is_log(directory):
         raise typer.BadParameter(f"{directory} holds no log", param_hint="DIRECTORY")
-    raise typer.Exit(command.run(str(directory.absolute()), apply, as_json))
+    raise typer.Exit(
+        command.run(str(directory.absolute()), None if peer is None else str(peer.absolute()), apply, as_json)
+    )
 
 
 class Format(StrEnum):

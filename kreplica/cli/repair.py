@@ -15,12 +15,12 @@ from kreplica.runtime.storage import FileStorage
 COLUMNS = ("path", "kind", "offset", "next_offset", "position", "end_position", "action", "text", "done")
 
 
-def run(path: str, apply: bool, as_json: bool) -> int:
+def run(path: str, peer: str | None, apply: bool, as_json: bool) -> int:
     """Look at the log, or the log directory, at `path`, and repair it if `apply`; returns the exit code."""
     storage = FileStorage()
     findings: list[Finding] = []
     with progress("repair", total_bytes(storage, path)) as advance:
-        for finding in repair(storage, SystemClock(), path, apply_changes=apply, progress=advance):
+        for finding in repair(storage, SystemClock(), path, apply_changes=apply, peer=peer, progress=advance):
             findings.append(finding)
             if as_json:
                 print_json(asdict(finding))

@@ -53,8 +53,8 @@ def written(ending: str, seed: int) -> tuple[SimStorage, dict[int, bytes]]:
     return storage.after_kill(), values
 
 
-def mend(storage: SimStorage, *, apply: bool = True) -> list[Finding]:
-    return list(repair(storage, ManualClock(), DIRECTORY, apply_changes=apply))
+def mend(storage: SimStorage, *, apply: bool = True, peer: str | None = None) -> list[Finding]:
+    return list(repair(storage, ManualClock(), DIRECTORY, apply_changes=apply, peer=peer))
 
 
 def spans(storage: SimStorage) -> dict[str, list[tuple[int, int, int, int]]]:
@@ -172,3 +172,60 @@ def test_a_repair_that_stops_anywhere_loses_nothing(ending, stop_at, power, seed
         offset: value for offset, value in values.items() if offset not in lost
     }
     assert found.keys() <= values.keys()
+
+
+PEER = "/data/peer-0"
+
+
+def used(storage: SimStorage, directory: str) -> dict[str, bytes]:
+    """The segments of a log without what was allocated ahead."""
+    names = [name for name in storage.list_directory(directory) if name.endswith(".log")]
+    return {name: storage.read_file(f"{directory}/{name}").rstrip(b"\0") for name in names}
+
+
+@LIMITS
+@given(st.data(), st.sampled_from(["clean", "killed"]), st.integers(0, 3), st.integers(0, 120), st.booleans())
+def test_with_a_good_peer_everything_comes_back(data, ending, seed, stop_at, power):
+    storage, values = written(ending, seed)
+    storage.make_directory(PEER)
+    storage.sync_directory("/data")
+    for name in storage.list_directory(DIRECTORY):
+        storage.write_file_atomically(f"{PEER}/{name}", storage.read_file(f"{DIRECTORY}/{name}"))
+        storage.sync_file(f"{DIRECTORY}/{name}")
+    storage.sync_directory(DIRECTORY)
+    frames = spans(storage)
+    # Each range lies between batches that are left: there the replicas are compared.
+    name = data.draw(st.sampled_from([n for n, found in frames.items() if found]))
+    path, image = f"{DIRECTORY}/{name}", bytearray(storage.read_file(f"{DIRECTORY}/{name}"))
+    kind = data.draw(st.sampled_from(["flip", "cut", "gone"]))
+    at = data.draw(st.integers(0, frames[name][-1][1] - 1))
+    if kind == "gone" and name != min(frames):
+        storage.remove(path)
+    elif kind == "cut":
+        storage.write_file(path, bytes(image[:at]))
+    else:
+        image[at] ^= 1 << data.draw(st.integers(0, 7))
+        storage.write_file(path, bytes(image))
+    for left in storage.list_directory(DIRECTORY):
+        storage.sync_file(f"{DIRECTORY}/{left}")
+    storage.sync_directory(DIRECTORY)
+    steps = [stop_at]
+
+    def before(_operation: str, _path: str) -> None:
+        if steps[0] == 0:
+            raise Stopped
+        steps[0] -= 1
+
+    storage.before = before
+    with suppress(Stopped):
+        mend(storage, peer=PEER)
+    storage.before = None
+    if ending == "clean" and power:
+        storage = storage.after_power_cut(random.Random(seed))
+    else:
+        storage = storage.after_kill()
+    done = mend(storage, peer=PEER)
+    assert all(not f.is_open for f in done), done
+    assert used(storage, DIRECTORY) == used(storage, PEER)
+    assert list(verify(storage, DIRECTORY)) == []
+    assert read(storage) == values

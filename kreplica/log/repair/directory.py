@@ -15,6 +15,7 @@ from kreplica.log.repair.checkpoints import NodeCheckpoints
 from kreplica.log.repair.finding import Finding
 from kreplica.log.repair.partition import Checkpointed, apply
 from kreplica.log.repair.plan import make_plan
+from kreplica.log.repair.taking import take_from_peer
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Clock, Storage
@@ -28,12 +29,14 @@ def repair(
     path: str,
     *,
     apply_changes: bool = False,
+    peer: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Finding]:
     """What is wrong at `path`, a partition's directory or a node's log directory, and what becomes of it.
 
-    `path` is absolute. Without `apply_changes` nothing is changed. `progress` is called with the number of
-    bytes walked since its last call.
+    `path` is absolute. Without `apply_changes` nothing is changed. `peer`: the same directory of another
+    replica, from which lost ranges are taken where it agrees. `progress` is called with the number of bytes
+    walked since its last call.
 
     Raises LogDirLocked where a writer or a node is at work, InvalidFile for a directory that holds no log,
     KafkaStorageError.
@@ -42,9 +45,9 @@ def repair(
     with ExitStack() as locks:
         if is_partition(names):
             _lock_partition(storage, path, apply_changes, locks)
-            yield from _repair_one(storage, clock, path, apply_changes, progress)
+            yield from _repair_one(storage, clock, path, apply_changes, peer, progress)
         else:
-            yield from _repair_all(storage, clock, path, apply_changes, progress, locks)
+            yield from _repair_all(storage, clock, path, apply_changes, peer, progress, locks)
 
 
 def is_partition(names: list[str]) -> bool:
@@ -76,6 +79,7 @@ def _repair_one(
     clock: Clock,
     path: str,
     apply_changes: bool,
+    peer: str | None,
     progress: Progress | None,
     checkpoints: NodeCheckpoints | None = None,
 ) -> Iterator[Finding]:
@@ -86,6 +90,8 @@ def _repair_one(
         checkpoints = NodeCheckpoints(storage, parent.path) if parent.is_formatted else None
     known = Checkpointed() if checkpoints is None else checkpoints.of(partition)
     plan = make_plan(storage, path, recovery_point=known.recovery_point, progress=progress)
+    if peer is not None:
+        take_from_peer(storage, plan, peer)
     if apply_changes:
         apply(storage, clock, partition, plan, known)
     if checkpoints is not None:
@@ -98,6 +104,7 @@ def _repair_all(
     clock: Clock,
     path: str,
     apply_changes: bool,
+    peer: str | None,
     progress: Progress | None,
     locks: ExitStack,
 ) -> Iterator[Finding]:
@@ -119,6 +126,7 @@ def _repair_all(
             clock,
             below,
             apply_changes,
+            None if peer is None else f"{peer}/{name}",
             progress,
             checkpoints if directory.is_formatted else None,
         )

@@ -23,7 +23,7 @@ from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.repair.finding import BLOCKED, CUT, Finding
 from kreplica.log.repair.plan import PartitionPlan, make_plan
-from kreplica.log.repair.rewrite import rewrite
+from kreplica.log.repair.rewrite import add, rewrite
 from kreplica.log.unified_log import UnifiedLog
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ def apply(
     if plan.standing is not None:
         _publish(storage, plan)
     for base_offset, edits in sorted(plan.edits.items()):
-        rewrite(storage, directory, base_offset, edits)
+        if edits:
+            rewrite(storage, directory, base_offset, edits)
+    for _, piece in sorted(plan.files.items()):
+        add(storage, directory, piece)
     # What the log remembered of its damage is dealt with.
     DamageFile(storage, directory).write(Damages())
     for path in plan.remove:

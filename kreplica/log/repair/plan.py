@@ -27,7 +27,7 @@ from kreplica.log.file_names import (
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.quarantine import Quarantine, file_stem
 from kreplica.log.repair.finding import BLOCKED, CORRECT, CUT, NOTHING, QUARANTINE, REBUILD, REMOVE, Finding
-from kreplica.log.repair.rewrite import Edit
+from kreplica.log.repair.rewrite import Edit, Piece
 from kreplica.log.repair.survey import (
     BadRange,
     SegmentSurvey,
@@ -47,30 +47,39 @@ if TYPE_CHECKING:
 
 # Of a batch that is whole: they tell of its offset and epoch, which the survey decides about.
 _PLACEMENT = ("OffsetRegression", "OffsetOverflow", "EpochRegression", "EpochMismatch", "MissingOffsets")
+# With one of these, nothing in the partition is changed.
+_BLOCKING = ("ForeignSegment", "Unreadable", "PeerDisagrees")
 
 
 @dataclass(slots=True)
 class Lost:
     """Offsets of the log that no batch holds, and the edit that says so: what a peer may have.
 
-    `before` and `after` are the whole batches around the range in the same log, where there are any.
+    `is_at_end`: of the segment at `base_offset`. `notes`: the files of an earlier quarantine.
     """
 
     base_offset: int
-    range: BadRange
+    edit: Edit
+    first_offset: int
     next_offset: int
-    before: Whole | None
-    after: Whole | None
+    is_at_end: bool
+    finding: Finding
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class PartitionPlan:
-    """`edits`: by the base offset of the segment. `remove`: paths. `scan_from`: the offset from which on the
-    log must be read through afterwards, None where nothing is to be rebuilt. `end`: what the log goes to."""
+    """What to do, and what was found.
+
+    `edits`: by the base offset of the segment. `files`: new ones, likewise. `remove`: paths. `scan_from`: the
+    offset from which on the log must be read through afterwards, None where nothing is to be rebuilt. `end`:
+    what the log goes to.
+    """
 
     directory: str
     findings: list[Finding] = field(default_factory=list)
     edits: dict[int, list[Edit]] = field(default_factory=dict)
+    files: dict[int, Piece] = field(default_factory=dict)
     lost: list[Lost] = field(default_factory=list)
     remove: list[str] = field(default_factory=list)
     scan_from: int | None = None
@@ -83,7 +92,7 @@ class PartitionPlan:
     @property
     def is_blocked(self) -> bool:
         """Whether the log cannot be opened for writing by any repair, so that none is begun."""
-        return any(f.action == BLOCKED and f.kind in ("ForeignSegment", "Unreadable") for f in self.findings)
+        return any(f.action == BLOCKED and f.kind in _BLOCKING for f in self.findings)
 
     def rebuild(self, offset: int) -> None:
         self.scan_from = offset if self.scan_from is None else min(self.scan_from, offset)
@@ -354,8 +363,11 @@ class _Planner:
         if first == following:
             text = f"{bad.reason}: no offset is missing"
         self._found(path, "Rot", QUARANTINE, text, bad, following)
-        self.plan.lost.append(Lost(found.base_offset, bad, following, before, after))
-        return [Edit(bad.position, bad.end_position, filler, quarantine)]
+        edit = Edit(bad.position, bad.end_position, filler, quarantine)
+        if first < following:
+            is_at_end, finding = bad.end_position == found.size, self.plan.findings[-1]
+            self.plan.lost.append(Lost(found.base_offset, edit, first, following, is_at_end, finding))
+        return [edit]
 
     def _relocate(self, path: str, whole: Whole, offset: int) -> Edit:
         text = f"its base offset {whole.base_offset} is off by one byte of it, and becomes {offset}"

@@ -21,13 +21,31 @@ COPY_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Batches of another replica: bytes [`position`, `end_position`) of its segment at `base_offset`."""
+
+    path: str
+    base_offset: int
+    position: int
+    end_position: int
+
+    @property
+    def size(self) -> int:
+        return self.end_position - self.position
+
+
+@dataclass(frozen=True, slots=True)
 class Edit:
-    """Bytes [`position`, `end_position`) of a segment become `replacement`; `quarantine`: what they were."""
+    """Bytes [`position`, `end_position`) of a segment become `replacement`, and the `pieces` behind it.
+
+    `quarantine`: what they were.
+    """
 
     position: int
     end_position: int
     replacement: bytes
     quarantine: Quarantine | None = None
+    pieces: tuple[Piece, ...] = ()
 
 
 def set_aside(storage: Storage, directory: str, found: Quarantine, region: Region) -> None:
@@ -77,11 +95,17 @@ def rewrite(storage: Storage, directory: str, base_offset: int, edits: Sequence[
         for edit in edits:
             if edit.quarantine is not None:
                 set_aside(storage, directory, edit.quarantine, region)
-        write_aside(storage, path, _edited(region, edits))
-    replace(storage, directory, base_offset)
+        write_aside(storage, path, _edited(storage, region, edits))
+    _replace(storage, directory, base_offset)
 
 
-def replace(storage: Storage, directory: str, base_offset: int) -> None:
+def add(storage: Storage, directory: str, piece: Piece) -> None:
+    """Make a file of another replica one of the log."""
+    write_aside(storage, f"{directory}/{file_name(piece.base_offset, LOG_SUFFIX)}", _taken(storage, piece))
+    _replace(storage, directory, piece.base_offset)
+
+
+def _replace(storage: Storage, directory: str, base_offset: int) -> None:
     """Put the segment that was written aside in the place of the one that is there."""
     path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
@@ -102,11 +126,18 @@ def write_aside(storage: Storage, path: str, pieces: Iterator[bytes]) -> None:
     storage.sync_file(temporary)
 
 
-def _edited(region: Region, edits: Sequence[Edit]) -> Iterator[bytes]:
+def _taken(storage: Storage, piece: Piece) -> Iterator[bytes]:
+    with storage.open_region(piece.path, storage.size(piece.path), writable=False) as region:
+        yield from _pieces(region, piece.position, piece.end_position)
+
+
+def _edited(storage: Storage, region: Region, edits: Sequence[Edit]) -> Iterator[bytes]:
     position = 0
     for edit in edits:
         yield from _pieces(region, position, edit.position)
         yield edit.replacement
+        for piece in edit.pieces:
+            yield from _taken(storage, piece)
         position = edit.end_position
     yield from _pieces(region, position, region.length)
 
