@@ -19,10 +19,12 @@ static inline uint64_t kr_little64(const uint8_t *p) {
     return x;
 }
 
-/* The last 0 to 7 bytes, the total's lowest byte above them. */
-static inline uint64_t kr_siphash_tail(const uint8_t *p, uint64_t size) {
-    uint64_t last = size << 56;
-    for (uint64_t i = 0; i < (size & 7); i++) last |= (uint64_t)p[i] << (8 * i);
+/* The last 0 to 7 of `size` bytes, which end at `end`, and the size's lowest byte above them. */
+static inline uint64_t kr_siphash_tail(const uint8_t *end, uint64_t size) {
+    uint64_t rest = size & 7, last = size << 56;
+    if (rest == 0) return last;
+    if (size >= 8) return last | kr_little64(end - 8) >> (64 - 8 * rest);
+    for (uint64_t i = 0; i < rest; i++) last |= (uint64_t)end[i - rest] << (8 * i);
     return last;
 }
 
@@ -38,14 +40,14 @@ static inline uint64_t kr_siphash_tail(const uint8_t *p, uint64_t size) {
 static inline kr_hash128 kr_siphash(const uint64_t key[2], const uint8_t *p, int64_t size) {
     uint64_t v0 = key[0] ^ 0x736f6d6570736575, v1 = key[1] ^ 0x646f72616e646f6d ^ 0xee;
     uint64_t v2 = key[0] ^ 0x6c7967656e657261, v3 = key[1] ^ 0x7465646279746573;
-    const uint8_t *end = p + (size & ~(int64_t)7);
-    for (; p < end; p += 8) {
+    const uint8_t *end = p + size;
+    for (; end - p >= 8; p += 8) {
         uint64_t word = kr_little64(p);
         v3 ^= word;
         KR_SIP_ROUND(v0, v1, v2, v3);
         v0 ^= word;
     }
-    uint64_t last = kr_siphash_tail(p, (uint64_t)size);
+    uint64_t last = kr_siphash_tail(end, (uint64_t)size);
     v3 ^= last;
     KR_SIP_ROUND(v0, v1, v2, v3);
     v0 ^= last;
