@@ -28,6 +28,7 @@ class Row:
         self._what = what
         self._ns: float | None = None
         self._beside_ns: dict[str, float] = {}
+        self._notes: list[str] = []
 
     def time(
         self,
@@ -66,13 +67,22 @@ class Row:
         if kafka is not None:
             self._beside_ns["Kafka"] = kafka.measure(measure, rounds=7, **parameters).median
 
+    def peer(self, peer: str, ns: float) -> None:
+        """A peer's time for one thing, in ns, that was taken elsewhere."""
+        self._beside_ns[peer] = ns
+
+    def note(self, fact: str) -> None:
+        """What else was seen."""
+        self._notes.append(fact)
+
     def line(self) -> str | None:
         """The figures for the reader; None where benchmarks are switched off."""
         if self._ns is None:
             return None
         self._benchmark.extra_info |= {"ns": self._ns, "beside_ns": self._beside_ns}
-        peers = [f"{peer} {ns:,.1f} ns ({self._ns / ns:.2f}x)" for peer, ns in self._beside_ns.items()]
-        return "; ".join([f"{self._what}: {self._ns:,.1f} ns", *peers])
+        digits = 1 if self._ns >= 10 else 3
+        peers = [f"{peer} {ns:,.{digits}f} ns ({self._ns / ns:.2f}x)" for peer, ns in self._beside_ns.items()]
+        return "; ".join([f"{self._what}: {self._ns:,.{digits}f} ns", *peers, *self._notes])
 
 
 @pytest.fixture

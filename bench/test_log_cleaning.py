@@ -1,12 +1,13 @@
-"""The log cleaner: filling the offset map, and copying what survives, beside their limits; a round beside Kafka's.
+"""The log cleaner: filling its map and copying what survives, beside their limits; a round beside Kafka's.
 
-One thread. The core's segments are of batches of 160 records of 100 B with keys of 10 B in random order, mapped and in
-the page cache; cleaned segments go into new files on the file system of build/.
+One thread. Segments of the core are of batches of 160 records of 100 B, keys of 10 B in random order, mapped
+and in the page cache; cleaned segments go into new files on the file system of build/.
 """
 
 import itertools
 import os
 import shutil
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,13 @@ from kreplica._core.record_filter import RecordFilter
 from kreplica._core.region import Region
 from kreplica._core.segment_scan import scan
 from kreplica._core.time_index import TimeIndex
+from kreplica.common.config import LogConfig
+from kreplica.common.types import TopicPartition
+from kreplica.log import log_loader
+from kreplica.log.cleaner import Cleaner
 from kreplica.record import BatchBuilder
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.storage import FileStorage
 
 RECORDS = 160
 VALUE_BYTES = 80
@@ -126,3 +133,74 @@ def test_record_filter(row, scratch, copies):
     )
     for one in (segment, limit, *made):
         one.close()
+
+
+# ---- a round beside Kafka's --------------------------------------------------------------------------------
+
+LOG_BYTES = 1 << 30
+DRAWN_KEYS = 10_000_000
+ROUND_MAP_BYTES = 256 << 20  # Kafka's map takes 24 bytes a key, and the log is to be clean after one pass
+
+
+def anonymous_memory():
+    """Bytes of this process that are no file's."""
+    rows = Path("/proc/self/status").read_text().splitlines()
+    return next(int(row.split()[1]) << 10 for row in rows if row.startswith("RssAnon"))
+
+
+def clean_round(log, most):
+    """A whole round, as LogCleaner does it; `most` gets the memory that it took more than before."""
+    before = anonymous_memory()
+    cleaner = Cleaner(OffsetMap(ROUND_MAP_BYTES, os.urandom(16)), 512 << 10)
+    run = cleaner.clean(log, 0, log.local.segments.active.base_offset, 1_000_000)
+    for step in itertools.count():
+        if next(run, None) is None:
+            break
+        if step % 64 == 0:
+            most.append(anonymous_memory() - before)
+
+
+def opened(path):
+    config = LogConfig(cleanup_policy="compact")
+    log = log_loader.load(
+        str(path), TopicPartition("t", 0), config, FileStorage(), SystemClock(), log_loader.OpenOptions()
+    )
+    log.roll()
+    return log
+
+
+def test_round(row, scratch, kafka):
+    """log: a round over a whole log of 1 GiB, keys of 16 B drawn from 10 M, values of 100 B, a byte"""
+    if kafka is None:
+        pytest.skip("without Kafka there is no log to clean")
+    filled = scratch / "filled" / "t-0"
+    filled.parent.mkdir()
+    size = int(
+        kafka.measure(
+            "fill", log=str(filled), keys=DRAWN_KEYS, records=160, bytes=100, total_bytes=LOG_BYTES
+        ).median
+    )
+    peers, most, logs = [], [], []
+
+    def copied(name):
+        path = scratch / name / "t-0"
+        shutil.rmtree(path.parent, ignore_errors=True)
+        shutil.copytree(filled, path)
+        os.sync()
+        return path
+
+    def setup():
+        # In turns: Kafka cleans a copy of the log before each of our rounds.
+        for log in logs:
+            log.close()
+        rate = kafka.measure("compact", log=str(copied("kafka")), map_bytes=ROUND_MAP_BYTES).median
+        peers.append(1e9 / rate)
+        path = copied("ours")
+        memory.warm(ROUND_MAP_BYTES + (512 << 20))
+        logs[:] = [opened(path)]
+        return logs[0], most
+
+    row.time(clean_round, size, setup, rounds=3)
+    row.peer("Kafka", statistics.median(peers[1:]))
+    row.note(f"{max(most) >> 20} MiB of memory at most, the map's {ROUND_MAP_BYTES >> 20} MiB among them")
+    logs[0].close()
