@@ -365,12 +365,17 @@ class UnifiedLog:
         """Move the high watermark up to `offset`; returns the former one if it moved. Raises
         OffsetOutOfRange."""
         with self.lock:
-            if offset > self.state.log_end_offset:
+            state = self.state
+            if offset > state.log_end_offset:
                 raise OffsetOutOfRange(f"high watermark {offset} past the log's end {self.log_end_offset}")
-            before = self.state.high_watermark
+            before = state.high_watermark
             if offset <= before:
                 return None
-            self.update_high_watermark(offset)
+            if state.stable:
+                # As nearly always: no transaction is open, or completed and not replicated.
+                state.update(high_watermark=offset, last_stable_offset=offset)
+            else:
+                self.update_high_watermark(offset)
             return before
 
     def publish_stable_offset(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kreplica._core.purgatory import Watermark
+from kreplica.common.errors import DamagedLog, ReadOnlyLog
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.replica import partition_isr
 from kreplica.replica.partition_effects import (
@@ -42,7 +43,7 @@ def make_leader(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> Be
         start = former.epoch_start_offset
         if is_new_epoch or start is None:
             start = log.log_end_offset
-            log.begin_epoch(told.leader_epoch, start)
+            _begin_epoch(log, told.leader_epoch, start)
         _take_log(partition, log)
         partition.assign_replicas(told.replicas, _added_anew(told, known))
         partition_isr.note_told(partition, told, now_ms)
@@ -90,6 +91,14 @@ def _added_anew(told: LeaderAndIsr, known: LeaderAndIsr | None) -> tuple[int, ..
 
 def _take_log(partition: Partition, log: UnifiedLog) -> None:
     partition.log = log
+
+
+def _begin_epoch(log: UnifiedLog, leader_epoch: int, start_offset: int) -> None:
+    try:
+        log.begin_epoch(leader_epoch, start_offset)
+    except ReadOnlyLog as error:
+        # Nothing can be written where recovery stopped at rot: another replica has to lead.
+        raise DamagedLog(f"{log.topic_partition}: cannot lead: {error}") from error
 
 
 def _flush(log: UnifiedLog) -> None:

@@ -140,6 +140,27 @@ def test_nothing_changes_where_the_epoch_cannot_be_noted(replicas):
     assert replicas.tell(2).is_new_leader
 
 
+def test_a_log_whose_recovery_stopped_at_rot_follows_but_cannot_lead(replicas):
+    replicas.append(b"a" * 50)
+    replicas.append(b"b" * 50)
+    replicas.catch_up(2)
+    node = replicas.node(2)
+    segment = node.log.active.region.path
+    node.storage.write_at(segment, 70, b"rot")
+    node.restart()
+    assert node.partition.is_damaged is False  # no role, no log yet
+    assert replicas.tell(2)
+    assert node.partition.is_damaged
+    assert not replicas.leader.is_damaged
+    replicas.decide(leader=2)
+    with pytest.raises(errors.DamagedLog):
+        replicas.tell(2)
+    assert (node.partition.is_leader, node.partition.leader) == (False, 1)
+    replicas.tell(1)
+    with pytest.raises(errors.DamagedLog):
+        node.partition.fetch_records(0, 100, isolation="log_end", only_leader=False)
+
+
 def test_the_leader_of_an_unclean_election_takes_note_of_it(replicas):
     became = replicas.lead(3, isr=(3,), leader_recovery_state=LeaderRecoveryState.RECOVERING)
     proposed = became.effects.isr_change

@@ -1,4 +1,4 @@
-"""A fetch session's partitions that are fetched without being named, and what the leader takes for fetched."""
+"""A session's partitions that are fetched without being named, and what the leader takes for fetched."""
 
 from __future__ import annotations
 
