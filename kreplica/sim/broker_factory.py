@@ -1,0 +1,56 @@
+"""Makes real brokers on simulated machines, or on any that offer BrokerPorts. No state; any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kreplica.broker.broker import Broker
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import InvalidConfig
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
+from kreplica.sim.node import BrokerPorts
+
+CLUSTER_ID = "simulated-cluster-----"
+# Small enough that thousands of logs fit, large enough that segments roll only where a test wants that.
+LOG_CONFIG = LogConfig(segment_bytes=65_536, segment_index_bytes=4_096)
+
+
+def replica_config_of(settings: Mapping[str, str]) -> ReplicaConfig:
+    """Settings under Kafka's names. Raises InvalidConfig."""
+    fields = {name.replace("_", "."): name for name in ReplicaConfig.__dataclass_fields__}
+    changes: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in fields or not value.isdigit():
+            raise InvalidConfig(f"{name}={value}")
+        changes[fields[name]] = int(value)
+    return ReplicaConfig(**changes)
+
+
+def broker_factory(
+    replica_config: ReplicaConfig | None = None,
+) -> Callable[[BrokerPorts, ScriptedController], Broker]:
+    """What a cluster makes its brokers with."""
+
+    def make_broker(ports: BrokerPorts, controller: ScriptedController) -> Broker:
+        return Broker(
+            ports.broker_id,
+            ports.directories,
+            cluster_id=CLUSTER_ID,
+            storage=ports.storage,
+            clock=ports.clock,
+            scheduler=ports.scheduler,
+            workers=ports.workers,
+            random=ports.random,
+            transport=ports.transport,
+            new_loop=ports.loop,
+            metadata_cache=controller,
+            broker_epoch=lambda: ports.broker_epoch,
+            controller=lambda: CONTROLLER_ID,
+            config=LOG_CONFIG,
+            configs=controller.configs(),
+            replica_config=replica_config,
+        )
+
+    return make_broker

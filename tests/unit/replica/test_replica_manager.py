@@ -1,0 +1,304 @@
+"""ReplicaManager over three simulated brokers: appends and their errors, deletions, elections, disks."""
+
+from __future__ import annotations
+
+import pytest
+
+from kreplica.common.errors import (
+    InvalidRequiredAcks,
+    InvalidTopic,
+    KafkaStorageError,
+    MessageTooLarge,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    StaleControllerEpoch,
+    StorageIOError,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.types import TopicPartition
+from kreplica.replica.produce import ACKS_LEADER, ACKS_NONE
+from tests.support.replicas import Replicas, batch
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def error_of(future):
+    assert future.done()
+    return future.exception(0)
+
+
+# ---- one partition -----------------------------------------------------------------------------------------
+
+
+def test_an_append_is_done_when_all_in_sync_replicas_have_it() -> None:
+    at = Replicas()
+    future = at.manager().append(T0, batch(b"a", b"b"))
+    assert not future.done()
+    at.settle()
+    answer = future.result(0)
+    assert (answer.base_offset, answer.last_offset, answer.leader_epoch) == (0, 1, 0)
+    assert [at.values(broker) for broker in at.ids] == [[b"a", b"b"]] * 3
+    assert at.partition(1).high_watermark == 2
+
+
+@pytest.mark.parametrize("acks", [ACKS_NONE, ACKS_LEADER])
+def test_with_less_than_all_the_leader_answers_at_once(acks: int) -> None:
+    at = Replicas()
+    assert at.manager().append(T0, batch(b"a"), required_acks=acks).result(0).base_offset == 0
+    assert at.partition(1).high_watermark == 0
+
+
+def test_each_error_has_its_type_and_nothing_is_appended() -> None:
+    at = Replicas(settings={"min.insync.replicas": 2, "max.message.bytes": 100})
+    manager = at.manager()
+    assert isinstance(error_of(manager.append(TopicPartition("x", 0), batch(b"a"))), UnknownTopicOrPartition)
+    assert isinstance(error_of(at.manager(2).append(T0, batch(b"a"))), NotLeaderOrFollower)
+    assert isinstance(error_of(manager.append(T0, batch(b"a"), required_acks=2)), InvalidRequiredAcks)
+    assert isinstance(error_of(manager.append(T0, batch(b"a" * 200))), MessageTooLarge)
+    internal = TopicPartition("__consumer_offsets", 0)
+    assert isinstance(error_of(manager.append(internal, batch(b"a"))), InvalidTopic)
+    at.tell(at.controller.decide(T0, isr=(1,)))
+    assert isinstance(error_of(manager.append(T0, batch(b"a"))), NotEnoughReplicas)
+    assert manager.append(T0, batch(b"a"), required_acks=ACKS_LEADER).result(0).base_offset == 0
+
+
+def test_the_first_thing_that_is_wrong_is_told() -> None:
+    at = Replicas()
+    unknown = TopicPartition("x", 0)
+    wrong = at.manager().append(unknown, batch(b"a"), required_acks=7)
+    assert isinstance(error_of(wrong), UnknownTopicOrPartition)
+    assert isinstance(error_of(at.manager(2).append(T0, batch(b"a"), required_acks=7)), NotLeaderOrFollower)
+    huge = batch(b"a" * 2_000_000)
+    assert isinstance(error_of(at.manager().append(T0, huge, required_acks=7)), InvalidRequiredAcks)
+
+
+def test_a_replica_that_is_elsewhere_is_told_from_one_that_is_nowhere() -> None:
+    at = Replicas()
+    at.manager(3).stop_replicas({T0: True})
+    assert isinstance(error_of(at.manager(3).append(T0, batch(b"a"))), NotLeaderOrFollower)
+
+
+def test_an_append_that_is_not_committed_in_time_fails_and_stays() -> None:
+    at = Replicas()
+    at.cluster.cut(1, 2)
+    at.cluster.cut(1, 3)
+    future = at.manager().append(T0, batch(b"a"), timeout_ms=1_000)
+    at.pass_time(999)
+    assert not future.done()
+    at.pass_time(1)
+    assert isinstance(error_of(future), RequestTimedOut)
+    assert at.values(1) == [b"a"]
+
+
+def test_an_append_whose_leader_is_replaced_fails_at_once() -> None:
+    at = Replicas()
+    at.cluster.cut(1, 2)
+    at.cluster.cut(1, 3)
+    future = at.manager().append(T0, batch(b"a"))
+    at.elect(2)
+    assert isinstance(error_of(future), NotLeaderOrFollower)
+
+
+def test_a_leader_that_stays_leader_in_a_new_epoch_goes_on_waiting() -> None:
+    at = Replicas()
+    at.cluster.cut(1, 2)
+    future = at.manager().append(T0, batch(b"a"), timeout_ms=100_000)
+    at.settle()
+    at.elect(1)
+    assert not future.done()
+    at.cluster.heal_all()
+    at.pass_time(60_000)
+    assert future.result(0).base_offset == 0
+
+
+def test_what_is_committed_by_too_few_is_told_after_the_append() -> None:
+    at = Replicas(settings={"min.insync.replicas": 2})
+    at.cluster.cut(1, 2)
+    at.cluster.cut(1, 3)
+    future = at.manager().append(T0, batch(b"a"))
+    # The followers are dropped from the ISR; with one replica in sync the high watermark stands still.
+    at.pass_time(50_000)
+    assert at.partition().isr == (1,)
+    assert at.partition().high_watermark == 0
+    assert isinstance(error_of(future), (RequestTimedOut, NotEnoughReplicasAfterAppend))
+
+
+# ---- several partitions ------------------------------------------------------------------------------------
+
+
+def test_an_append_to_several_partitions_answers_for_each() -> None:
+    at = Replicas(partitions=2)
+    nowhere = TopicPartition("x", 3)
+    entries = {T0: batch(b"a"), T1: batch(b"b"), nowhere: batch(b"c")}
+    future = at.manager().append_records(entries)
+    assert not future.done()
+    at.settle()
+    answers = future.result(0)
+    assert answers[T0].error is None
+    assert answers[T1].base_offset == 0
+    assert isinstance(answers[nowhere].error, UnknownTopicOrPartition)
+
+
+def test_where_all_fail_nobody_waits() -> None:
+    at = Replicas()
+    answers = at.manager(2).append_records({T0: batch(b"a")}).result(0)
+    assert isinstance(answers[T0].error, NotLeaderOrFollower)
+
+
+def test_a_part_that_was_committed_stays_so_when_another_fails() -> None:
+    at = Replicas(partitions=2)
+    manager = at.manager()
+    # The second partition's followers are stopped, so only the first can be committed.
+    for broker in (2, 3):
+        at.manager(broker).fetchers.remove_fetcher_for_partitions([T1])
+    future = manager.append_records({T0: batch(b"a"), T1: batch(b"b")}, timeout_ms=5_000)
+    at.settle()
+    assert not future.done()
+    at.tell(at.controller.elect(T0, 2))
+    at.tell(at.controller.elect(T1, 2))
+    answers = future.result(0)
+    assert answers[T0].error is None
+    assert isinstance(answers[T1].error, NotLeaderOrFollower)
+
+
+def test_parts_that_are_late_are_told_from_those_in_time() -> None:
+    at = Replicas(partitions=2)
+    for broker in (2, 3):
+        at.manager(broker).fetchers.remove_fetcher_for_partitions([T1])
+    future = at.manager().append_records({T0: batch(b"a"), T1: batch(b"b")}, timeout_ms=100)
+    at.pass_time(100)
+    answers = future.result(0)
+    assert answers[T0].error is None
+    assert isinstance(answers[T1].error, RequestTimedOut)
+    assert answers[T1].base_offset == 0
+
+
+def test_ten_thousand_appends_are_answered_in_order() -> None:
+    at = Replicas(partitions=4)
+    orders: list[list[int]] = [[] for _ in range(4)]
+    for number in range(10_000):
+        future = at.manager().append(TopicPartition("t", number % 4), batch(b"%d" % number))
+        future.add_done_callback(
+            lambda done, order=orders[number % 4]: order.append(done.result().base_offset)
+        )
+    at.settle()
+    assert at.manager().delayed.produce.delayed == 0
+    assert orders == [list(range(2_500))] * 4
+
+
+# ---- roles -------------------------------------------------------------------------------------------------
+
+
+def test_a_controller_that_was_replaced_is_refused() -> None:
+    at = Replicas()
+    state = at.controller.decide(T0, isr=(1, 2))
+    at.broker(1).become_leader_or_follower([state], 5)
+    with pytest.raises(StaleControllerEpoch):
+        at.broker(1).become_leader_or_follower([state], 4)
+
+
+def test_a_leader_runs_no_fetcher_and_a_follower_exactly_one() -> None:
+    at = Replicas()
+    for leader in (1, 2, 3, 1):
+        at.elect(leader)
+        at.settle()
+        for broker in at.ids:
+            fetchers = [f for f in at.manager(broker).fetchers if f.state_of(T0) is not None]
+            assert len(fetchers) == (0 if broker == leader else 1)
+
+
+def test_a_stopped_replica_is_deleted_where_that_is_asked() -> None:
+    at = Replicas()
+    at.manager().append(T0, batch(b"a"))
+    at.settle()
+    assert at.manager(3).stop_replicas({T0: False}) == {T0: None}
+    assert at.broker(3).log_manager.get_log(T0) is not None
+    assert at.manager(2).stop_replicas({T0: True}) == {T0: None}
+    assert at.broker(2).log_manager.get_log(T0) is None
+
+
+# ---- deletion of records, elections ------------------------------------------------------------------------
+
+
+def test_records_are_deleted_when_every_replica_has_dropped_them() -> None:
+    at = Replicas()
+    at.manager().append(T0, batch(b"a", b"b", b"c"))
+    at.settle()
+    at.pass_time(1_000)
+    future = at.manager().delete_records({T0: 2, TopicPartition("x", 0): 1})
+    assert not future.done()
+    at.pass_time(1_000)
+    answers = future.result(0)
+    assert answers[T0].low_watermark == 2
+    assert isinstance(answers[TopicPartition("x", 0)].error, UnknownTopicOrPartition)
+    assert [at.partition(broker).log_start_offset for broker in at.ids] == [2, 2, 2]
+
+
+def test_a_deletion_that_a_follower_does_not_follow_times_out() -> None:
+    at = Replicas()
+    at.manager().append(T0, batch(b"a", b"b", b"c"))
+    at.settle()
+    at.pass_time(1_000)
+    at.cluster.cut(1, 3)
+    future = at.manager().delete_records({T0: -1}, timeout_ms=2_000)
+    at.pass_time(2_000)
+    answer = future.result(0)[T0]
+    assert isinstance(answer.error, RequestTimedOut)
+    assert at.partition(1).low_watermark_waiters == 0
+    with pytest.raises(OffsetOutOfRange):
+        raise at.manager().delete_records({T0: 99}).result(0)[T0].error
+
+
+def test_an_election_is_answered_once_its_leader_is_known_here() -> None:
+    at = Replicas()
+    refused = UnknownTopicOrPartition("x")
+    future = at.manager(2).elect_leaders({T0: 3, TopicPartition("x", 0): refused})
+    assert not future.done()
+    at.elect(2)
+    assert not future.done()
+    at.elect(3)
+    assert future.result(0) == {T0: None, TopicPartition("x", 0): refused}
+    late = at.manager(2).elect_leaders({T0: 1}, timeout_ms=100)
+    at.pass_time(100)
+    assert isinstance(late.result(0)[T0], RequestTimedOut)
+
+
+# ---- disks -------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_fails_takes_its_partitions_offline() -> None:
+    at = Replicas()
+    at.manager().append(T0, batch(b"a"))
+    at.settle()
+    failure = StorageIOError("the disk is gone")
+    at.manager(1).handle_log_directory_failure("/data", failure)
+    assert isinstance(error_of(at.manager(1).append(T0, batch(b"b"))), KafkaStorageError)
+    assert at.manager(1).stop_replicas({T0: False})[T0] is not None
+    assert at.broker(1).metrics.values()["kafka.server:type=ReplicaManager,name=OfflineReplicaCount"] == 1
+    at.elect(2, isr=(2, 3))
+    at.settle()
+    again = at.manager(2).append(T0, batch(b"c"))
+    at.settle()
+    assert again.result(0).base_offset == 1
+
+
+def test_metrics_are_plain_numbers() -> None:
+    at = Replicas(settings={"min.insync.replicas": 2})
+    numbers = at.broker(1).metrics.values()
+    name = "kafka.server:type=ReplicaManager,name="
+    assert numbers[name + "LeaderCount"] == numbers[name + "PartitionCount"] == 1
+    assert numbers[name + "UnderReplicatedPartitions"] == 0
+    at.cluster.cut(1, 3)
+    at.manager().append(T0, batch(b"a"))
+    at.pass_time(60_000)
+    numbers = at.broker(1).metrics.values()
+    assert at.partition().isr == (1, 2)
+    assert numbers[name + "IsrShrinksPerSec"] == 1
+    assert numbers[name + "UnderReplicatedPartitions"] == numbers[name + "AtMinIsrPartitionCount"] == 1
+    at.cluster.heal_all()
+    at.pass_time(5_000)
+    assert at.partition().isr == (1, 2, 3)
+    assert at.broker(1).metrics.values()[name + "IsrExpandsPerSec"] == 1
