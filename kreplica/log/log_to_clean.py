@@ -1,8 +1,8 @@
 """Which part of a log a cleaner may go over, and how much of it is dirty.
 
-Cleanable is what lies between where the last round ended and the first of these: the last stable offset, the
-active segment, the first segment with a record younger than min.compaction.lag.ms. Pure reckoning; any
-thread.
+Cleanable is what lies between where the last round ended and the first of these: the segment with the last
+stable offset, the active one, the first one with a record younger than min.compaction.lag.ms. Pure reckoning;
+any thread.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ def log_to_clean(log: UnifiedLog, checkpoint: int, now_ms: int) -> LogToClean:
     start, end = log.log_start_offset, log.log_end_offset
     # Out of its bounds it was written for a log that was lost or cut since.
     first_dirty = checkpoint if start <= checkpoint <= end else start
-    segments = list(log.local.segments)
-    closed = segments[:-1]
-    first = max(0, log.local.segments.index_for(first_dirty))
+    segments = log.local.segments
+    closed = list(segments)[:-1]
+    first = max(0, segments.index_for(first_dirty))
     dirty = closed[first:]
-    stop = max(first_dirty, min(_uncleanable(log, dirty, now_ms), segments[-1].base_offset))
+    uncleanable = min(_uncleanable(log, dirty, now_ms), segments.active.base_offset)
+    # Whole segments: one with an open transaction waits until all of it is decided.
+    stop = max(first_dirty, segments[max(0, segments.index_for(uncleanable))].base_offset)
     clean_bytes = sum(segment.size for segment in closed[:first])
     cleanable_bytes = sum(segment.size for segment in dirty if segment.base_offset < stop)
     return LogToClean(log, first_dirty, stop, clean_bytes, cleanable_bytes, _is_overdue(log, dirty, now_ms))

@@ -7,6 +7,7 @@ from pathlib import Path
 from kreplica._core.offset_map import OffsetMap
 from kreplica.common.types import AppendOrigin
 from kreplica.log.cleaner import Cleaner
+from kreplica.log.log_to_clean import log_to_clean
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from tests.support.batches import build
@@ -71,4 +72,19 @@ def test_an_index_names_an_aborted_transaction_while_a_cleaning_meets_data_of_it
     clean(log, 4, 5)
     assert aborted(log) == []
     assert [batch.is_control for batch in log.batches(0)] == [True, False, True, False]
+    log.close()
+
+
+def test_a_segment_with_an_open_transaction_waits_as_a_whole(tmp_path: Path) -> None:
+    log = opened(tmp_path / "t-0")
+    log.append_records([(b"a", b"1")])
+    log.roll()
+    log.append_records([(b"b", b"2")])
+    produce(log, b"c", b"open", 0)
+    log.roll()
+    assert log.last_stable_offset == 2
+    assert log_to_clean(log, 0, NOW_MS).stop_offset == 1
+    assert not log_to_clean(log, 1, NOW_MS).is_due
+    end(log, commit=True)
+    assert log_to_clean(log, 1, NOW_MS).stop_offset == 3
     log.close()
