@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 START_MS = 1_700_000_000_000
+PLENTY = 4_096
 CODECS = ("gzip", "snappy", "lz4", "zstd")
 
 
@@ -29,6 +30,11 @@ class Script:
     settings: dict[str, object]
     slots: int
     rounds: list[Round]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the offset map takes in all keys at once."""
+        return self.slots == PLENTY
 
 
 @dataclass
@@ -68,7 +74,7 @@ def draw(seed: int) -> Script:
             batches.append({"roll": True})
         drawing.now_ms += rng.choice([0, 500, 1_500, 4_000])
         rounds.append(Round(batches, drawing.now_ms))
-    return Script(seed, _settings(rng), rng.choice([4_096, 4_096, 4_096, 7]), rounds)
+    return Script(seed, _settings(rng), rng.choice([PLENTY, PLENTY, PLENTY, 7]), rounds)
 
 
 def _settings(rng: random.Random) -> dict[str, object]:

@@ -15,6 +15,8 @@ from typing import Any
 
 COMPACTIONS = Path(__file__).parents[1] / "data" / "kafka-4.3" / "compactions"
 
+META_PROPERTIES = "version=1\ncluster.id=a3JlcGxpY2EtY29uZm9ybQ\nnode.id=1\n"
+
 Files = dict[str, bytes]
 
 
@@ -63,9 +65,13 @@ def files_of(log: Path) -> Files:
     return {file.name: file.read_bytes() for file in sorted(log.iterdir())}
 
 
-def write_files(log: Path, files: Mapping[str, bytes]) -> Path:
-    """A log's directory with these contents."""
+def write_files(log: Path, files: Mapping[str, bytes], *, flushed: int | None = None) -> Path:
+    """A log's directory with these contents; `flushed`: what its node's log directory says is on disk."""
     log.mkdir(parents=True)
     for name, data in files.items():
         (log / name).write_bytes(data)
+    if flushed is not None:
+        name = log.name.replace("-", " ")
+        (log.parent / "meta.properties").write_text(META_PROPERTIES)
+        (log.parent / "recovery-point-offset-checkpoint").write_text(f"0\n1\n{name} {flushed}\n")
     return log

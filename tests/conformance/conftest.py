@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +31,11 @@ def kafka_logs() -> Iterator[KafkaLogs]:
     """Kafka's classes for logs, in one JVM for all tests."""
     with KafkaLogs() as running:
         yield running
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """As `tmp_path`, in memory where there is a place for that: many small logs, and no question of disks."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as directory:
+        yield Path(directory)

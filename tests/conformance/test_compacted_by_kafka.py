@@ -47,12 +47,12 @@ def carry_on(log: kreplica.Log, seen: dict[str, Any], now_ms: int) -> None:
 
 @pytest.mark.parametrize("ending", ["closed", "killed"])
 @pytest.mark.parametrize("seed", SCRIPTS)
-def test_read_and_carried_on(kafka_logs: KafkaLogs, seed: int, ending: str, tmp_path: Path) -> None:
+def test_read_and_carried_on(kafka_logs: KafkaLogs, seed: int, ending: str, scratch: Path) -> None:
     script = draw(seed)
-    log = tmp_path / "kafka" / "t-0"
+    log = scratch / "kafka" / "t-0"
     now_ms = play(kafka_logs, script, log, killed=ending == "killed")
     assert dump(log) == kafka_logs.dump(log)
-    again = shutil.copytree(log, tmp_path / "again" / "t-0")
+    again = shutil.copytree(log, scratch / "again" / "t-0")
     expected = kafka_logs.read(again, now_ms=now_ms, settings=script.settings, clean=ending == "closed")
 
     with kreplica.Log.open(log, read_only=True, clock=ManualClock(now_ms)) as reader:
@@ -60,7 +60,7 @@ def test_read_and_carried_on(kafka_logs: KafkaLogs, seed: int, ending: str, tmp_
         assert {**view(reader), "producers": None} == {**expected, "producers": None}
     # The topic may have been compacted once, and be no longer.
     for policy in ("compact", "delete"):
-        ours = shutil.copytree(log, tmp_path / policy / "t-0")
+        ours = shutil.copytree(log, scratch / policy / "t-0")
         settings = {**script.settings, "cleanup.policy": policy}
         with kreplica.Log.open(ours, config=settings, clock=ManualClock(now_ms)) as opened:
             assert opened.damage is None
