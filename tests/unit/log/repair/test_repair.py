@@ -13,6 +13,7 @@ from kreplica._core.records import batches
 from kreplica.common.errors import InvalidFile, LogDirLocked
 from kreplica.common.types import TopicPartition
 from kreplica.log.checkpoint import OffsetCheckpointFile
+from kreplica.log.damage import Damage, DamageFile, Damages
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.quarantine import read_all
 from kreplica.log.repair import Finding, repair
@@ -120,6 +121,18 @@ def test_rot_at_the_end_of_a_closed_log_keeps_its_offsets_from_being_used_again(
     assert offsets(log) == list(range(base))
     with kreplica.Log.open(log) as writer:
         assert writer.append([b"on"]).base_offset == 36
+
+
+def test_what_the_log_remembered_of_its_damage_is_over(log: Path) -> None:
+    path = segment(log, 12)
+    position, end, base, following = frames(path)[1]
+    damage(path, end - 1, b"?")
+    remembered = DamageFile(STORAGE, str(log))
+    remembered.write(Damages([Damage(base, following, str(path), position, end, "BAD_CRC")]))
+    assert actions(log) == {(path.name, "quarantine")}
+    assert not remembered.read()
+    with kreplica.Log.open(log) as writer:
+        assert writer.damage is None
 
 
 def test_a_missing_segment_becomes_a_known_gap(log: Path) -> None:
