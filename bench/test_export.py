@@ -1,4 +1,4 @@
-"""Exporting a log: columns, Arrow and Parquet files, beside pyarrow writing the same records from memory.
+"""Logs and Arrow: columns, exports to Arrow and Parquet files beside pyarrow writing the same table, appends.
 
 One thread. A log of RECORDS records, keys of 12 B and values of 90 B, in batches of 16 and of 500, in the
 page cache; every CRC is checked. Figures are per record.
@@ -52,6 +52,21 @@ def test_export(row, directory, kind, tmp_path):
         with pyarrow.ipc.open_file(tmp_path / "out") as file:
             table = file.read_all()
     row.beside("pyarrow writes the same table", write, RECORDS, lambda: (table, kind, tmp_path), rounds=5)
+
+
+def test_append_arrow(row, tmp_path):
+    """python: Log.append_arrow of 5,000 rows of 12 + 90 B, per record"""
+    names = {"key": [b"key-%08d" % number for number in range(5000)], "value": [bytes(90)] * 5000}
+    batch = pyarrow.RecordBatch.from_pydict(names)
+    pairs = list(zip(*names.values(), strict=True))
+
+    def again(append, records):
+        for _ in range(20):
+            append(records)
+
+    with kreplica.Log.open(tmp_path / "records-0") as log:
+        row.time(again, 100_000, lambda: (log.append_arrow, batch), rounds=5)
+        row.beside("Log.append of the same pairs", again, 100_000, lambda: (log.append, pairs), rounds=5)
 
 
 def write(table, kind, directory):

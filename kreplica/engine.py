@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from kreplica._core.arrow import rows_of, schema
+from kreplica._core.arrow import record_columns, schema
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
@@ -121,9 +121,10 @@ class Log:
         """Append the rows of a pyarrow.RecordBatch as one batch: columns `value`, and if there are any `key`,
         `timestamp` (ms since 1970, or Arrow's timestamp) and `headers` (list of struct of key and value).
 
-        Values may be null. Raises ValueError for a batch without `value`, and as `append`.
+        Keys and values are binary or strings, and may be null. Raises ValueError for a batch without `value`,
+        and as `append`.
         """
-        return self.append(rows_of(batch), leader_epoch=leader_epoch)
+        return self._log.append_records(record_columns(batch), self._epoch(leader_epoch))
 
     def _epoch(self, given: int | None) -> int:
         return max(self._log.leader_epoch, 0) if given is None else given

@@ -1,6 +1,7 @@
-"""Finished columns, and the pyarrow record batch that they make; pyarrow is imported when one is asked for.
+"""Between columns and pyarrow: what ColumnBuilder finished as a pyarrow.RecordBatch, and the way back.
 
-The buffers are Arrow's already: https://arrow.apache.org/docs/format/Columnar.html. Nothing is copied here.
+pyarrow is imported when it is needed. The buffers are Arrow's on either side, so nothing is copied here.
+Layout: https://arrow.apache.org/docs/format/Columnar.html
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from kreplica._core.record_columns import RecordColumns
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as _RecordBatch
@@ -147,28 +150,60 @@ def _headers_array(headers: HeadersColumn, rows: int) -> Any:
     )
 
 
-def rows_of(batch: _RecordBatch) -> list[tuple[Any, Any, Any, int | None]]:
-    """The rows as (key, value, headers, timestamp in ms), to be built into a record batch.
+def record_columns(batch: _RecordBatch) -> RecordColumns:
+    """The rows of a pyarrow.RecordBatch as records to be built, over the same memory where its layout allows.
 
-    `value` must be a column; `key`, `headers` and `timestamp` may be. Raises ValueError without `value`.
+    `value` must be a column (binary or string); `key`, `timestamp` (ms, or Arrow's timestamp) and `headers`
+    (list of struct of key and value) may be. Raises ValueError without `value`, and for a timestamp that is
+    no whole number of ms; TypeError for columns of other types.
     """
+    import pyarrow
+
     names = batch.schema.names
     if "value" not in names:
         raise ValueError(f"an Arrow batch without a column 'value': {', '.join(names)}")
+    timestamp = headers = None
+    if "timestamp" in names:
+        times = batch.column("timestamp")
+        if pyarrow.types.is_timestamp(times.type):
+            times = times.cast(pyarrow.timestamp("ms", tz=times.type.tz))
+        elif not pyarrow.types.is_integer(times.type) and not pyarrow.types.is_null(times.type):
+            raise TypeError(f"a record's timestamp must be a timestamp or a number, not {times.type}")
+        times = times.cast(pyarrow.int64())
+        timestamp = (times.offset, times.buffers()[0], times.buffers()[1])
+    if "headers" in names and not pyarrow.types.is_null(batch.column("headers").type):
+        headers = _header_source(batch.column("headers"))
+    key = _binary_source(batch.column("key"), "key") if "key" in names else None
+    value = _binary_source(batch.column("value"), "value")
+    return RecordColumns(batch.num_rows, value, key, timestamp, headers)
 
-    def column(name: str) -> list[Any]:
-        return batch.column(name).to_pylist() if name in names else [None] * batch.num_rows
 
-    headers = [row and [(h["key"], h["value"]) for h in row] for row in column("headers")]
-    return list(zip(column("key"), column("value"), headers, _milliseconds(batch), strict=True))
-
-
-def _milliseconds(batch: _RecordBatch) -> list[int | None]:
+def _binary_source(array: Any, what: str) -> tuple[int, Buffer | None, Buffer, Buffer | None]:
     import pyarrow
 
-    if "timestamp" not in batch.schema.names:
-        return [None] * batch.num_rows
-    times = batch.column("timestamp")
-    if pyarrow.types.is_timestamp(times.type):
-        times = times.cast(pyarrow.timestamp("ms", tz=times.type.tz)).cast(pyarrow.int64())
-    return list(times.to_pylist())
+    types = pyarrow.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    known = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+    text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    if not any(fits(array.type) for fits in (*known, *text)):
+        raise TypeError(f"a record's {what} must be binary or a string, not {array.type}")
+    array = array.cast(pyarrow.binary())
+    validity, ends, data = array.buffers()
+    return array.offset, validity, ends if ends is not None else b"", data
+
+
+def _header_source(lists: Any) -> tuple[Any, ...]:
+    import pyarrow
+
+    kind = lists.type
+    if not pyarrow.types.is_list(kind) or not pyarrow.types.is_struct(kind.value_type):
+        raise TypeError(f"a record's headers must be a list of struct, not {kind}")
+    pairs = lists.values
+    names = [pairs.type.field(index).name for index in range(pairs.type.num_fields)]
+    if not {"key", "value"} <= set(names):
+        raise TypeError(f"a header must have a key and a value, not {', '.join(names)}")
+    columns = dict(zip(names, pairs.flatten(), strict=True))
+    key, value = (_binary_source(columns[name], f"header's {name}") for name in ("key", "value"))
+    validity, ends = lists.buffers()[:2]
+    return lists.offset, validity, ends if ends is not None else b"", len(pairs), key, value

@@ -4,6 +4,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from kreplica._core.record cimport Record
 from kreplica._core.record_batch cimport BatchHeader
+from kreplica._core.record_columns cimport RecordColumns
 from kreplica._core.scratch cimport Scratch
 
 cdef struct PendingRecord:
@@ -57,6 +58,9 @@ cdef class BatchBuilder:
     cdef void release(self) noexcept
 
     cdef int _gather(self, int64_t now_ms) except -1
+    cdef int _begin(self, Py_ssize_t count) except -1
+    cdef int _gather_columns(self, RecordColumns columns, int64_t now_ms) except -1
+    cdef int _gather_headers(self, RecordColumns columns, PendingRecord *r, int64_t row) except -1
     cdef int _gather_tuple(self, tuple item, PendingRecord *r, int64_t index) except -1
     cdef int _gather_record(self, Record item, PendingRecord *r) except -1
     cdef int _borrow(self, object item, const uint8_t **data, int64_t *size, int64_t index,

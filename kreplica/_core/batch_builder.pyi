@@ -2,6 +2,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias, final
 
 from kreplica._core.record import Record
+from kreplica._core.record_columns import RecordColumns
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview | None
 _Headers: TypeAlias = Sequence[tuple[str, _Bytes]] | None
@@ -12,6 +13,7 @@ _RecordLike: TypeAlias = (
     | tuple[_Bytes, _Bytes, _Headers, int | None]
     | Record
 )
+_Records: TypeAlias = Sequence[_RecordLike] | RecordColumns
 
 @final
 class BatchBuilder:
@@ -28,7 +30,7 @@ class BatchBuilder:
     def __new__(cls) -> BatchBuilder: ...
     def build(
         self,
-        records: Iterable[_RecordLike],
+        records: Iterable[_RecordLike] | RecordColumns,
         *,
         base_offset: int = 0,
         leader_epoch: int = -1,

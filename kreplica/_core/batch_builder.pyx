@@ -1,10 +1,11 @@
 """BatchBuilder: Python values to the bytes of one record batch.
 
 A record is a value (`bytes`, `bytearray`, `memoryview` or None), a tuple (key, value), (key, value, headers)
-or (key, value, headers, timestamp in ms), or a `Record`. Building takes two steps, so that the caller can
-find room in between: measure() borrows the records' bytes and knows the batch's size, emit() writes it.
-Between them nothing may run that changes the records, which is why no object is taken that could run Python
-code when asked for its bytes. Thread rule: one thread at a time, under the GIL.
+or (key, value, headers, timestamp in ms), or a `Record`; all of them may come as RecordColumns. Building
+takes two steps, so that the caller can find room in between: measure() borrows the records' bytes and knows
+the batch's size, emit() writes it. Between them nothing may run that changes the records, which is why no
+object is taken that could run Python code when asked for its bytes. Thread rule: one thread at a time, under
+the GIL.
 """
 
 cimport cython
@@ -18,7 +19,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from kreplica._core cimport codec
-from kreplica._core.record cimport Record, borrow, place, put_headers
+from kreplica._core.record cimport Record, borrow, place, put_headers, put_sized
 from kreplica._core.record_batch cimport (
     CONTROL,
     DELETE_HORIZON,
@@ -29,6 +30,7 @@ from kreplica._core.record_batch cimport (
     write_header,
 )
 from kreplica._core.record_batch import CODECS as _CODECS
+from kreplica._core.record_columns cimport RecordColumns, is_valid, value_at
 from kreplica._core.scratch cimport reserve
 from kreplica._core.status cimport BATCH_TOO_LARGE, EMPTY_BATCH, check
 from kreplica._core.varint cimport size_of_varint, size_of_varlong, write_varint, write_varlong
@@ -98,8 +100,12 @@ cdef class BatchBuilder:
         cdef int64_t size
         self.release()
         try:
-            self.sequence = PySequence_Fast(records, b"records must be a sequence of records")
-            self._gather(now_ms)
+            if isinstance(records, RecordColumns):
+                self.sequence = records
+                self._gather_columns(<RecordColumns>records, now_ms)
+            else:
+                self.sequence = PySequence_Fast(records, b"records must be a sequence of records")
+                self._gather(now_ms)
             size = self._plan(now_ms)
             if self.codec_number:
                 size = self._compress(size)
@@ -146,13 +152,7 @@ cdef class BatchBuilder:
         cdef PendingRecord *r
         cdef Py_ssize_t i
         cdef object item
-        if count == 0:
-            check(EMPTY_BATCH, "building a batch of no records")
-        if count > INT32_MAX:
-            check(BATCH_TOO_LARGE, f"building a batch of {count} records")
-        self.pending.size = 0
-        self.headers.size = 0
-        reserve(&self.pending, count * <int64_t>sizeof(PendingRecord))
+        self._begin(count)
         for i in range(count):
             item = <object>PySequence_Fast_GET_ITEM(self.sequence, i)
             r = &(<PendingRecord *>self.pending.data)[i]
@@ -170,8 +170,53 @@ cdef class BatchBuilder:
                 self._gather_record(<Record>item, r)
             else:
                 self._borrow(item, &r.value, &r.value_size, i, "record")
+        return 0
+
+    cdef int _begin(self, Py_ssize_t count) except -1:
+        if count == 0:
+            check(EMPTY_BATCH, "building a batch of no records")
+        if count > INT32_MAX:
+            check(BATCH_TOO_LARGE, f"building a batch of {count} records")
+        self.pending.size = 0
+        self.headers.size = 0
+        reserve(&self.pending, count * <int64_t>sizeof(PendingRecord))
         self.h.record_count = <int32_t>count
         self.h.last_offset_delta = <int32_t>(count - 1)
+        return 0
+
+    cdef int _gather_columns(self, RecordColumns columns, int64_t now_ms) except -1:
+        cdef PendingRecord *r
+        cdef int64_t row
+        self._begin(columns.rows)
+        for row in range(columns.rows):
+            r = &(<PendingRecord *>self.pending.data)[row]
+            value_at(&columns.key, row, &r.key, &r.key_size)
+            value_at(&columns.value, row, &r.value, &r.value_size)
+            r.headers_size = 0
+            r.header_count = 0
+            r.timestamp = now_ms
+            if columns.timestamp != NULL and is_valid(columns.timestamp_validity, columns.timestamp_first + row):
+                r.timestamp = columns.timestamp[row]
+                if r.timestamp < -1:
+                    raise ValueError(f"{place(row)}a timestamp of {r.timestamp} ms")
+            if columns.lists != NULL and is_valid(columns.lists_validity, columns.lists_first + row):
+                self._gather_headers(columns, r, row)
+        return 0
+
+    cdef int _gather_headers(self, RecordColumns columns, PendingRecord *r, int64_t row) except -1:
+        cdef const uint8_t *data = NULL
+        cdef int64_t size = 0, i
+        r.headers = NULL
+        r.headers_at = self.headers.size
+        for i in range(columns.lists[row], columns.lists[row + 1]):
+            value_at(&columns.header_key, i, &data, &size)
+            if data == NULL:
+                raise ValueError(f"{place(row)}a header without a key")
+            put_sized(&self.headers, data, size)
+            value_at(&columns.header_value, i, &data, &size)
+            put_sized(&self.headers, data, size)
+        r.header_count = columns.lists[row + 1] - columns.lists[row]
+        r.headers_size = self.headers.size - r.headers_at
         return 0
 
     cdef int _gather_tuple(self, tuple item, PendingRecord *r, int64_t index) except -1:

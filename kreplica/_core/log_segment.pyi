@@ -1,9 +1,8 @@
-from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import Buffer
 
-from kreplica._core.batch_builder import BatchBuilder, _RecordLike
+from kreplica._core.batch_builder import BatchBuilder, _Records
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_state import LogState
 from kreplica._core.offset_index import OffsetIndex
@@ -50,7 +49,7 @@ class LogSegment:
     def append_records(
         self,
         builder: BatchBuilder,
-        records: Sequence[_RecordLike],
+        records: _Records,
         now_ms: int,
         state: LogState,
         leader_epoch: int,

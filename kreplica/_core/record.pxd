@@ -58,6 +58,8 @@ cdef class Record:
     cdef bint log_append
 
 
+# Append one part of a header: a length and the bytes; NULL is null, length -1.
+cdef int put_sized(Scratch *s, const uint8_t *data, int64_t size) except -1
 # Append headers, a list or tuple of (str, bytes-like or None), in wire form (without their count); returns
 # the count. Errors name record `index` (-1: none).
 cdef int put_headers(Scratch *s, object headers, int64_t index) except -1

@@ -22,8 +22,7 @@ cdef str place(int64_t index):
     return f"record {index}: " if index >= 0 else ""
 
 
-cdef int _put_sized(Scratch *s, const uint8_t *data, int64_t size) except -1:
-    # A length and the bytes; NULL is null, length -1.
+cdef int put_sized(Scratch *s, const uint8_t *data, int64_t size) except -1:
     if size > INT32_MAX:
         raise ValueError(f"a header of {size} bytes")
     reserve(s, size + 5)
@@ -49,13 +48,13 @@ cdef int put_headers(Scratch *s, object headers, int64_t index) except -1:
             shown = f"{header!r:.80}"
             raise TypeError(f"{place(index)}a header must be a tuple (str, bytes or None), not {shown}")
         key = PyUnicode_AsUTF8AndSize((<tuple>header)[0], &key_size)
-        _put_sized(s, <const uint8_t *>key, key_size)
+        put_sized(s, <const uint8_t *>key, key_size)
         kind = borrow((<tuple>header)[1], &value, &value_size, &held)
         if kind == 2:
             name = type(header[1]).__name__
             raise TypeError(f"{place(index)}a header's value must be bytes or None, not {name}")
         try:
-            _put_sized(s, value, value_size)
+            put_sized(s, value, value_size)
         finally:
             if kind == 1:
                 PyBuffer_Release(&held)

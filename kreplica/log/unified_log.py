@@ -49,7 +49,7 @@ from kreplica.log.producer_state_manager import ProducerStateManager
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _Records as Records
 
 OnDamage = Callable[["UnifiedLog", Damage], None]
 
@@ -242,10 +242,8 @@ class UnifiedLog:
             self.flusher.make_durable(info)
         return info
 
-    def append_records(
-        self, records: Sequence[RecordLike], leader_epoch: int = 0, *, wait: bool = True
-    ) -> LogAppendInfo:
-        """Build one batch from Python values (see BatchBuilder) and append it as the leader.
+    def append_records(self, records: Records, leader_epoch: int = 0, *, wait: bool = True) -> LogAppendInfo:
+        """Build one batch from Python values or columns (see BatchBuilder) and append it as the leader.
 
         Raises TypeError for a value that is none, and as `append_as_leader`.
         """
