@@ -14,16 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from kreplica._core.arrow import record_columns, schema
 from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
-from kreplica.common.config import LogConfig
-from kreplica.common.errors import KafkaStorageError, LogClosed, OffsetOutOfRange, ReadOnlyLog
+from kreplica.common.config import CleanerConfig, LogConfig
+from kreplica.common.errors import (
+    InvalidConfig,
+    KafkaStorageError,
+    LogClosed,
+    OffsetOutOfRange,
+    ReadOnlyLog,
+)
+from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.log import live_reader, log_loader
+from kreplica.log import cleaner, live_reader, log_loader
+from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
 from kreplica.log.file_names import STATE_FILE, parse_directory_name
+from kreplica.log.log_cleaner import HASH_KEY_BYTES
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions, Recovery
 from kreplica.log.log_reader import TimestampOffset
@@ -48,7 +58,7 @@ class Log:
     close it.
     """
 
-    __slots__ = ("_lock", "_log", "_refresh", "path")
+    __slots__ = ("_compacting", "_lock", "_log", "_refresh", "path")
 
     def __init__(
         self, path: str, log: UnifiedLog, lock: DirectoryLock | None, refresh: live_reader.LiveReader | None
@@ -57,6 +67,8 @@ class Log:
         self._log = log
         self._lock = lock
         self._refresh = refresh
+        # One cleans at a time.
+        self._compacting = Lock()
 
     @classmethod
     def open(
@@ -307,6 +319,25 @@ class Log:
         """Remove the segments that retention lets go; returns their number."""
         return self._log.delete_old_segments()
 
+    def compact(self, *, dedupe_buffer_size: int = 128 << 20) -> CleanerStats:
+        """Keep only the last record of each key, now; returns what that did.
+
+        cleanup.policy must have compact (else InvalidConfig). A new segment begins, so that all records take
+        part but those younger than min.compaction.lag.ms and those of open transactions. A record without a
+        value goes, too, once delete.retention.ms have passed since it was first compacted. Offsets stay.
+        `dedupe_buffer_size` bytes are used to tell keys apart; with more keys it goes over the log several
+        times. Appends and reads go on meanwhile.
+
+        Raises CorruptMessage where a batch rotted, LogCleaningAborted where the log was cut meanwhile, and
+        ReadOnlyLog, StorageFull, KafkaStorageError; the log is as good as it was then.
+        """
+        if not self._log.config.compact:
+            raise InvalidConfig("compact() wants a cleanup.policy that has compact")
+        with self._compacting:
+            self._log.roll()
+            offset_map = OffsetMap(dedupe_buffer_size, os.urandom(HASH_KEY_BYTES))
+            return cleaner.compact(self._log, offset_map, CleanerConfig().io_buffer_size)
+
     def close(self) -> None:
         """Flush and close. Slices and batches that were handed out stay good."""
         try:
@@ -372,6 +403,7 @@ def _is_within(record: Record, start: int, stop: int | None) -> bool:
 
 
 __all__ = [
+    "CleanerStats",
     "Damage",
     "Log",
     "LogAppendInfo",

@@ -29,8 +29,7 @@ from kreplica.log import segment_replacement
 from kreplica.log.cleaned_transaction_metadata import CleanedTransactionMetadata
 from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.log_reader import aborted_transactions
-from kreplica.log.log_segments import LogSegments
-from kreplica.log.transaction_index import AbortedTxn
+from kreplica.log.log_to_clean import log_to_clean
 from kreplica.log.unified_log import UnifiedLog
 
 # The bytes that were read and written in a step.
@@ -68,6 +67,27 @@ class Cleaner:
         return stats
 
 
+def compact(log: UnifiedLog, offset_map: OffsetMap, step_bytes: int) -> CleanerStats:
+    """Clean the whole log now, in as many rounds as its keys need; raises as `Cleaner.clean`."""
+    cleaner = Cleaner(offset_map, step_bytes)
+    first, stop = log.log_start_offset, log_to_clean(log, 0, log.time_ms()).stop_offset
+    total = CleanerStats(first_dirty_offset=first, end_offset=first, started_ms=log.time_ms())
+    while first < stop:
+        steps = cleaner.clean(log, first, stop, log.time_ms())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                stats: CleanerStats = done.value
+                break
+        stats.ended_ms = log.time_ms()
+        total.add(stats)
+        if stats.end_offset == first:
+            break
+        first = stats.end_offset
+    return total
+
+
 class _Round:
     def __init__(self, log: UnifiedLog, offset_map: OffsetMap, step_bytes: int, now_ms: int) -> None:
         self.log = log
@@ -79,10 +99,12 @@ class _Round:
         self.moved = 0
         with log.lock:
             self.cuts = log.state.cuts
-            *self.segments, active = log.local.segments
+            # All of them: a transaction may end behind what is cleaned.
+            self.view = log.local.segments
             producers = list(log.producers.active_producers.values())
+        self.segments = list(self.view)[:-1]
         # Where each segment's offsets end.
-        self.bounds = [*(segment.base_offset for segment in self.segments[1:]), active.base_offset]
+        self.bounds = [segment.base_offset for segment in self.view][1:]
         self.last_data_offsets = [p.last_data_offset for p in producers if p.last_data_offset >= 0]
         # Of these there is nothing but a marker to tell their epoch by.
         self.without_data = {(p.producer_id, p.producer_epoch) for p in producers if p.last_data_offset < 0}
@@ -90,10 +112,9 @@ class _Round:
     # ---- keys ---------------------------------------------------------------------------------------------
 
     def take_in_keys(self, first_dirty: int, stop_offset: int) -> Steps:
-        segments = LogSegments(tuple(self.segments))
-        transactions = CleanedTransactionMetadata(self._aborted(first_dirty, stop_offset))
-        for index in range(max(0, segments.index_for(first_dirty)), len(segments)):
-            segment = segments[index]
+        aborted = aborted_transactions(self.log, self.view, first_dirty, stop_offset)
+        transactions = CleanedTransactionMetadata(aborted)
+        for segment in self.segments[max(0, self.view.index_for(first_dirty)) :]:
             if segment.base_offset >= stop_offset:
                 return
             start, end = _position(segment, first_dirty), _position(segment, stop_offset)
@@ -127,16 +148,14 @@ class _Round:
         self.map.skip_batch(batch)
         return True
 
-    def _aborted(self, start: int, bound: int) -> list[AbortedTxn]:
-        # The index of the segment with the marker names it: that may be the active one, or any before it.
-        return aborted_transactions(self.log, self.log.local.segments, start, bound)
-
     # ---- segments -----------------------------------------------------------------------------------------
 
     def clean_segments(self, end_offset: int) -> Steps:
         count = sum(segment.base_offset < end_offset for segment in self.segments)
         sources, bounds = self.segments[:count], self.bounds[:count]
-        self.transactions = CleanedTransactionMetadata(self._aborted(sources[0].base_offset, bounds[-1]))
+        self.transactions = CleanedTransactionMetadata(
+            aborted_transactions(self.log, self.view, sources[0].base_offset, bounds[-1])
+        )
         self.filter = RecordFilter(
             self.map,
             self.now_ms,

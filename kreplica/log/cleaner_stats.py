@@ -29,3 +29,14 @@ class CleanerStats:
     bytes_written: int = 0
     started_ms: int = 0
     ended_ms: int = 0
+
+    def add(self, later: CleanerStats) -> None:
+        """Take in the round that came next: it went over what this one had left, and further."""
+        for name in ("rounds", "keys", "bytes_read", "bytes_written", "keyless_dropped"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for what in ("segments", "bytes", "records"):
+            before, after = f"{what}_before", f"{what}_after"
+            gone = getattr(self, before) - getattr(self, after)
+            setattr(self, before, getattr(later, before) + gone)
+            setattr(self, after, getattr(later, after))
+        self.end_offset, self.ended_ms = later.end_offset, later.ended_ms

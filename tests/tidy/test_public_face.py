@@ -16,7 +16,7 @@ MEMBERS = {
         *("arrow_batches", "to_arrow"),
         *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset"),
         *("size", "damage", "damages", "recovery"),
-        *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments"),
+        *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments", "compact"),
     },
     "Record": {"key", "value", "headers", "offset", "timestamp", "timestamp_type"},
 }
