@@ -119,6 +119,12 @@ class ProducerAppendInfo(ProducerStateEntry):
         self.current_txn_first_offset = NO_OFFSET
         return completed
 
+    def append_emptied_marker(self, epoch: int, timestamp: int) -> None:
+        """Take in a control batch whose marker a cleaner has let go: it stayed for the epoch alone."""
+        if epoch > self.producer_epoch:
+            self._set_epoch(epoch)
+        self.last_timestamp = timestamp
+
     def _begin_txn(self, is_transactional: bool, first_offset: int) -> None:
         if not is_transactional:
             raise InvalidTxnState(f"{self._whose(first_offset)} writes outside of its open transaction")

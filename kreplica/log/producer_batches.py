@@ -41,7 +41,10 @@ def take_in(
             batch.is_transactional,
         )
     record = next(iter(batch), None)
-    if record is None or parse_control_key(record.key) not in MARKERS:
+    if record is None:
+        info.append_emptied_marker(batch.producer_epoch, batch.max_timestamp)
+        return None
+    if parse_control_key(record.key) not in MARKERS:
         return None
     marker = parse_end_transaction_marker(record.key, record.value)
     return info.append_end_txn_marker(
