@@ -300,7 +300,6 @@ class LogManagerConfig(_Settings):
     log_flush_scheduler_interval_ms: int = _setting(1_000, _integer(1, INT64_MAX))
     log_flush_offset_checkpoint_interval_ms: int = _setting(60_000, _integer(1, INT64_MAX))
     log_flush_start_offset_checkpoint_interval_ms: int = _setting(60_000, _integer(1, INT64_MAX))
-    replica_high_watermark_checkpoint_interval_ms: int = _setting(5_000, _integer(1, INT64_MAX))
 
     # A log that nobody has appended to for so long holds no mapping, descriptor or slack on disk.
     log_idle_ms: int = _setting(600_000, _integer(1, INT64_MAX))

@@ -1,18 +1,21 @@
 """LogManager: all logs of a node, over its log directories.
 
-It loads them in parallel, makes and deletes them, and from the Scheduler runs retention, flushing and
-checkpoints. A directory whose disk fails goes offline alone. Thread rule: `_lock` guards the tables of logs
-and directories; a log guards itself.
+It loads them in parallel, makes, cuts and deletes them, and runs from the Scheduler what keeps them well:
+retention, flushing, checkpoints, cleaning, scrubbing, and letting go of what nobody uses. A directory whose
+disk fails goes offline alone. Thread rule: `_lock` guards the tables of logs and directories; a log guards
+itself; the periodic work is done by the scheduler's thread, one step at a time, and holds `_lock` only to
+look at the tables.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
-from kreplica.common.config import LogConfig
+from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
+    DamagedLog,
     InconsistentTopicId,
     KafkaStorageError,
     LogClosed,
@@ -21,20 +24,17 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.locks import RLock
-from kreplica.common.ports import Cancellable, Clock, Random, Scheduler, Storage, Workers
+from kreplica.common.ports import Clock, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log import log_loader
+from kreplica.log import log_jobs, log_loader
 from kreplica.log.file_names import check_topic, parse_directory_name
+from kreplica.log.log_cleaner import LogCleaner
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
-from kreplica.log.unified_log import UnifiedLog
-
-RETENTION_INTERVAL_MS = 300_000
-FLUSH_INTERVAL_MS = 1_000
-CHECKPOINT_INTERVAL_MS = 60_000
-HIGH_WATERMARK_INTERVAL_MS = 5_000
-INITIAL_DELAY_MS = 30_000
+from kreplica.log.periodic_job import JobRecord
+from kreplica.log.scrubber import Scrubber
+from kreplica.log.unified_log import OnDamage, UnifiedLog
 
 Progress = Callable[[int, int], None]
 
@@ -42,8 +42,10 @@ Progress = Callable[[int, int], None]
 class LogManager:
     """The logs of node `node_id` in `directories`.
 
-    `config`: what a log gets that has no configuration of its own; `configs` gives that by topic. A directory
-    that cannot be opened is offline; `startup` raises only if all are.
+    `config`: what a log gets that has no configuration of its own; `configs` gives that by topic. `settings`
+    and `cleaner`: of the periodic work. `on_damage(log, damage)` is called, with no lock held, when a range
+    of a log is found to have rotted while it runs. A directory that cannot be opened is offline; `startup`
+    raises only if all are.
     """
 
     def __init__(
@@ -59,6 +61,9 @@ class LogManager:
         random: Random,
         config: LogConfig,
         configs: Mapping[str, LogConfig] | None = None,
+        settings: LogManagerConfig | None = None,
+        cleaner: CleanerConfig | None = None,
+        on_damage: OnDamage | None = None,
     ) -> None:
         self._storage = storage
         self._clock = clock
@@ -68,7 +73,18 @@ class LogManager:
         self._config = config
         self._cluster_id = cluster_id
         self._node_id = node_id
-        self._timers: list[Cancellable] = []
+        self.settings = settings or LogManagerConfig()
+        self._on_damage = on_damage
+        self.cleaner = LogCleaner(
+            self.logs,
+            clock=clock,
+            random=random,
+            storage=storage,
+            config=cleaner,
+            on_storage_error=self._fail_directory_of,
+        )
+        self.scrubber = Scrubber(self.logs, clock, self._scrub_failed, self.settings)
+        self._jobs = log_jobs.made(self, scheduler, clock)
         self._lock = RLock()
         # Guarded by _lock:
         self._configs = dict(configs or {})
@@ -91,12 +107,14 @@ class LogManager:
         except BaseException:
             self._let_go()
             raise
-        schedule = self._scheduler.schedule
-        self._timers = [
-            schedule("log-retention", self.delete_old_segments, INITIAL_DELAY_MS, RETENTION_INTERVAL_MS),
-            schedule("log-flusher", self.flush_dirty_logs, FLUSH_INTERVAL_MS, FLUSH_INTERVAL_MS),
-            schedule("recovery-point-checkpoint", self.checkpoint, INITIAL_DELAY_MS, CHECKPOINT_INTERVAL_MS),
-        ]
+        delays_ms = {"log-flusher": self.settings.log_flush_scheduler_interval_ms}
+        for job in self._jobs:
+            job.start(delays_ms.get(job.name, self.settings.log_initial_task_delay_ms))
+
+    @property
+    def jobs(self) -> dict[str, JobRecord]:
+        """What each periodic job has done, by its name."""
+        return {job.name: job.record for job in self._jobs}
 
     def _open_directories(self) -> None:
         # All are looked at before anything is written into one.
@@ -160,6 +178,8 @@ class LogManager:
 
     def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
         log.on_deleted = partial(self._remove_later, directory)
+        if self._on_damage is not None:
+            log.on_damage = self._on_damage
         with self._lock:
             if directory.failure is None:
                 directory.logs[log.topic_partition] = log
@@ -168,9 +188,9 @@ class LogManager:
 
     def shutdown(self) -> None:
         """Stop the periodic work, close every log and leave the directories marked as closed in order."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers = []
+        for job in self._jobs:
+            job.stop()
+        self.cleaner.close()
         failed: list[TopicPartition] = []
 
         def close(log: UnifiedLog) -> None:
@@ -188,7 +208,7 @@ class LogManager:
         # An I/O error takes the directory offline; anything else is no fault of the disk and is raised.
         try:
             step()
-        except LogDirLocked:
+        except (LogDirLocked, DamagedLog):
             raise
         except KafkaStorageError as error:
             self.fail(directory.path, error)
@@ -318,6 +338,7 @@ class LogManager:
             else:
                 raise UnknownTopicOrPartition(f"{partition}: no log of it here")
             log.abandon()
+            self._guarded(directory, partial(self.cleaner.manager.forget, log))
             target = directory.deleted_path_of(partition, self._random)
             self._guarded(directory, partial(self._rename, log.local.directory, target, directory.path))
         remove = partial(self._guarded, directory, partial(self._storage.remove_tree, target))
@@ -331,21 +352,62 @@ class LogManager:
         remove = partial(self._guarded, directory, partial(self._storage.remove, path))
         self._scheduler.schedule("delete-file", remove, self._config.file_delete_delay_ms)
 
+    # ---- cutting ------------------------------------------------------------------------------------------
+
+    def truncate_to(self, offsets: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Cut each log to end at its offset, and write the recovery points; the partitions that were cut.
+
+        Their cleaning is stopped meanwhile. Raises UnknownTopicOrPartition, KafkaStorageError, and as
+        UnifiedLog.truncate_to.
+        """
+        cut = []
+        for partition, offset in offsets.items():
+            if self._cut(partition, partial(UnifiedLog.truncate_to, offset=offset)):
+                cut.append(partition)
+        self._checkpoint_after(cut)
+        return cut
+
+    def truncate_fully_and_start_at(self, partition: TopicPartition, offset: int) -> None:
+        """Let the log begin again at `offset`, empty, and write the recovery points; raises as
+        `truncate_to`."""
+        self._cut(partition, lambda log: log.truncate_fully_and_start_at(offset))
+        self._checkpoint_after([partition])
+
+    def _cut(self, partition: TopicPartition, cut: Callable[[UnifiedLog], object]) -> bool:
+        log = self.get_log(partition)
+        if log is None:
+            raise UnknownTopicOrPartition(f"{partition}: no log of it here")
+        self.cleaner.manager.abort_and_pause_cleaning(partition)
+        try:
+            return bool(cut(log))
+        except KafkaStorageError as error:
+            self._fail_directory_of(log, error)
+            raise
+        finally:
+            self.cleaner.manager.resume_cleaning(partition)
+
+    def _checkpoint_after(self, cut: Sequence[TopicPartition]) -> None:
+        # A recovery point above the new end would make a loss of what comes there next.
+        for directory in self._online():
+            if any(partition in directory.logs for partition in cut):
+                self._guarded(directory, directory.write_recovery_points)
+                self._guarded(directory, directory.write_log_starts)
+
     # ---- periodic work ------------------------------------------------------------------------------------
-
-    def delete_old_segments(self) -> None:
-        """Apply retention to every log."""
-        self._each(lambda log: log.delete_old_segments())
-
-    def flush_dirty_logs(self) -> None:
-        """Flush the logs whose flush.ms has passed since their last flush."""
-        now_ms = self._clock.time_ms()
-        self._each(lambda log: log.flush_if_due(now_ms))
 
     def checkpoint(self) -> None:
         """Write the recovery points and log start offsets of every directory."""
+        self.checkpoint_recovery_points()
+        self.checkpoint_log_starts()
+
+    def checkpoint_recovery_points(self) -> None:
+        """Write the recovery points of every directory."""
         for directory in self._online():
             self._guarded(directory, directory.write_recovery_points)
+
+    def checkpoint_log_starts(self) -> None:
+        """Write the log start offsets of every directory."""
+        for directory in self._online():
             self._guarded(directory, directory.write_log_starts)
 
     def checkpoint_high_watermarks(self) -> None:
@@ -353,14 +415,34 @@ class LogManager:
         for directory in self._online():
             self._guarded(directory, directory.write_high_watermarks)
 
+    def delete_old_segments(self) -> None:
+        """Apply retention to every log, now."""
+        for log in self.logs():
+            self.upkeep(log, UnifiedLog.delete_old_segments)
+
+    def upkeep(self, log: UnifiedLog, step: Callable[[UnifiedLog], object]) -> None:
+        """Do `step` with a log that can be written; a disk that fails takes the log's directory offline."""
+        if not log.is_writable:
+            return
+        try:
+            step(log)
+        except LogClosed:
+            # It may be deleted between the look at it and the step.
+            if not log.closed:
+                raise
+        except DamagedLog:
+            raise
+        except KafkaStorageError as error:
+            self._fail_directory_of(log, error)
+
+    def _scrub_failed(self, log: UnifiedLog, error: Exception) -> None:
+        if not isinstance(error, KafkaStorageError) or isinstance(error, DamagedLog):
+            raise error
+        self._fail_directory_of(log, error)
+
+    def _fail_directory_of(self, log: UnifiedLog, error: BaseException) -> None:
+        self.fail(os.path.dirname(log.local.directory), error)
+
     def _online(self) -> list[LogDirectory]:
         with self._lock:
             return [directory for directory in self._directories if not directory.is_offline]
-
-    def _each(self, step: Callable[[UnifiedLog], object]) -> None:
-        for directory in self._online():
-            for log in list(directory.logs.values()):
-                if log.is_writable:
-                    # A log may be deleted between the look at it and the step.
-                    with suppress(LogClosed):
-                        self._guarded(directory, partial(step, log))

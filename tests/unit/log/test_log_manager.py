@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kreplica
-from kreplica.common.config import LogConfig
+from kreplica.common.config import LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     InconsistentClusterId,
     InconsistentTopicId,
@@ -26,7 +26,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.checkpoint import OffsetCheckpointFile
-from kreplica.log.log_manager import CHECKPOINT_INTERVAL_MS, INITIAL_DELAY_MS, LogManager
+from kreplica.log.log_manager import LogManager
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.unified_log import UnifiedLog
@@ -37,6 +37,8 @@ from tests.support.clocks import ManualClock
 
 CLUSTER = "dpbFJ6ZBRoSUiuWQ5q1v1w"
 ORDERS = TopicPartition("orders", 0)
+INITIAL_DELAY_MS = LogManagerConfig().log_initial_task_delay_ms
+CHECKPOINT_INTERVAL_MS = LogManagerConfig().log_flush_offset_checkpoint_interval_ms
 MARKER = ".kafka_cleanshutdown"
 
 
