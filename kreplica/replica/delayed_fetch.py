@@ -82,6 +82,7 @@ class DelayedFetch:
     """One fetch: `read` looks at a partition. Any thread may try it; one of them completes it."""
 
     __slots__ = (
+        "_has_marks",
         "_held_back",
         "_read",
         "_too_little",
@@ -101,15 +102,16 @@ class DelayedFetch:
         self.handle = 0
         self.linger_handle = 0
         self._read = read
-        # What was looked at and had something, but not enough.
+        # What was looked at and had something, but not enough, and whether it was a mark without records.
         self._too_little: list[CachedPartition] = []
+        self._has_marks = False
         # What the quota held back: for the next fetch, when some time has passed.
         self._held_back: list[CachedPartition] = []
 
     @property
-    def has_news(self) -> bool:
-        """Whether it has seen something to tell that was not enough to answer."""
-        return bool(self._too_little)
+    def may_linger(self) -> bool:
+        """Whether it is a follower's that has new marks to tell, which are not to wait for records for long."""
+        return self._has_marks and self.params.is_from_follower
 
     def start(self) -> bool:
         """Look at what is ready; True if that answers the fetch, which otherwise is parked at its session
@@ -156,6 +158,7 @@ class DelayedFetch:
         if not self._is_enough(result):
             if params.max_wait_ms > 0 and session.partitions:
                 self._too_little = [cached for cached, data in result if has_news(cached, data)]
+                self._has_marks = any(d.records is None and has_news(c, d) for c, d in result)
                 return False
         elif params.wants_all and len(result) < len(session.partitions):
             result = self._look_at_all()

@@ -90,7 +90,7 @@ class FetchManager:
         fetch = DelayedFetch(session, params, self._read)
         if not fetch.start():
             fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
-            if fetch.has_news:
+            if fetch.may_linger:
                 self._linger(fetch)
             if fetch.future.done():
                 self._end_wait(fetch)
@@ -131,7 +131,7 @@ class FetchManager:
     def _complete(self, fetch: DelayedFetch, step: Callable[[], bool]) -> None:
         if step():
             self._end_wait(fetch)
-        elif fetch.has_news and not fetch.linger_handle:
+        elif fetch.may_linger and not fetch.linger_handle:
             self._linger(fetch)
 
     def _linger(self, fetch: DelayedFetch) -> None:

@@ -1,0 +1,211 @@
+"""Fetches that wait: each case in which they are answered, and what an incremental one costs and tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from kreplica.common.errors import (
+    FencedLeaderEpoch,
+    InconsistentTopicId,
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    StorageIOError,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
+from kreplica.replica.fetch_session import CachedPartition, FetchSession
+from tests.support.replicas import Replicas, batch
+
+T0 = TopicPartition("t", 0)
+
+
+class Consumer:
+    """Fetches from broker 1 without a session."""
+
+    def __init__(self, at: Replicas, *, min_bytes: int = 1, max_wait_ms: int = 500) -> None:
+    at.manager().append(T0, batch(*values))
+    at.settle()
+
+
+# ---- the cases ---------------------------------------------------------------------------------------------
+
+
+def test_a_and_b_a_leader_that_is_one_no_longer_answers() -> None:
+    at = Replicas()
+    waiting = Consumer(at).fetch()
+    assert not waiting.done()
+    at.elect(2)
+    assert isinstance(data_of(waiting).error, NotLeaderOrFollower)
+    waiting = Consumer(at).fetch()
+    assert isinstance(data_of(waiting).error, NotLeaderOrFollower)
+
+
+def test_b_a_replica_that_is_stopped_answers() -> None:
+    at = Replicas()
+    waiting = Consumer(at).fetch()
+    at.manager().stop_replicas({T0: True})
+    assert isinstance(data_of(waiting).error, NotLeaderOrFollower)
+
+
+def test_c_a_partition_that_nobody_has_is_told_at_once() -> None:
+    at = Replicas()
+    answer = Consumer(at).fetch(partition=TopicPartition("x", 0))
+    assert isinstance(data_of(answer).error, UnknownTopicOrPartition)
+
+
+def test_d_a_directory_that_fails_answers() -> None:
+    at = Replicas()
+    waiting = Consumer(at).fetch()
+    at.manager().handle_log_directory_failure("/data", StorageIOError("gone"))
+    assert isinstance(data_of(waiting).error, KafkaStorageError)
+
+
+def test_e_a_leader_epoch_that_is_over_answers() -> None:
+    at = Replicas()
+    waiting = Consumer(at).fetch(epoch=0)
+    assert not waiting.done()
+    at.elect(1)
+    assert isinstance(data_of(waiting).error, FencedLeaderEpoch)
+
+
+def test_f_an_offset_in_an_older_segment_needs_no_least_size() -> None:
+    at = Replicas()
+    committed(at, b"a")
+    waiting = Consumer(at, min_bytes=1_000_000).fetch()
+    assert not waiting.done()
+    at.partition().local_log.roll()
+    committed(at, b"b")
+    assert data_of(waiting).records is not None
+
+
+def test_f_is_passed_over_where_there_is_nothing_to_read() -> None:
+    at = Replicas()
+    committed(at, b"a")
+    waiting = Consumer(at).fetch(1)
+    at.partition().local_log.roll()
+    at.manager().fetches.moved(at.partition())
+    assert not waiting.done()
+
+
+def test_g_it_waits_for_the_least_size_or_the_longest_time() -> None:
+    at = Replicas()
+    waiting = Consumer(at, min_bytes=150).fetch()
+    committed(at, b"a" * 50)
+    assert not waiting.done()
+    committed(at, b"b" * 50)
+    assert data_of(waiting).size >= 150
+    waiting = Consumer(at, min_bytes=10_000, max_wait_ms=300).fetch()
+    at.pass_time(299)
+    assert not waiting.done()
+    at.pass_time(1)
+    assert data_of(waiting).size >= 150
+
+
+def test_a_consumer_is_answered_when_records_are_committed_and_not_before() -> None:
+    at = Replicas()
+    at.cluster.cut(1, 3)
+    waiting = Consumer(at, max_wait_ms=100_000).fetch()
+    committed(at, b"a")
+    assert at.partition().log_end_offset == 1
+    assert not waiting.done()
+    at.pass_time(50_000)  # broker 3 is dropped from the ISR
+    assert data_of(waiting).high_watermark == 1
+    assert data_of(waiting).records is not None
+
+
+def test_what_cannot_be_waited_for_is_told_at_once() -> None:
+    at = Replicas()
+    committed(at, b"a")
+    assert isinstance(data_of(Consumer(at).fetch(7)).error, OffsetOutOfRange)
+    other = Uuid(b"another topic id")
+    assert isinstance(data_of(Consumer(at).fetch(topic_id=other)).error, InconsistentTopicId)
+    assert data_of(Consumer(at, max_wait_ms=0).fetch(1)).records is None
+
+
+# ---- sizes -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_batch_comes_whole_and_the_others_as_far_as_they_fit() -> None:
+    at = Replicas(partitions=2)
+    for number in range(2):
+        for _ in range(3):
+            at.manager().append(TopicPartition("t", number), batch(b"v" * 1000))
+    at.settle()
+    fetches = at.manager().fetches
+    session = FetchSession(now_ms=0)
+    topic_id = at.controller.topic_id("t")
+    session.ask(
+        CachedPartition(TopicPartition("t", number), topic_id, fetch_offset=0, max_bytes=100)
+        for number in range(2)
+    )
+    params = FetchParams(CONSUMER, -1, 0, 1, 100, "high_watermark")
+    (_, first), (_, second) = fetches.fetch_messages(session, params).result(0)
+    assert first.size > 1000
+    assert second.records is None
+
+
+def test_a_slice_is_the_log_itself() -> None:
+    at = Replicas()
+    committed(at, b"a" * 100)
+    records = data_of(Consumer(at).fetch()).records
+    region = at.partition().local_log.local.segments.active.region
+    assert region.contains_address(records.address)
+    assert region.pins >= 1
+
+
+# ---- sessions ----------------------------------------------------------------------------------------------
+
+
+def test_a_fetch_over_idle_partitions_looks_only_at_what_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Replicas(brokers=2, partitions=300)
+    at.pass_time(2_000)
+    manager, reads = at.manager(), []
+    read = manager.fetches._read_from
+    monkeypatch.setattr(manager.fetches, "_read_from", lambda *args: reads.append(args[1]) or read(*args))
+    at.pass_time(2_000)
+    assert reads == []
+    manager.append(TopicPartition("t", 123), batch(b"a"))
+    at.settle()
+    at.pass_time(2_000)
+    assert {cached.topic_partition.partition for cached in reads} == {123}
+    assert len(reads) < 10
+    assert at.partition(2, 123).high_watermark == 1
+
+
+def test_idle_followers_stay_in_sync_and_busy_ones_are_not_put_out() -> None:
+    at = Replicas(partitions=5)
+    at.pass_time(300_000)
+    assert all(at.partition(1, number).isr == (1, 2, 3) for number in range(5))
+    at.cluster.cut(1, 3)
+    at.manager().append(T0, batch(b"a"))
+    at.pass_time(1_000)
+    at.manager().maybe_shrink_isr()
+    assert at.partition().isr == (1, 2, 3)
+    at.pass_time(60_000)
+    assert at.partition().isr == (1, 2)
+
+
+def test_a_new_high_watermark_reaches_followers_without_new_records() -> None:
+    at = Replicas()
+    committed(at, b"a")
+    assert at.partition(1).high_watermark == 1
+    at.pass_time(10)
+    assert [at.partition(broker).high_watermark for broker in (2, 3)] == [1, 1]
+
+
+def test_a_fetch_that_its_fetcher_gave_up_is_answered_when_the_next_comes() -> None:
+    at = Replicas()
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(1, is_privileged=False, now_ms=0)
+    topic_id = at.controller.topic_id("t")
+    session.ask([CachedPartition(T0, topic_id, fetch_offset=0, max_bytes=100)])
+    params = FetchParams(CONSUMER, -1, 10_000, 1, 100, "high_watermark", False)
+    first = fetches.fetch_messages(session, params)
+    second = fetches.fetch_messages(session, params)
+    assert first.done()
+    assert not second.done()
+    committed(at, b"a")
+    [(cached, data)] = second.result(0)
+    assert (cached.topic_partition, data.high_watermark) == (T0, 1)
