@@ -59,7 +59,7 @@ class Partition:
 
     `key`: the number under which operations wait for it. `broker_epoch()`: this broker's. `on_damage`: called
     as on_damage(partition, damage) when a range of the log is found damaged, in the thread that found it,
-    which may hold the log's lock: it should only note it or post it to a loop.
+    which may hold locks: it should only note it or post it to a loop.
     """
 
     __slots__ = (
@@ -557,18 +557,17 @@ class Partition:
 
     # ---- damage -------------------------------------------------------------------------------------------
 
-    def on_damage(self, damage: Damage) -> None:
-        """A range of the log was found damaged: whoever repairs is told. Takes no lock: see the
-        constructor."""
+    def on_damage(self, _: UnifiedLog, damage: Damage) -> None:
+        """A range of the log was found damaged: whoever repairs is told. Takes no lock."""
         if self.damage_listener is not None:
             self.damage_listener(self, damage)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a range of the log cannot be read. A follower then does not fetch as usual, so that it
-        leaves the ISR, until the range is repaired."""
+        """Whether a range of the log cannot be read. Until it is repaired, a follower should
+        not fetch as usual, so that it leaves the ISR."""
         log = self.log
-        return log is not None and bool(log.damage)
+        return log is not None and bool(log.damages)
 
     def __repr__(self) -> str:
         role = "leader" if self.term.leads else f"follower of {self.term.leader}"

@@ -40,17 +40,21 @@ def make_leader(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> Be
         now_ms = partition.clock.monotonic_ns() // 1_000_000
         is_new_leader = not former.leads
         is_new_epoch = told.leader_epoch > former.leader_epoch
+        # First of all, so that damage is told, and repaired, also where it keeps the log from leading.
+        _take_log(partition, log)
         start = former.epoch_start_offset
         if is_new_epoch or start is None:
             start = log.log_end_offset
             _begin_epoch(log, told.leader_epoch, start)
-        _take_log(partition, log)
         partition.assign_replicas(told.replicas, _added_anew(told, known))
         partition_isr.note_told(partition, told, now_ms)
         if is_new_epoch or is_new_leader:
+            # Where an epoch is missing between, others may have followed another leader in it, and cut their
+            # logs: what was known of them is worth nothing then.
+            knows_nothing = is_new_leader or told.leader_epoch > former.leader_epoch + 1
             for replica in partition.remote_replicas:
                 is_in_sync = replica.broker_id in told.isr
-                replica.reset_replica_state(now_ms, start, is_new_leader=is_new_leader, is_in_sync=is_in_sync)
+                replica.reset_replica_state(now_ms, start, is_new_leader=knows_nothing, is_in_sync=is_in_sync)
         # The same mark where the leadership goes on: nothing is cut by that, so who waits may go on waiting.
         mark = Watermark(log.high_watermark) if is_new_leader else former.watermark
         partition.term = Term(
@@ -90,7 +94,13 @@ def _added_anew(told: LeaderAndIsr, known: LeaderAndIsr | None) -> tuple[int, ..
 
 
 def _take_log(partition: Partition, log: UnifiedLog) -> None:
+    if partition.log is log:
+        return
     partition.log = log
+    log.on_damage = partition.on_damage
+    # What was found before anybody asked to be told.
+    for damage in log.damages:
+        partition.on_damage(log, damage)
 
 
 def _begin_epoch(log: UnifiedLog, leader_epoch: int, start_offset: int) -> None:

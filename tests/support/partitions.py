@@ -12,6 +12,7 @@ from kreplica.common.config import LogConfig
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_loader
+from kreplica.log.damage import Damage
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.isr_policy import IsrPolicy, LagByTime
@@ -69,6 +70,7 @@ class Node:
         self.storage.make_directory(DIRECTORY)
         self.storage.sync_directory("/")
         self.storage.sync_directory("/logs")
+        self.damages: list[Damage] = []
         self.open(high_watermark=0)
 
     def open(self, high_watermark: int) -> None:
@@ -84,6 +86,7 @@ class Node:
             brokers=self.brokers,
             broker_epoch=lambda: self.brokers.epochs[self.broker_id],
             isr_policy=self.policy,
+            on_damage=lambda _, damage: self.damages.append(damage),
         )
 
     def restart(self, *, power_cut: bool = False, high_watermark: int = 0) -> None:
@@ -217,9 +220,10 @@ class Replicas:
         effects = PartitionEffects()
         for follower in followers:
             for _ in range(50):
-                before = self.nodes[follower].log.log_end_offset
+                log = self.nodes[follower].log
+                before = log.log_end_offset, log.latest_epoch
                 effects = _together(effects, self.fetch(follower))
-                if self.nodes[follower].log.log_end_offset == before:
+                if (log.log_end_offset, log.latest_epoch) == before:
                     break
         return effects
 

@@ -7,6 +7,7 @@ import pytest
 from kreplica.common import errors
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.common.types import NO_OFFSET
+from kreplica.log.damage import Damage
 from kreplica.replica.partition_effects import INCREASED, SAME
 from kreplica.replica.partition_state import CommittedPartitionState, PendingRecovery
 from kreplica.replica.replica import FetchClock
@@ -80,6 +81,28 @@ def test_a_bump_of_the_same_leaders_epoch_keeps_what_it_knows(replicas):
     assert [tuple(entry) for entry in replicas.node(1).log.epochs.entries][-1] == (1, 1)
 
 
+def test_a_leader_that_missed_an_epoch_between_knows_nothing_any_more(replicas):
+    """Another broker led in it, and followers cut what they had: their former log ends would commit records
+    that only this leader has."""
+    replicas.append(b"a")
+    replicas.append(b"b")
+    replicas.fetch(2)
+    replicas.note(2, replicas.read(2))
+    replicas.decide(leader=3)
+    replicas.tell(3)
+    replicas.tell(2)
+    replicas.catch_up(2)
+    assert replicas.node(2).log.log_end_offset == 0
+    mark = replicas.node(1).partition.watermark
+    replicas.lead(1)
+    assert replicas.leader.watermark is mark  # nothing was cut here, so who waits may go on waiting
+    assert [r.log_end_offset for r in replicas.leader.remote_replicas] == [NO_OFFSET, NO_OFFSET]
+    replicas.catch_up(3)
+    assert replicas.high_watermark == 0
+    replicas.catch_up(2)
+    assert replicas.high_watermark == 2
+
+
 def test_a_version_that_is_out_of_date_is_ignored(replicas):
     old = replicas.known
     replicas.lead(2)
@@ -151,14 +174,24 @@ def test_a_log_whose_recovery_stopped_at_rot_follows_but_cannot_lead(replicas):
     assert node.partition.is_damaged is False  # no role, no log yet
     assert replicas.tell(2)
     assert node.partition.is_damaged
+    assert [damage.first_offset for damage in node.damages] == [0]
     assert not replicas.leader.is_damaged
     replicas.decide(leader=2)
     with pytest.raises(errors.DamagedLog):
         replicas.tell(2)
     assert (node.partition.is_leader, node.partition.leader) == (False, 1)
+    assert len(node.damages) == 1  # told once
     replicas.tell(1)
     with pytest.raises(errors.DamagedLog):
         node.partition.fetch_records(0, 100, isolation="log_end", only_leader=False)
+
+
+def test_damage_that_is_found_later_is_told(replicas):
+    replicas.append(b"a" * 50)
+    node = replicas.node(1)
+    damage = Damage(0, 1, node.log.active.region.path, 0, 100, "rot")
+    node.log.on_damage(node.log, damage)
+    assert node.damages == [damage]
 
 
 def test_the_leader_of_an_unclean_election_takes_note_of_it(replicas):
