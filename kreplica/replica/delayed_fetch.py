@@ -110,7 +110,7 @@ class DelayedFetch:
 
     @property
     def may_linger(self) -> bool:
-        """Whether it is a follower's that has new marks to tell, which are not to wait for records for long."""
+        """Whether it is a follower's that has new marks to tell, which are not to wait long."""
         return self._has_marks and self.params.is_from_follower
 
     def start(self) -> bool:

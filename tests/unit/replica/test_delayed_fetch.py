@@ -25,6 +25,31 @@ class Consumer:
     """Fetches from broker 1 without a session."""
 
     def __init__(self, at: Replicas, *, min_bytes: int = 1, max_wait_ms: int = 500) -> None:
+        self.at = at
+        self.params = FetchParams(CONSUMER, -1, max_wait_ms, min_bytes, 1 << 20, "high_watermark")
+
+    def fetch(self, offset: int = 0, *, partition=T0, epoch: int = -1, topic_id=None):
+        fetches = self.at.manager().fetches
+        session = FetchSession(now_ms=fetches.now_ms())
+        known = self.at.controller.topic_id(partition.topic) or Uuid.ZERO
+        wanted = CachedPartition(
+            partition,
+            known if topic_id is None else topic_id,
+            fetch_offset=offset,
+            max_bytes=1 << 20,
+            current_leader_epoch=epoch,
+        )
+        session.ask([wanted])
+        return fetches.fetch_messages(session, self.params)
+
+
+def data_of(future):
+    assert future.done()
+    [(_, data)] = future.result(0)
+    return data
+
+
+def committed(at: Replicas, *values: bytes) -> None:
     at.manager().append(T0, batch(*values))
     at.settle()
 
