@@ -147,8 +147,8 @@ def export(
 ) -> None:
     """Write the records of partitions to Parquet, Arrow (IPC file) or JSON lines.
 
-    In JSON lines, keys and values are strings where they are UTF-8, else key_base64 and value_base64. What has
-    rotted is an error, which names its offset and leaves no file behind.
+    In JSON lines, keys and values are strings where they are UTF-8, else key_base64 and value_base64. What
+    has rotted is an error, which names its offset and leaves no file behind.
     """
     from kreplica.cli import export as command
 
