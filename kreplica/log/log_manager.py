@@ -204,6 +204,13 @@ class LogManager:
             for directory in self._directories:
                 directory.close(failed)
 
+    def abandon(self) -> None:
+        """Let every log and directory go as they are, as the end of the process would: nothing is written."""
+        for job in self._jobs:
+            job.stop()
+        self.cleaner.close()
+        self._let_go()
+
     def _guarded(self, directory: LogDirectory, step: Callable[[], object]) -> None:
         # An I/O error takes the directory offline; anything else is no fault of the disk and is raised.
         try:

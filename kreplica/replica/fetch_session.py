@@ -103,10 +103,10 @@ class CachedPartition:
         if partition is self.partition:
             return
         if self.partition is not None:
-            self.partition.fetch_waiters.discard(self)
+            self.partition.fetch_waiters.pop(self, None)
         self.partition = partition
         if partition is not None:
-            partition.fetch_waiters.add(self)
+            partition.fetch_waiters[self] = None
 
     def notify(self) -> DelayedFetch | None:
         """The partition moved; returns the fetch that waits for that, which its caller is to try."""

@@ -227,8 +227,9 @@ def handle_alter_partition_response(
             return NOTHING
         _commit(partition, pending, answer)
         now_ms = partition.clock.monotonic_ns() // 1_000_000
-        isr_change = _expand_silent(partition, now_ms)
-        return PartitionEffects(partition.maybe_increment_leader_hw(now_ms), isr_change)
+        # The mark first: who is below it has to fetch before it may join.
+        change = partition.maybe_increment_leader_hw(now_ms)
+        return PartitionEffects(change, _expand_silent(partition, now_ms))
 
 
 def _refused(partition: Partition, pending: PendingPartitionChange, error: BaseException) -> PartitionEffects:

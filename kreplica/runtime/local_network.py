@@ -186,6 +186,8 @@ class LocalNetwork:
         self._timers: dict[int, LocalTimer] = {}  # by ticket, those that wait
         self._tickets = 0
         self._wakes_at_ms = 0  # when the network's thread will look for what is due
+        self._running = 0  # threads that run a queue
+        self._idlers = 0  # threads that wait until nothing is left to do
         self._is_stopping = False
         self._thread: threading.Thread | None = None
 
@@ -218,6 +220,14 @@ class LocalNetwork:
         for call in broken:
             self._fail(call, f"the connection to node {endpoint.node_id} broke")
 
+    def disconnect(self, node_id: int) -> None:
+        """End every call from and to the node with a NetworkException; new ones may follow."""
+        with self._changed:
+            calls = list(self._calls.values())
+        for call in calls:
+            if node_id in (call.sender.node_id, call.receiver.node_id):
+                self._fail(call, f"the connection to node {call.receiver.node_id} broke")
+
     # ---- threads ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -241,6 +251,24 @@ class LocalNetwork:
         outermost one counts.
         """
         return self._draining
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Return when no task is left or running, and no timer is due; False after `timeout` seconds."""
+        with self._changed:
+            self._idlers += 1
+            try:
+                return self._changed.wait_for(self._is_idle, timeout)
+            finally:
+                self._idlers -= 1
+
+    def clock_moved(self) -> None:
+        """Look for what is due now: the clock was set forward."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _is_idle(self) -> bool:
+        following = self._wheel.next_deadline()
+        return not (self._ready or self._running) and (following is None or following > self._now_ms())
 
     def _run(self) -> None:
         self._thread_local.depth = 1
@@ -273,15 +301,17 @@ class LocalNetwork:
                     return
                 loop = ready.popleft()
                 loop.endpoint.runners.append(own)
+                self._running += 1
             self._run_turn(loop)
             with changed:
                 endpoint = loop.endpoint
                 endpoint.runners.remove(own)
+                self._running -= 1
                 if loop.tasks and endpoint.is_alive:
                     ready.append(loop)
                 else:
                     loop.is_queued = False
-                if not endpoint.is_alive:
+                if not endpoint.is_alive or (self._idlers and not ready):
                     changed.notify_all()
         with changed:
             if ready:

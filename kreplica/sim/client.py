@@ -10,14 +10,12 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
 from kio.schema.fetch.v17.response import FetchResponse
-from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
-from kio.schema.produce.v11.response import ProduceResponse
 
-from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
 from kreplica.common.errors import BY_CODE, KreplicaError, UnknownServerError
 from kreplica.common.future import Future
@@ -44,28 +42,37 @@ class Consumed(NamedTuple):
     error: BaseException | None
 
 
-def produce_request(
-    topic_partition: TopicPartition, values: Sequence[bytes], *, acks: int, timeout_ms: int, now_ms: int
-) -> ProduceRequest:
-    """A request that appends one batch of `values`."""
-    batch = BatchBuilder().build(values, now_ms=now_ms)
-    partition = PartitionProduceData(index=topic_partition.partition, records=batch)
-    return ProduceRequest(
-        transactional_id=None,
-        acks=acks,
-        timeout=datetime.timedelta(milliseconds=timeout_ms),
-        topic_data=(TopicProduceData(name=topic_partition.topic, partition_data=(partition,)),),
-    )
+@dataclass(frozen=True, slots=True)
+class ProduceRequest:
+    """Appends one batch of `values`; travels as any request, and is carried out by the broker's own
+    method."""
+
+    topic_partition: TopicPartition
+    values: Sequence[bytes]
+    acks: int
+    timeout_ms: int
+
+    def run(self, broker: Any) -> Future[Produced]:
+        """Do it, at the broker that it has come to."""
+        answer: Future[Produced] = Future()
+        appended = broker.replica_manager.append_values(
+            self.topic_partition, self.values, required_acks=self.acks, timeout_ms=self.timeout_ms
+        )
+        appended.add_done_callback(lambda done: answer.set_result(_produced(done, self.acks)))
+        return answer
 
 
-def produced(answer: Future[ProduceResponse | None]) -> Produced:
-    """What the answer to `produce_request`, which has come, says."""
-    error = answer.exception()
-    response = answer.result() if error is None else None
-    if response is None:
+def _produced(done: Future[Any], acks: int) -> Produced:
+    error = done.exception()
+    if error is not None:
         return Produced(-1, error)
-    partition = response.responses[0].partition_responses[0]
-    return Produced(partition.base_offset, _error_of(partition.error_code))
+    return Produced(done.result().base_offset if acks else -1, None)
+
+
+def produced(answer: Future[Produced]) -> Produced:
+    """What became of a ProduceRequest whose answer, or the news that none will come, is there."""
+    error = answer.exception()
+    return answer.result() if error is None else Produced(-1, error)
 
 
 def fetch_request(

@@ -20,6 +20,8 @@ from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimScheduler
 
 T = TypeVar("T")
 
+# So long a script waits after each line: brokers put some things off for a moment, to do more at once.
+SETTLE_MS = 10
 # Clients have no broker's id either.
 CLIENT_ID = 2000
 
@@ -45,6 +47,7 @@ class SimCluster:
         self.random = random.Random(seed)
         self.time = VirtualTime()
         self.scheduler = SimScheduler(self.time, self.random, shuffle=shuffle)
+        self.scheduler.name = f"seed {seed}, "
         self.network = SimNetwork(self.scheduler, self.random, conditions)
         self.controller = ScriptedController()
         self.brokers: dict[int, SimBroker] = {}
@@ -108,8 +111,9 @@ class SimCluster:
         return self.time.now_ns // NANOSECONDS_PER_MS
 
     def settle(self) -> None:
-        """Let everything happen that needs no time."""
+        """Let everything happen that needs little time."""
         self.scheduler.run_due()
+        self.scheduler.run_for(SETTLE_MS)
 
     def pass_time(self, duration_ms: int) -> None:
         self.scheduler.run_for(duration_ms)
@@ -123,7 +127,7 @@ class SimCluster:
 
     def held(self) -> list[Message]:
         """The messages that are held, in the order they were sent."""
-        return list(self.network.held)
+        return [message for message in self.network.held if message.is_alive]
 
     def release(self, message: Message) -> None:
         """Let a held message arrive."""

@@ -74,6 +74,11 @@ class Message:
     def sender_id(self) -> int:
         return self.sender.node_id
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is still somebody who sent it, and whom it was sent to."""
+        return self.sender.is_alive and (self.target is None or self.target.is_alive)
+
     def __str__(self) -> str:
         kind = "request" if self.is_request else "response"
         return f"{self.sender.node_id}->{self.receiver} {self.name} {kind}"

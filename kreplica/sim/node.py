@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from kreplica.common.errors import KafkaStorageError
@@ -82,6 +83,7 @@ class SimBroker:
         self.flush_us = 0
         # Asked before each change of the disk and each flush; what it raises is what the disk refuses.
         self.disk_fault: Callable[[str, str], None] | None = None
+        self.lost_power = False  # whether its last life ended so
         self.life = Incarnation(broker_id, 0)
         self.life.is_alive = False
         self.program: Any = None
@@ -122,7 +124,7 @@ class SimBroker:
         )
         try:
             self.program = self._make_broker(ports)
-            self._network.register(life, self.program.handle)
+            self._network.register(life, partial(answer, self.program))
             self.program.startup()
         except BaseException:
             self.kill()
@@ -146,6 +148,7 @@ class SimBroker:
 
     def _end(self, *, silently: bool) -> None:
         self.life.is_alive = False
+        self.lost_power = silently
         self.storage.before = _revoked
         self._network.leave(self.life, silently=silently)
         self.program = None
@@ -165,6 +168,13 @@ class SimBroker:
         if self.flush_us and operation in ("flush", "sync_directory"):
             life = self.life
             life.busy_until_ns = max(life.busy_until_ns, self._scheduler.time.now_ns) + self.flush_us * 1000
+
+
+def answer(program: BrokerProgram, request: Any) -> Future[Any]:
+    """Let the broker answer a request of Kafka's protocol, or carry out one of sim.client's own."""
+    run = getattr(request, "run", None)
+    made: Future[Any] = program.handle(request) if run is None else run(program)
+    return made
 
 
 def _revoked(operation: str, path: str) -> None:

@@ -81,6 +81,7 @@ class SimScheduler:
 
     def __init__(self, time: VirtualTime, random: Random, *, shuffle: bool = True) -> None:
         self.time = time
+        self.name = ""  # what an error's note begins with
         self.counts: Counter[str] = Counter()  # by kind
         self.steps = 0
         # Called after every event: there the invariants are checked.
@@ -161,7 +162,7 @@ class SimScheduler:
             if self.after_event is not None:
                 self.after_event(event)
         except Exception as error:
-            error.add_note(f"event {self.steps}: {event!r}")
+            error.add_note(f"{self.name}event {self.steps}: {event!r}")
             raise
         return event
 

@@ -7,7 +7,7 @@ cluster's own clock, which need not be the wall's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from kreplica.common.future import Future
@@ -42,6 +42,11 @@ class Backend(Protocol):
 
     is_real: bool
     controller: ScriptedController
+
+    @property
+    def brokers(self) -> Mapping[int, object]:
+        """By id, running or not."""
+        ...
 
     # ---- brokers
 
@@ -99,7 +104,7 @@ class Backend(Protocol):
         """Hold such messages from now on; the answer is a function that ends this."""
         ...
 
-    def held(self) -> list[HeldMessage]:
+    def held(self) -> Sequence[HeldMessage]:
         """The messages that are held, in the order they were sent."""
         ...
 

@@ -32,13 +32,7 @@ def produce(script: Transcript, arguments: Arguments) -> Iterator[str]:
     values = arguments.words
     label = values[0] if len(values) == 1 else f"{values[0]}..{values[-1]}"
     cluster = script.cluster
-    request = client.produce_request(
-        topic_partition,
-        [value.encode() for value in values],
-        acks=acks,
-        timeout_ms=timeout_ms,
-        now_ms=cluster.now_ms(),
-    )
+    request = client.ProduceRequest(topic_partition, [value.encode() for value in values], acks, timeout_ms)
     script.add_produce(label, cluster.send(receiver, request, timeout_ms=2 * client.PATIENCE_MS))
     cluster.settle()
     if script.is_waiting(label):

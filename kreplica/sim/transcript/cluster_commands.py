@@ -124,7 +124,7 @@ def tell(script: Transcript, arguments: Arguments) -> Iterator[str]:
         ),
     )
     for word in arguments.words:
-        yield from hand_out(script, number_of(word, "a broker"), [state])
+        yield from hand_out(script, script.broker(word, runs=True), [state])
 
 
 @command("assign [PARTITION] IDS [isr=IDS]")
@@ -148,7 +148,7 @@ def assign(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def stop_replica(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Let a broker be no replica any more; with delete its log goes, too."""
     topic_partition = script.the_partition(arguments)
-    program = script.cluster.program(arguments.number("a broker"))
+    program = script.cluster.program(script.broker(arguments.word("a broker"), runs=True))
     delete = arguments.option("delete", "no") == "yes"
     arguments.end()
     results = script.cluster.do(partial(program.replica_manager.stop_replicas, {topic_partition: delete}))
@@ -163,7 +163,7 @@ def stop_replica(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Start brokers on their disks as they are; they have no roles until they are told (see tell, lead)."""
     for word in arguments.words:
-        broker_id = number_of(word, "a broker")
+        broker_id = script.broker(word, runs=False)
         try:
             script.cluster.start(broker_id)
         except KreplicaError as error:
@@ -173,7 +173,7 @@ def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
 @command("stop BROKER")
 def stop(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Shut a broker down in order."""
-    script.cluster.stop(arguments.number("a broker"))
+    script.cluster.stop(script.broker(arguments.word("a broker"), runs=True))
     yield from ()
 
 
@@ -181,7 +181,7 @@ def stop(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def kill(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """As kill -9: nothing that was written is lost."""
     for word in arguments.words:
-        script.cluster.kill(number_of(word, "a broker"))
+        script.cluster.kill(script.broker(word, runs=True))
     yield from ()
 
 
@@ -189,21 +189,21 @@ def kill(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def power_cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Cut a machine from power: everything that was not flushed is lost."""
     for word in arguments.words:
-        script.cluster.power_cut(number_of(word, "a broker"))
+        script.cluster.power_cut(script.broker(word, runs=True))
     yield from ()
 
 
 @command("pause BROKER")
 def pause(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Stall a broker, as a long garbage collection does."""
-    script.cluster.pause(arguments.number("a broker"))
+    script.cluster.pause(script.broker(arguments.word("a broker"), runs=True))
     yield from ()
 
 
 @command("resume BROKER")
 def resume(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """End a stall."""
-    script.cluster.resume(arguments.number("a broker"))
+    script.cluster.resume(script.broker(arguments.word("a broker"), runs=True))
     yield from ()
 
 
@@ -225,7 +225,7 @@ def unfence(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def disk(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """From now on a broker's disk refuses changes and flushes of files with FILES in their path, or of
     all."""
-    broker_id = arguments.number("a broker")
+    broker_id = script.broker(arguments.word("a broker"))
     state = arguments.word("the disk's state")
     named = arguments.word("files") if arguments.words else ""
     arguments.end()
@@ -248,7 +248,7 @@ def flush(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Flush a broker's log of the partition to its disk, and write its checkpoints."""
     topic_partition = script.the_partition(arguments)
     for word in arguments.words:
-        program = script.cluster.program(number_of(word, "a broker"))
+        program = script.cluster.program(script.broker(word, runs=True))
         script.cluster.do(program.log_manager.get_log(topic_partition).flush)
         script.cluster.do(program.log_manager.checkpoint)
     yield from ()
@@ -258,6 +258,6 @@ def flush(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def checkpoint(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Write a broker's high watermarks to its disk."""
     for word in arguments.words:
-        program = script.cluster.program(number_of(word, "a broker"))
+        program = script.cluster.program(script.broker(word, runs=True))
         script.cluster.do(program.replica_manager.checkpoint_high_watermarks)
     yield from ()

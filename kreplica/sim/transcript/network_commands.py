@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from kreplica.common.types import Uuid
 from kreplica.sim import client
+from kreplica.sim.cluster import CLIENT_ID
 from kreplica.sim.controller import CONTROLLER_ID
 from kreplica.sim.transcript.backend import HeldMessage
 from kreplica.sim.transcript.runner import Arguments, Transcript, command, listed, node_name
@@ -22,11 +23,11 @@ ANY = "any"
 
 def node_of(text: str) -> int:
     """The id of a node as a script names it."""
-    return {"controller": CONTROLLER_ID, "client": 2 * CONTROLLER_ID}.get(text) or int(text)
+    return {"controller": CONTROLLER_ID, "client": CLIENT_ID}.get(text) or int(text)
 
 
 def pattern_of(arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]]:
-    """What messages the words name: `[FROM->TO] [API] [request|response]`."""
+    """What messages the words name: `[FROM->TO] [API] [request|response]`; a client's only with its arrow."""
     words = " ".join(arguments.words)
     arrow = arguments.maybe_word(ARROW)
     ends = None if arrow is None else tuple(node_of(end) for end in arrow.split("->"))
@@ -38,12 +39,19 @@ def pattern_of(arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]
 
     def fits(message: HeldMessage) -> bool:
         return (
-            (ends is None or ends == (message.sender_id, message.receiver))
+            _joins(message, ends)
             and (kind is None or kind == message.is_request)
             and (api == ANY or message.name.lower() == api)
         )
 
     return words or ANY, fits
+
+
+def _joins(message: HeldMessage, ends: tuple[int, ...] | None) -> bool:
+    # Whoever reads a log in a script is not meant by what it says of followers.
+    if ends is None:
+        return CLIENT_ID not in (message.sender_id, message.receiver)
+    return ends == (message.sender_id, message.receiver)
 
 
 def first_held(script: Transcript, fits: Callable[[HeldMessage], bool]) -> HeldMessage | None:
@@ -116,11 +124,12 @@ def fetch(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 
 def _fetch_once(script: Transcript, follower: int) -> str:
+    if not script.holds:
+        raise ScriptError("hold fetch first")
     request = first_held(script, lambda m: m.is_request and m.name == "Fetch" and m.sender_id == follower)
-    if request is None:
-        raise ScriptError(f"no fetch of {follower} is held; hold fetch first")
-    script.cluster.release(request)
-    script.cluster.settle()
+    if request is not None:
+        script.cluster.release(request)
+        script.cluster.settle()
     answer = first_held(script, lambda m: not m.is_request and m.name == "Fetch" and m.receiver == follower)
     if answer is None:
         return "the leader keeps its fetch until there is news"

@@ -1,6 +1,6 @@
 """Transcript: runs a script's command lines on a cluster and tells what came of them.
 
-After each line the cluster settles: whatever needs no time has happened. What happened of itself meanwhile is
+After each line the cluster settles, which takes a moment of its time. What happened of itself meanwhile is
 told under the line: produces that were answered, and what the controller has decided. Commands are functions
 that modules beside this one register; `COMMANDS` is the language. Thread rule: one thread.
 """
@@ -96,12 +96,13 @@ COMMANDS: dict[str, Command] = {}
 
 
 def command(usage: str) -> Callable[[Run], Run]:
-    """Register a function as the command of the usage's first word; the first line of its docstring helps."""
+    """Register a function as the command of the usage's first word; its docstring's first paragraph helps."""
 
     def register(run: Run) -> Run:
         name = usage.split()[0]
         assert name not in COMMANDS, f"{name} is there twice"
-        COMMANDS[name] = Command(usage, (run.__doc__ or "").split("\n")[0], run)
+        help_text = " ".join((run.__doc__ or "").partition("\n\n")[0].split())
+        COMMANDS[name] = Command(usage, help_text, run)
         return run
 
     return register
@@ -176,6 +177,15 @@ class Transcript:
 
     def is_waiting(self, label: str) -> bool:
         return any(waiting == label and not future.done() for waiting, future in self._produces)
+
+    def broker(self, word: str, *, runs: bool | None = None) -> int:
+        """The id of a broker, which must run, or must not."""
+        broker_id = number_of(word, "a broker")
+        if broker_id not in self.cluster.brokers:
+            raise ScriptError(f"there is no broker {broker_id}")
+        if runs is not None and runs != (self.cluster.program(broker_id) is not None):
+            raise ScriptError(f"broker {broker_id} does not run" if runs else f"broker {broker_id} runs")
+        return broker_id
 
     def the_partition(self, arguments: Arguments) -> TopicPartition:
         """The partition that the arguments name first, or the script's first one."""

@@ -28,4 +28,4 @@ def test_a_partition_that_leaves_its_session_is_fetched_no_more(replicas, how):
     else:
         session.ask([], [cached.key])
     assert replicas.leader.replica(2).fetch_clock is None
-    assert (cached.session, len(session), replicas.leader.fetch_waiters) == (None, 0, set())
+    assert (cached.session, len(session), replicas.leader.fetch_waiters) == (None, 0, {})

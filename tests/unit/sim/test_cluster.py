@@ -24,7 +24,7 @@ class AppendRequest:
 
 
 class LogBroker:
-    """Appends what it is asked to its own log, and ticks every 10 ms."""
+    """Appends what it is asked to its own log, and ticks every 50 ms."""
 
     def __init__(self, ports, _):
         self.ports = ports
@@ -44,7 +44,7 @@ class LogBroker:
     def startup(self):
         self.logs.startup()
         self.log = self.logs.get_or_create_log(PARTITION)
-        self.ports.scheduler.schedule("tick", self.tick, 10, 10)
+        self.ports.scheduler.schedule("tick", self.tick, 50, 50)
 
     def tick(self):
         self.ticks += 1

@@ -1,0 +1,56 @@
+"""InvariantChecker: all invariants, after every event of a simulation. Thread rule: one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kreplica.sim.cluster import SimCluster
+from kreplica.sim.invariants.cluster_view import ClusterView
+from kreplica.sim.invariants.committed import (
+    ConsistentRead,
+    LeaderCompleteness,
+    LogMatching,
+    NoCommittedRecordLost,
+)
+from kreplica.sim.invariants.in_sync import IsrGrowth, LeaderInIsr, StrongIsr, ValidHighWatermark, WeakIsr
+from kreplica.sim.invariants.invariant import Invariant
+from kreplica.sim.invariants.roles import NeverBack, OneFetcher
+from kreplica.sim.scheduler import SimEvent
+
+# LogMatching notes what is committed, and who needs no excuse any more: only NeverBack asks who needed one
+# before.
+INVARIANTS: tuple[type[Invariant], ...] = (
+    NeverBack,
+    LogMatching,
+    WeakIsr,
+    StrongIsr,
+    LeaderInIsr,
+    ValidHighWatermark,
+    IsrGrowth,
+    LeaderCompleteness,
+    NoCommittedRecordLost,
+    ConsistentRead,
+    OneFetcher,
+)
+
+
+class InvariantChecker:
+    """Checks `cluster` after each of its events, from now on."""
+
+    def __init__(self, cluster: SimCluster, invariants: Sequence[type[Invariant]] = INVARIANTS) -> None:
+        self.view = ClusterView(cluster)
+        self.checks = 0
+        self._invariants = [invariant() for invariant in invariants]
+        cluster.scheduler.after_event = self.check
+
+    def check(self, event: SimEvent | None = None) -> None:
+        """Check what the event has touched (None: whatever has changed anything).
+
+        Raises InvariantViolated; the scheduler adds the seed and the number of the event as a note.
+        """
+        touched = self.view.look(event)
+        for partition in touched:
+            for invariant in self._invariants:
+                invariant.check(partition)
+                self.checks += 1
+        self.view.done(touched)

@@ -1,0 +1,124 @@
+"""What being committed means: invariants 7, 8, 10 and 11 of docs/SIMULATOR.md. No state; one thread."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.replica_view import ReplicaView
+from kreplica.sim.invariants.violation import InvariantViolated
+
+
+class LogMatching:
+    """8. Two replicas are identical below the lesser of their high watermarks.
+
+    Each is compared with the committed log, which is what the first one to get there held.
+    """
+
+    name: ClassVar[str] = "LogMatching"
+
+    def check(self, partition: PartitionView) -> None:
+        for replica in partition.changed:
+            if not replica.is_running or replica.log is None:
+                continue
+            if replica.excused:
+                replica.excused = not _has_cut(partition, replica)
+                if replica.excused:
+                    continue
+            if replica.leader_epoch < partition.unclean_epoch and replica.high_watermark > len(
+                partition.committed
+            ):
+                continue
+            partition.commit(replica)
+            if not partition.agrees(replica, replica.high_watermark):
+                at = partition.difference(replica, replica.high_watermark)
+                facts = f"{replica} ends below its high watermark"
+                if at is not None:
+                    facts = (
+                        f"{replica} holds {replica.cells[at]} at {at}, committed is {partition.committed[at]}"
+                    )
+                raise InvariantViolated(self.name, f"{facts}; {partition}")
+
+
+def _has_cut(partition: PartitionView, replica: ReplicaView) -> bool:
+    # It follows in the unclean leader's epoch or a later one, and nothing it holds is void any more.
+    leader = partition.leader
+    if replica.leader_epoch < partition.unclean_epoch or leader is None:
+        return False
+    end = min(len(replica.cells), len(leader.cells))
+    start = max(replica.log_start, leader.log_start)
+    return replica.cells[start:end] == leader.cells[start:end] and replica.high_watermark <= len(leader.cells)
+
+
+class LeaderCompleteness:
+    """7. The controller's leader holds everything that is committed, and every acknowledged value."""
+
+    name: ClassVar[str] = "LeaderCompleteness"
+
+    def check(self, partition: PartitionView) -> None:
+        leader = partition.leader
+        if leader is None or leader not in partition.changed:
+            return
+        if not partition.agrees(leader, len(partition.committed)):
+            at = partition.difference(leader, len(partition.committed))
+            what = f"ends at {leader.log_end}" if at is None else f"holds {leader.cells[at]} at {at}"
+            raise InvariantViolated(self.name, f"{leader} {what}; {partition}")
+        partition.to_check(leader)
+        unchecked, partition.acks_to_check = partition.acks_to_check, []
+        for offset in unchecked:
+            value = partition.acked[offset]
+            cell = leader.cells[offset] if offset < leader.log_end else None
+            if offset >= leader.log_start and (cell is None or cell.value != value):
+                facts = f"{leader} holds {cell} at {offset}, acknowledged was {value!r}; {partition}"
+                raise InvariantViolated(self.name, facts)
+
+
+class NoCommittedRecordLost:
+    """10. An acknowledged value is on a broker, as long as fewer lost their power than min.insync.replicas.
+
+    Whoever drives the simulation keeps that condition.
+    """
+
+    name: ClassVar[str] = "NoCommittedRecordLost"
+
+    def check(self, partition: PartitionView) -> None:
+        for replica in partition.changed:
+            shrunk_to, replica.shrunk_to = replica.shrunk_to, None
+            if shrunk_to is None:
+                continue
+            gone = [offset for offset in partition.acked if offset >= shrunk_to]
+            for offset in gone:
+                self._require_held(partition, offset)
+
+    def _require_held(self, partition: PartitionView, offset: int) -> None:
+        value = partition.acked[offset]
+        for replica in partition.replicas.values():
+            cells = replica.cells
+            cell = cells[offset] if offset < len(cells) else None
+            if offset < replica.log_start or (cell is not None and cell.value == value):
+                return
+        raise InvariantViolated(
+            self.name, f"{value!r} at {offset} was acknowledged, nobody has it; {partition}"
+        )
+
+
+class ConsistentRead:
+    """11. What a consumer got at an offset stays there, on every leader to come.
+
+    That it was committed is checked when it is read: ClusterView.consumed.
+    """
+
+    name: ClassVar[str] = "ConsistentRead"
+
+    def check(self, partition: PartitionView) -> None:
+        leader = partition.leader
+        if leader is None or leader not in partition.changed:
+            return
+        partition.to_check(leader)
+        unchecked, partition.reads_to_check = partition.reads_to_check, []
+        for offset in unchecked:
+            cell = partition.consumed[offset]
+            found = leader.cells[offset] if offset < leader.log_end else None
+            if offset >= leader.log_start and found != cell:
+                facts = f"{leader} holds {found} at {offset}, a consumer got {cell}; {partition}"
+                raise InvariantViolated(self.name, facts)

@@ -1,0 +1,96 @@
+"""What being in sync means: invariants 1 to 4 and 14 of docs/SIMULATOR.md. No state; one thread."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.replica_view import ReplicaView
+from kreplica.sim.invariants.violation import InvariantViolated
+
+
+class WeakIsr:
+    """1. Each member of the ISR of whoever believes to lead holds its records below its high watermark."""
+
+    name: ClassVar[str] = "WeakIsr"
+
+    def check(self, partition: PartitionView) -> None:
+        for leader in partition.leaders():
+            for member in partition.counted(leader.member_epochs):
+                _require_same(self.name, partition, leader, member)
+
+
+class StrongIsr:
+    """2. So does each member of the controller's ISR."""
+
+    name: ClassVar[str] = "StrongIsr"
+
+    def check(self, partition: PartitionView) -> None:
+        for leader in partition.leaders():
+            for member in partition.counted(partition.members):
+                _require_same(self.name, partition, leader, member)
+
+
+def _require_same(name: str, partition: PartitionView, leader: ReplicaView, member: ReplicaView) -> None:
+    end = leader.high_watermark
+    if not partition.agrees(member, end):
+        at = partition.difference(member, end)
+        what = f"ends at {member.log_end}" if at is None else f"holds {member.cells[at]} at {at}"
+        raise InvariantViolated(name, f"{leader} counts on {member}, which {what}; {partition}")
+
+
+class LeaderInIsr:
+    """3. A leader is in its ISR, the controller's choice in the controller's."""
+
+    name: ClassVar[str] = "LeaderInIsr"
+
+    def check(self, partition: PartitionView) -> None:
+        decided = partition.decided
+        if decided is not None and decided.leader != NO_LEADER and decided.leader not in decided.isr:
+            raise InvariantViolated(self.name, f"the controller's leader is not in its ISR; {partition}")
+        for leader in partition.leaders():
+            if leader.broker_id not in leader.isr:
+                raise InvariantViolated(
+                    self.name, f"{leader} is not in its own ISR {leader.isr}; {partition}"
+                )
+
+
+class ValidHighWatermark:
+    """4. No member of the controller's ISR ends below the leader's high watermark."""
+
+    name: ClassVar[str] = "ValidHighWatermark"
+
+    def check(self, partition: PartitionView) -> None:
+        leader = partition.leader
+        if leader is None:
+            return
+        for member in partition.counted(partition.members):
+            if member.log_end < leader.high_watermark:
+                raise InvariantViolated(self.name, f"{member} ends below the HW of {leader}; {partition}")
+
+
+class IsrGrowth:
+    """14. Who is to join an ISR has all that is committed, reaches into the leader's epoch, and fetched in
+    it."""
+
+    name: ClassVar[str] = "IsrGrowth"
+
+    def check(self, partition: PartitionView) -> None:
+        for leader in partition.changed:
+            state = leader.state
+            if leader.is_leader and state is not None and state[1].is_inflight:
+                for broker_id in set(leader.maximal_isr) - set(leader.isr):
+                    self._require_fit(partition, leader, broker_id)
+
+    def _require_fit(self, partition: PartitionView, leader: ReplicaView, broker_id: int) -> None:
+        replica = partition.replicas.get(broker_id)
+        known = leader.partition.replica(broker_id)
+        if not known.fetched_in_epoch:
+            raise InvariantViolated(self.name, f"{leader} admits {broker_id} before it fetched; {partition}")
+        if replica is None or not replica.is_running or replica.broker_epoch != known.broker_epoch:
+            return
+        epoch_start = leader.state[0].epoch_start_offset
+        if replica.log_end < max(leader.high_watermark, epoch_start):
+            facts = f"{leader}, whose epoch begins at {epoch_start}, admits {replica}; {partition}"
+            raise InvariantViolated(self.name, facts)

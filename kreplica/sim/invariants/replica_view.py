@@ -1,0 +1,209 @@
+"""ReplicaView: what one replica's log was last seen to hold, read through the log's own read path.
+
+It is brought up to date after an event of its broker, and reads only what came since: a log that grew from
+its last known batch on, so that a batch that was replaced is noticed. What a killed broker held stays known,
+since a kill loses nothing; what one without power held is unknown until it starts. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kreplica._core.records import batches
+from kreplica.common.types import TopicPartition
+from kreplica.sim.invariants.violation import InvariantViolated
+
+READ_BYTES = 1 << 20
+
+
+class Cell(NamedTuple):
+    """What lies at one offset: the record's value, and the leader epoch and checksum of its batch."""
+
+    leader_epoch: int
+    crc: int
+    value: bytes | None
+
+
+class ReplicaView:
+    """One partition's replica on one broker.
+
+    `agreed`: the cells below it are those of the partition's committed log. `excused`: it may hold what an
+    unclean election has made void, or what a power cut has brought back, until it has cut that off.
+    `member_epochs`: of a leader, the broker epoch in which each member of its own ISR came into it.
+    """
+
+    __slots__ = (
+        "agreed",
+        "batch_start",
+        "broker_epoch",
+        "broker_id",
+        "cells",
+        "excused",
+        "former_epoch",
+        "former_high_watermark",
+        "high_watermark",
+        "is_leader",
+        "is_running",
+        "isr",
+        "leader",
+        "leader_epoch",
+        "log",
+        "log_start",
+        "maximal_isr",
+        "member_epochs",
+        "partition",
+        "program",
+        "shrunk_to",
+        "state",
+        "topic_partition",
+        "truncations",
+    )
+
+    def __init__(self, broker_id: int, topic_partition: TopicPartition) -> None:
+        self.broker_id = broker_id
+        self.topic_partition = topic_partition
+        self.cells: list[Cell | None] = []
+        self.agreed = 0
+        self.excused = False
+        self.broker_epoch = -1
+        self.shrunk_to: int | None = None  # the lowest offset from which cells went since somebody asked
+        # Before the last look, in this life of the broker.
+        self.former_high_watermark = -1
+        self.former_epoch = -1
+        self.batch_start = 0  # the base offset of the last batch that was seen
+        self.program: Any = None
+        self.partition: Any = None
+        self.log: Any = None
+        self.state: Any = None
+        self.truncations = 0
+        self.is_running = False
+        self.is_leader = False
+        self.leader = -1
+        self.leader_epoch = -1
+        self.high_watermark = 0
+        self.log_start = 0
+        self.isr: tuple[int, ...] = ()
+        self.member_epochs: dict[int, int] = {}
+        self.maximal_isr: Sequence[int] = ()
+
+    @property
+    def log_end(self) -> int:
+        return len(self.cells)
+
+    def __str__(self) -> str:
+        role = "leader" if self.is_leader else "follower"
+        offsets = f"start {self.log_start}, HW {self.high_watermark}, LEO {self.log_end}"
+        return f"{role} {self.broker_id} in epoch {self.leader_epoch} ({offsets})"
+
+    # ---- looking ------------------------------------------------------------------------------------------
+
+    def begin(self, program: Any, broker_epoch: int) -> None:
+        """The broker runs, in a new life: what its log holds is read anew."""
+        self.program = program
+        self.broker_epoch = broker_epoch
+        self.is_running = True
+        self.is_leader = False
+        self.leader_epoch = -1
+        self.partition = self.log = self.state = None
+        self.isr = self.maximal_isr = ()
+        self.high_watermark = 0
+        self.former_high_watermark = self.former_epoch = -1
+
+    def end(self, *, lost: bool) -> None:
+        """The broker is down; `lost`: so is what it had not flushed, and nobody knows what that was."""
+        self.program = self.partition = self.log = self.state = None
+        self.is_running = self.is_leader = False
+        self.isr = self.maximal_isr = ()
+        if lost:
+            # What it had cut off may be there again, and what it had appended since may not.
+            self.excused = True
+            self._forget(0)
+
+    def look(self) -> bool:
+        """See what has changed; whether anything has."""
+        if self.program is None:
+            return False
+        if self.log is not None:
+            self.former_high_watermark, self.former_epoch = self.high_watermark, self.leader_epoch
+        log = self.program.log_manager.get_log(self.topic_partition) if self.log is None else self.log
+        if log is None:
+            return False
+        changed = False
+        if self.log is not log:
+            self.log = log
+            self._forget(0)
+            changed = True
+        changed = self._look_at_role() or changed
+        high_watermark, end = log.high_watermark, log.log_end_offset
+        if end != len(self.cells) or log.log_start_offset != self.log_start:
+            self._read(end)
+            changed = True
+        if high_watermark != self.high_watermark:
+            self.high_watermark = high_watermark
+            changed = True
+        return changed
+
+    def _look_at_role(self) -> bool:
+        partition = self.partition
+        if partition is None:
+            partition = self.partition = self.program.replica_manager.partitions.get(self.topic_partition)
+            if partition is None:
+                return False
+        # Partitions replace what they know as a whole, so the same objects mean that nothing has changed.
+        seen = (partition.term, partition.state)
+        if self.state is not None and self.state[0] is seen[0] and self.state[1] is seen[1]:
+            return False
+        self.state = seen
+        self.is_leader = partition.is_leader
+        self.leader = partition.leader
+        self.leader_epoch = partition.leader_epoch
+        self.isr = partition.isr if partition.is_leader else ()
+        self.member_epochs = {
+            each: self.member_epochs[each] for each in self.isr if each in self.member_epochs
+        }
+        self.maximal_isr = partition.state.maximal_isr if partition.is_leader else ()
+        return True
+
+    def _read(self, end: int) -> None:
+        log = self.log
+        start = self.log_start = log.log_start_offset
+        if end < len(self.cells):
+            self.truncations += 1
+            self._forget(end)
+        # What was deleted at the front is not looked at again.
+        if start > len(self.cells):
+            self._forget(0)
+            self.cells += [None] * start
+        offset = max(min(self.batch_start, len(self.cells)), start)
+        while offset < end:
+            data = log.read(offset, READ_BYTES, isolation="log_end").records
+            assert data is not None, f"{self}: nothing at offset {offset}"
+            for batch in batches(data):
+                self._see(batch)
+                offset = batch.next_offset
+
+    def _see(self, batch: Any) -> None:
+        if not batch.crc_valid:
+            raise InvariantViolated("Crc", f"{self}: the batch at offset {batch.base_offset} rotted")
+        epoch, crc, cells = batch.leader_epoch, batch.crc, self.cells
+        self.batch_start = batch.base_offset
+        for record in batch:
+            cell = Cell(epoch, crc, record.value)
+            at = record.offset
+            if at < len(cells):
+                if cells[at] is not None and cells[at] != cell:
+                    self._forget(at)
+                    cells.append(cell)
+                continue
+            # Records that a cleaner has left out.
+            cells += [None] * (at - len(cells))
+            cells.append(cell)
+        cells += [None] * (batch.next_offset - len(cells))
+
+    def _forget(self, end: int) -> None:
+        if end < len(self.cells):
+            self.shrunk_to = end if self.shrunk_to is None else min(self.shrunk_to, end)
+        del self.cells[end:]
+        self.agreed = min(self.agreed, end)
+        self.batch_start = min(self.batch_start, max(end - 1, 0))

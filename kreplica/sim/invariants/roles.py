@@ -1,0 +1,58 @@
+"""What a role means: invariants 13 and 15 of docs/SIMULATOR.md. No state; one thread."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.replica_view import ReplicaView
+from kreplica.sim.invariants.violation import InvariantViolated
+
+
+class OneFetcher:
+    """13. A leader fetches its partition from nobody, a follower from one, its leader."""
+
+    name: ClassVar[str] = "OneFetcher"
+
+    def check(self, partition: PartitionView) -> None:
+        for replica in partition.changed:
+            if not replica.is_running or replica.state is None:
+                continue
+            fetchers = replica.program.replica_manager.fetchers
+            at = partition.topic_partition
+            if any(at in fetcher.failed for fetcher in fetchers):
+                continue
+            found = [fetcher.leader.leader_id for fetcher in fetchers if fetcher.state_of(at) is not None]
+            follows = not replica.is_leader and replica.leader not in (NO_LEADER, replica.broker_id)
+            if found != ([replica.leader] if follows else []):
+                raise InvariantViolated(self.name, f"{replica} fetches from {found}; {partition}")
+
+
+class NeverBack:
+    """15. A replica's high watermark and leader epoch never go back while its broker lives.
+
+    But for an unclean election, a power cut that brought back what it now cuts off, and a follower that has
+    dropped everything to begin again above its end.
+    """
+
+    name: ClassVar[str] = "NeverBack"
+
+    def check(self, partition: PartitionView) -> None:
+        for replica in partition.changed:
+            if not replica.is_running or replica.log is None:
+                continue
+            if replica.leader_epoch < replica.former_epoch:
+                facts = f"{replica} was in epoch {replica.former_epoch}; {partition}"
+                raise InvariantViolated(self.name, facts)
+            went_back = replica.high_watermark < replica.former_high_watermark
+            if went_back and not _may_go_back(partition, replica):
+                facts = f"the HW of {replica} was {replica.former_high_watermark}; {partition}"
+                raise InvariantViolated(self.name, facts)
+
+
+def _may_go_back(partition: PartitionView, replica: ReplicaView) -> bool:
+    if replica.excused:
+        return True
+    began_again = replica.log_start == replica.high_watermark == replica.log_end
+    return began_again or (partition.unclean_epoch >= 0 and replica.leader_epoch >= partition.unclean_epoch)

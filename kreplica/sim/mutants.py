@@ -1,0 +1,177 @@
+"""Mutants: known ways to lose data, built into the code for as long as a test wants them.
+
+Each is a bug that some implementation has had; while it is switched on, the invariant that it breaks must
+notice, or the simulation looks without seeing. A mutant replaces a function of the code under test and puts
+it back. Thread rule: one thread, and no other simulation beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kreplica.common.future import resolved
+from kreplica.replica import partition_fetch, partition_isr
+from kreplica.replica.delayed_requests import DelayedRequests
+from kreplica.replica.partition import Partition
+from kreplica.replica.partition_effects import INCREASED, SAME
+from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
+from kreplica.sim.controller import ScriptedController
+
+Replacement = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`owner`'s function `name` is replaced by what `make` makes of it. `help`: the bug."""
+
+    owner: Any
+    name: str
+    make: Callable[[Replacement], Replacement]
+    help: str
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(owner: Any, name: str) -> Callable[[Callable[[Replacement], Replacement]], Any]:
+    """Register the decorated function as the maker of a replacement for `owner.name`."""
+
+    def register(make: Callable[[Replacement], Replacement]) -> Any:
+        MUTANTS[make.__name__] = Mutant(owner, name, make, (make.__doc__ or "").strip())
+        return make
+
+    return register
+
+
+@contextmanager
+def switched_on(name: str) -> Iterator[None]:
+    """Have the mutant in the code while the block runs."""
+    chosen = MUTANTS[name]
+    # From the class's own table, so that a static or class method is put back as one.
+    original = vars(chosen.owner)[chosen.name]
+    setattr(chosen.owner, chosen.name, chosen.make(original))
+    try:
+        yield
+    finally:
+        setattr(chosen.owner, chosen.name, original)
+
+
+@mutant(Partition, "_increment_high_watermark")
+def commit_without_followers(_: Replacement) -> Replacement:
+    """The high watermark is the leader's own end."""
+
+    def increment(partition: Any, log: Any, _: int | None = None) -> Any:
+        end = log.state.log_end_offset
+        if end <= log.high_watermark:
+            return SAME
+        log.maybe_increment_high_watermark(end)
+        partition.term.watermark.advance(end)
+        return INCREASED
+
+    return increment
+
+
+@mutant(Partition, "set_state")
+def commit_without_those_about_to_join(set_state: Replacement) -> Replacement:
+    """The high watermark waits for the committed ISR alone, not for the maximal one (KAFKA-8836)."""
+
+    def set_committed(partition: Any, state: Any) -> None:
+        set_state(partition, state)
+        partition._watched_replicas = tuple(
+            replica for replica in partition.remote_replicas if replica.broker_id in state.isr
+        )
+        partition._others = ()
+
+    return set_committed
+
+
+@mutant(partition_isr, "what_keeps_out")
+def join_too_early(_: Replacement) -> Replacement:
+    """A replica may join the ISR as soon as it has fetched, wherever it stands (KAFKA-7128)."""
+
+    def keeps_out(partition: Any, replica: Any) -> str | None:
+        return partition_isr.what_makes_ineligible(partition, replica)
+
+    return keeps_out
+
+
+@mutant(Partition, "update_follower_high_watermark")
+def follow_the_mark_down(_: Replacement) -> Replacement:
+    """A follower takes the leader's high watermark as it is, also where it is lower than its own."""
+
+    def update(partition: Any, leader_high_watermark: int, _: int) -> bool:
+        with partition.leader_isr_update_lock:
+            log = partition.local_log
+            before: int = log.high_watermark
+            moved: bool = log.update_high_watermark(min(leader_high_watermark, log.log_end_offset)) != before
+            return moved
+
+    return update
+
+
+@mutant(ReplicaFetcherManager, "remove_fetcher_for_partitions")
+def lead_and_follow(_: Replacement) -> Replacement:
+    """A new leader goes on fetching from the former one."""
+
+    def remove(*_: Any) -> dict[Any, Any]:
+        return {}
+
+    return remove
+
+
+@mutant(partition_fetch, "_diverging_epoch")
+def never_diverge(_: Replacement) -> Replacement:
+    """A leader does not tell followers that their logs part from its own (KIP-279, KIP-595)."""
+
+    def diverging_epoch(*_: Any) -> None:
+        return None
+
+    return diverging_epoch
+
+
+@mutant(ReplicaFetcherManager, "follow")
+def cut_to_the_mark(follow: Replacement) -> Replacement:
+    """A follower begins by cutting its log to its own high watermark, as Kafka did before KIP-101."""
+
+    def cut_and_follow(manager: Any, partition: Any, state: Any) -> None:
+        partition.truncate_to(partition.high_watermark)
+        follow(manager, partition, state)
+
+    return cut_and_follow
+
+
+@mutant(DelayedRequests, "await_commit")
+def acknowledge_at_once(_: Replacement) -> Replacement:
+    """A produce with acks=all is answered as soon as the leader has it."""
+
+    def await_commit(*arguments: Any) -> Any:
+        _, _, _, _, response, _ = arguments
+        return resolved(response)
+
+    return await_commit
+
+
+@mutant(Partition, "fetch_records")
+def show_the_uncommitted(fetch_records: Replacement) -> Replacement:
+    """Consumers read to the end of the leader's log (KAFKA-9196)."""
+
+    def fetch(partition: Any, fetch_offset: int, max_bytes: int, **options: Any) -> Any:
+        return fetch_records(partition, fetch_offset, max_bytes, **{**options, "isolation": "log_end"})
+
+    return fetch
+
+
+@mutant(ScriptedController, "decide")
+def forget_the_leader(decide: Replacement) -> Replacement:
+    """A change of the ISR leaves out the leader, who did not name itself."""
+
+    def decide_without(controller: Any, topic_partition: Any, **changes: Any) -> Any:
+        leader = changes.get("leader", controller.partitions[topic_partition].leader)
+        if len(changes.get("isr", ())) > 1 and "leader" not in changes:
+            changes["isr"] = tuple(each for each in changes["isr"] if each != leader)
+        return decide(controller, topic_partition, **changes)
+
+    return decide_without

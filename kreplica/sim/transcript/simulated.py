@@ -1,0 +1,32 @@
+"""Scripts on a simulated cluster, all invariants checked after every event. No state; one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kreplica.sim.broker_factory import broker_factory, replica_config_of
+from kreplica.sim.cluster import SimCluster
+from kreplica.sim.invariants.checker import InvariantChecker
+
+# Each registers its commands.
+from kreplica.sim.transcript import client_commands, cluster_commands, network_commands
+from kreplica.sim.transcript.runner import Transcript
+from kreplica.sim.transcript.script import replay
+
+MODULES = (client_commands, cluster_commands, network_commands)
+
+
+def simulated_cluster(settings: Mapping[str, str]) -> SimCluster:
+    """A cluster in which things happen in the order in which they are said."""
+    cluster = SimCluster(broker_factory(replica_config_of(settings)), shuffle=False)
+    InvariantChecker(cluster)
+    return cluster
+
+
+def replay_simulated(text: str) -> str:
+    """The script with the output that it has on a simulated cluster; see script.replay."""
+    transcript = Transcript(simulated_cluster)
+    try:
+        return replay(text, transcript.run)
+    finally:
+        transcript.close()
