@@ -145,7 +145,11 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as a JSON object.")] = False,
 ) -> None:
-    """Write the records of partitions to Parquet, Arrow (IPC file) or JSON lines."""
+    """Write the records of partitions to Parquet, Arrow (IPC file) or JSON lines.
+
+    In JSON lines, keys and values are strings where they are UTF-8, else key_base64 and value_base64. What
+    has rotted is an error, which names its offset and leaves no file behind.
+    """
     from kreplica.cli import export as command
 
     try:

@@ -106,9 +106,10 @@ class ColumnReader:
             found = self._log.offset_for_timestamp(from_time)
         except CorruptMessage:
             return first  # rot lies before it: the walk will meet it, and each record's time is looked at
-        if found is None:
-            return first if self._log.damage is not None else max(first, self._log.log_end_offset)
-        return max(first, found.offset)
+        offset = self._log.log_end_offset if found is None else found.offset
+        # What the search passed over may be as late; the walk shall meet it.
+        passed = [damage.first_offset for damage in self._log.damages if damage.stop_offset > first]
+        return max(first, min([offset, *passed]))
 
     def __iter__(self) -> Iterator[Columns]:
         if self.start < self.stop:
@@ -166,9 +167,10 @@ class ColumnReader:
         )
 
     def _see_end(self) -> None:
-        # Behind a damage no offset is known to be stable or replicated: those reads end in front of it.
+        # Where recovery stopped at a damage, no offset behind it is known to be stable or replicated: those
+        # reads end in front of it.
         self._walk.note_cut_end()
-        damage = self._log.damage
+        damage = self._log.stopped_at
         if damage is None or self._isolation == "log_end" or self._walk.lost_at(damage.first_offset):
             return
         if self._wanted_stop is None or self._wanted_stop > damage.first_offset:

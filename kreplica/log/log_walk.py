@@ -23,7 +23,7 @@ from kreplica.record import RecordBatch, batches
 
 CHUNK_BYTES = 4 << 20
 LOG_OVERHEAD_BYTES = 12
-# The end of a log that is damaged, until its last batch was seen.
+# The end of a log whose recovery stopped at a damage, until its last batch was seen.
 UNKNOWN_END = (1 << 62) - 1
 
 
@@ -39,7 +39,7 @@ class LogWalk:
     def __init__(self, log: UnifiedLog, *, own: bool = False) -> None:
         self.log = log
         # The end first, so that the segments hold all below it.
-        self.end_offset = log.log_end_offset if log.damage is None else UNKNOWN_END
+        self.end_offset = log.log_end_offset if log.stopped_at is None else UNKNOWN_END
         self.segments = log.local.segments
         self.next_offset = log.log_start_offset
         self.lost: list[Damage] = []
@@ -82,7 +82,7 @@ class LogWalk:
         # log's torn end. Up to the recovery point it is rot.
         storage, directory = self.log.local.storage, self.log.local.directory
         parent = LogDirectory(storage, os.path.dirname(directory))
-        if self.log.damage is not None or storage.exists(f"{directory}/{STATE_FILE}"):
+        if self.log.stopped_at is not None or storage.exists(f"{directory}/{STATE_FILE}"):
             return
         if parent.is_taken:
             self._bounded = True
@@ -95,8 +95,8 @@ class LogWalk:
             self._promised = parent.read_checkpoints()[0].get(self.log.topic_partition, 0)
 
     def last_end(self) -> int:
-        """Where a damaged log ends, which nobody has published."""
-        damage = self.log.damage
+        """Where a log ends whose recovery stopped at a damage: nobody has published it."""
+        damage = self.log.stopped_at
         assert damage is not None
         if damage.next_offset is None:
             return damage.first_offset
@@ -136,8 +136,8 @@ class LogWalk:
             self.position = 0
         if self._index == len(self.segments):
             return None
-        if self.log.damage is not None:
-            self._note_missing(self.log.damage)
+        if self.position == 0 and self.log.damages:
+            self._note_missing()
         region, left = self.segment.region, self.segment.size - self.position
         chunk = region.slice(self.position, min(CHUNK_BYTES, left))
         if len(chunk) == CHUNK_BYTES:
@@ -155,17 +155,12 @@ class LogWalk:
             self.lost.append(Damage(first, following, path, at, at, "the file is cut short"))
             self.next_offset = following
 
-    def _note_missing(self, damage: Damage) -> None:
+    def _note_missing(self) -> None:
         # A file's end, or a whole file, is missing in front of this segment, as the log knows.
-        following = damage.next_offset
-        if (
-            damage.position == damage.end_position
-            and damage.first_offset == self.next_offset
-            and following == self.segment.base_offset
-            and self.position == 0
-        ):
+        damage = self.log.damages.at(self.next_offset)
+        if damage is not None and damage.stop_offset == self.segment.base_offset:
             self.lost.append(damage)
-            self.next_offset = following
+            self.next_offset = damage.stop_offset
 
     @property
     def following(self) -> int:
@@ -257,13 +252,13 @@ class LogWalk:
             elif self.end_offset != UNKNOWN_END:
                 next_offset = self.end_offset
             self.next_offset = first if next_offset is None else next_offset
-        if next_offset is None and self.log.damage is None and first >= self._promised:
+        if next_offset is None and self.log.stopped_at is None and first >= self._promised:
             return  # a torn end, which was never promised to anyone
         self.lost.append(Damage(first, next_offset, segment.region.path, position, self.position, reason))
 
     def note_cut_end(self) -> None:
         """Behind the last batch: note what the log knows to be missing from its end."""
-        damage = self.log.damage
+        damage = self.log.stopped_at
         if damage is not None and damage.next_offset is None and not self.lost_at(damage.first_offset):
             self.lost.append(damage)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kreplica._core.purgatory import Watermark
 from kreplica.common.errors import KreplicaError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
@@ -33,6 +32,7 @@ from kreplica.replica.partition_effects import (
     PartitionEffects,
 )
 from kreplica.replica.partition_fetch import EpochEndOffset, LogReadInfo
+from kreplica.replica.partition_standing import PartitionStanding
 from kreplica.replica.partition_state import (
     CommittedPartitionState,
     PartitionState,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 PARTITION_ACKS_ALL = -1
 
 
-class Partition:
+class Partition(PartitionStanding):
     """`topic_partition` on broker `broker_id`; a replica without a role until it is made leader or follower.
 
     `key`: the number under which operations wait for it. `broker_epoch()`: this broker's. `on_damage`: called
@@ -122,67 +122,7 @@ class Partition:
         self._watched_replicas: tuple[Replica, ...] = ()
         self._others: tuple[Replica, ...] = ()
 
-    # ---- where it stands ----------------------------------------------------------------------------------
-
-    @property
-    def is_leader(self) -> bool:
-        return self.term.leads
-
-    @property
-    def leader(self) -> int:
-        """The leader's broker id, or NO_LEADER."""
-        return self.term.leader
-
-    @property
-    def leader_epoch(self) -> int:
-        return self.term.leader_epoch
-
-    @property
-    def partition_epoch(self) -> int:
-        known = self.leader_and_isr
-        return -1 if known is None else known.partition_epoch
-
-    @property
-    def isr(self) -> tuple[int, ...]:
-        """The in-sync replicas that the controller has committed, as far as this broker knows."""
-        known = self.leader_and_isr
-        return () if known is None else known.isr
-
-    @property
-    def replicas(self) -> tuple[int, ...]:
-        """The assigned brokers, in their order."""
-        known = self.leader_and_isr
-        return () if known is None else known.replicas
-
-    @property
-    def watermark(self) -> Watermark:
-        """Moves with the high watermark for as long as this broker leads; closed where it does not."""
-        return self.term.watermark
-
-    @property
-    def high_watermark(self) -> int:
-        return self.local_log.high_watermark
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.local_log.log_end_offset
-
-    @property
-    def log_start_offset(self) -> int:
-        return self.local_log.log_start_offset
-
-    @property
-    def local_log(self) -> UnifiedLog:
-        """This replica's log. Raises NotLeaderOrFollower before the first role."""
-        if self.log is None:
-            raise NotLeaderOrFollower(f"{self.topic_partition}: no replica of it on broker {self.broker_id}")
-        return self.log
-
-    @property
-    def leader_log_if_local(self) -> UnifiedLog | None:
-        """The log where this broker leads."""
-        term = self.term
-        return term.log if term.leads else None
+    # ---- followers ----------------------------------------------------------------------------------------
 
     def replica(self, broker_id: int) -> Replica | None:
         """The follower's state, where this broker leads."""
@@ -368,30 +308,6 @@ class Partition:
         log.maybe_increment_high_watermark(offset)
         self.term.watermark.advance(offset)
         return INCREASED
-
-    def effective_min_isr(self) -> int:
-        """min.insync.replicas, or the number of replicas if that is smaller."""
-        return min(self.local_log.config.min_insync_replicas, len(self._remote_replicas) + 1)
-
-    @property
-    def has_enough_in_sync(self) -> bool:
-        """Whether what is committed now is on min.insync.replicas replicas, the one about to join
-        included."""
-        return len(self.state.maximal_isr) >= self.effective_min_isr()
-
-    @property
-    def is_under_min_isr(self) -> bool:
-        """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
-        return self.term.leads and len(self.state.isr) < self.effective_min_isr()
-
-    @property
-    def is_at_min_isr(self) -> bool:
-        return self.term.leads and len(self.state.isr) == self.effective_min_isr()
-
-    @property
-    def is_under_replicated(self) -> bool:
-        """Whether this broker leads and a replica is out of sync."""
-        return self.term.leads and len(self.state.isr) < len(self._remote_replicas) + 1
 
     def check_enough_replicas_reach_offset(self, required_offset: int) -> tuple[bool, KreplicaError | None]:
         """Whether the wait for `required_offset` is over, and with what error: NotLeaderOrFollower, or

@@ -18,7 +18,7 @@ class Replica(LogWalk):
     @property
     def standing(self) -> Standing:
         log = self.log
-        if log.damage is not None:
+        if log.stopped_at is not None:
             end = self.last_end()
         elif self.end_offset == UNKNOWN_END:
             end = max(log.log_end_offset, self.next_offset)

@@ -11,7 +11,7 @@ from kreplica.log.checkpoint import EpochEntry
 class Standing:
     """Where one replica stood when it was compared; `log_end_offset` is exclusive.
 
-    A damaged log ends where its last batch ends, wherever the damage lies.
+    A log whose recovery stopped at a damage ends where its last batch ends, wherever the damage lies.
     """
 
     directory: str

@@ -260,3 +260,28 @@ def test_what_lies_in_quarantine_is_told_and_no_error(tmp_path: Path) -> None:
     reader = ColumnReader(opened(directory), ["offset"], own=True, stop=3)
     assert offsets(reader) == [0, 1, 2]
     assert reader.skipped == []
+
+
+@pytest.mark.parametrize("segment", [0, 1])
+def test_a_log_that_goes_on_beside_what_rotted(tmp_path: Path, segment: int) -> None:
+    directory = tmp_path / "t-0"
+    with kreplica.Log.open(directory, segment_bytes=1000) as log:
+        for number in range(20):
+            log.append([kreplica.Record(b"%03d" % number * 20, timestamp=number)])
+    path = sorted(directory.glob("*.log"))[segment]
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    first = int(path.name[:20])
+    with kreplica.Log.open(directory, segment_bytes=1000) as log:
+        log.append([kreplica.Record(b"more", timestamp=20)])
+        everything = [offset for offset in range(21) if offset != first]
+        for from_time in (None, 0, first, first + 1):
+            reader = ColumnReader(
+                opened(directory), ["offset"], own=True, skip_damaged=True, from_time=from_time
+            )
+            assert offsets(reader) == [offset for offset in everything if offset >= (from_time or 0)]
+        with pytest.raises(DamagedLog) as caught:
+            log.to_arrow()
+        assert caught.value.where == first
+        assert log.to_arrow(first + 1).num_rows == 20 - first
