@@ -21,7 +21,16 @@ from pathlib import Path
 import pytest
 
 import kreplica
-from tests.crash.writer import ACKNOWLEDGED, PHASES, SETTINGS, SHARED_BYTES, START
+from tests.crash.writer import (
+    ACKNOWLEDGED,
+    COMPACT,
+    COMPACTED,
+    KEYS,
+    PHASES,
+    SETTINGS,
+    SHARED_BYTES,
+    START,
+)
 
 KILLS = int(os.environ.get("KREPLICA_KILLS", "300"))
 KILLS_PER_LOG = 20
@@ -45,12 +54,12 @@ class WriterServer:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
 
-    def kill_one(self, directory: Path, seed: int, aim: int, spins: int) -> int:
+    def kill_one(self, directory: Path, seed: int, aim: int, spins: int, mode: str = "append") -> int:
         """Start a writer and kill it once it is at phase `aim`; the phase at which it died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.shared[0] = 255
-        self.process.stdin.write(f"{directory} {seed} {self.path}\n")
+        self.process.stdin.write(f"{directory} {seed} {self.path} {mode}\n")
         self.process.stdin.flush()
         child = int(self.process.stdout.readline())
         shared, deadline = self.shared, time.monotonic() + WAIT_S
@@ -113,3 +122,37 @@ def test_nothing_acknowledged_is_lost_by_kill_9(server: WriterServer, tmp_path: 
         print(f"\n{KILLS} kills: {dict(sorted(died.items()))}")
     if KILLS >= 100:
         assert not [phase for phase in PHASES if not died[phase]], died
+
+
+def check_compacted(log: kreplica.Log, acknowledged: int) -> None:
+    """The last record of each key is there, and none twice, elsewhere, or with another value."""
+    assert log.damage is None, log.damage
+    end = log.log_end_offset
+    assert end >= acknowledged
+    records = list(log.read())
+    offsets = [record.offset for record in records]
+    assert offsets == sorted(set(offsets))
+    assert set(range(max(0, end - KEYS), end)) <= set(offsets)
+    assert [int(record.value.partition(b":")[0]) for record in records] == offsets
+    assert [int(record.key) for record in records] == [offset % KEYS for offset in offsets]
+
+
+@pytest.mark.slow
+def test_a_cleaner_that_is_killed_takes_no_record_along(
+    server: WriterServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(21)
+    died: Counter[int] = Counter()
+    for number in range(KILLS // 2):
+        directory = tmp_path / f"keys-{number // KILLS_PER_LOG}"
+        if number % KILLS_PER_LOG == 0:
+            server.shared[ACKNOWLEDGED : START + 8] = bytes(16)
+        died[server.kill_one(directory, number, COMPACT, chance.randrange(60_000), "compact")] += 1
+        if directory.exists():
+            read_only = bool(number % 2) and server.number(ACKNOWLEDGED) > 0
+            with kreplica.Log.open(directory, read_only=read_only, **COMPACTED) as log:
+                check_compacted(log, server.number(ACKNOWLEDGED))
+    with capsys.disabled():
+        print(f"\n{KILLS // 2} kills, {died[COMPACT]} of them while cleaning")
+    if KILLS >= 100:
+        assert died[COMPACT] >= KILLS // 8

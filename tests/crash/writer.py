@@ -1,8 +1,9 @@
 """A program that appends to a log until it is killed, and the server that forks it.
 
-Run as `python writer.py`: for each line "directory seed shared-file" on its input it forks a writer, says the
-writer's process id, waits for its end, and says that. Forking a process that has everything imported makes a
-kill cheap. The writer tells in the shared file what it does and what was acknowledged; the page outlives it.
+Run as `python writer.py`: for each line "directory seed shared-file mode" on its input it forks a writer,
+says the writer's process id, waits for its end, and says that. Mode "compact" writes a log that it compacts.
+Forking a process that has everything imported makes a kill cheap. The writer tells in the shared file what it
+does and what was acknowledged; the page outlives it.
 
 A record's value begins with its offset, so whoever reads the log knows what must be where.
 """
@@ -20,7 +21,9 @@ import kreplica
 
 SETTINGS = {"segment_bytes": 16 << 10, "retention_ms": -1, "segment_index_bytes": 4096}
 PHASES = ("open", "append", "roll", "checkpoint", "rename", "clean")
-OPEN, APPEND, ROLL, CHECKPOINT, RENAME, CLEAN = range(6)
+OPEN, APPEND, ROLL, CHECKPOINT, RENAME, CLEAN, COMPACT = range(7)
+COMPACTED = SETTINGS | {"cleanup_policy": "compact"}
+KEYS = 11
 SHARED_BYTES = 4096
 ACKNOWLEDGED = 8
 START = 16
@@ -80,13 +83,45 @@ class Writer:
         self.log = self.open()
 
 
+class CompactingWriter(Writer):
+    """Record `offset` has the key offset % KEYS: so its end tells which records a cleaner may not take."""
+
+    def open(self) -> kreplica.Log:
+        self.shared[0] = OPEN
+        return kreplica.Log.open(self.directory, **COMPACTED)
+
+    def run(self) -> None:
+        while True:
+            self.random.choice((self.append_keys, self.append_keys, self.compact, self.clean))()
+
+    def append_keys(self) -> None:
+        for _ in range(self.random.randrange(1, 60)):
+            end = self.log.log_end_offset
+            filler = bytes(self.random.randrange(1500))
+            self.shared[0] = APPEND
+            info = self.log.append(
+                [
+                    (b"%d" % (o % KEYS), b"%d:" % o + filler)
+                    for o in range(end, end + self.random.randrange(1, 4))
+                ]
+            )
+            struct.pack_into("<q", self.shared, ACKNOWLEDGED, info.last_offset + 1)
+
+    def compact(self) -> None:
+        self.shared[0] = COMPACT
+        self.log.compact(dedupe_buffer_size=4096)
+
+
+MODES = {"append": Writer, "compact": CompactingWriter}
+
+
 def serve() -> None:
     for line in sys.stdin:
-        directory, seed, path = line.split()
+        directory, seed, path, mode = line.split()
         child = os.fork()
         if child == 0:
             with Path(path).open("r+b") as file, mmap.mmap(file.fileno(), SHARED_BYTES) as shared:
-                Writer(directory, int(seed), shared).run()
+                MODES[mode](directory, int(seed), shared).run()
         print(child, flush=True)
         _, status = os.waitpid(child, 0)
         print(status, flush=True)
