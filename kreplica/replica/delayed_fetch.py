@@ -66,6 +66,8 @@ class FetchPartitionData(NamedTuple):
     # Whether the batch at the fetch offset lies in a segment that is closed already.
     is_from_older_segment: bool = False
     is_throttled: bool = False
+    # Where the fetcher's view of the log ends.
+    bound: int = NO_OFFSET
 
     @property
     def size(self) -> int:
@@ -191,7 +193,10 @@ class DelayedFetch:
             data = self._read(cached, params, max(0, min(cached.max_bytes, left)), is_first)
             if data.is_throttled:
                 self._held_back.append(cached)
-            elif left <= 0 or data.error is not None:
+            elif data.error is not None or (
+                # There was no room for its next batch; a first one would have come whole.
+                data.records is None and not is_first and cached.fetch_offset < data.bound
+            ):
                 again.append(cached)
             left -= data.size
             if params.wants_all or has_news(cached, data):

@@ -202,6 +202,7 @@ class FetchManager:
             is_from_older_segment=read.records is not None
             and partition.local_log.local.segments.active.base_offset > cached.fetch_offset,
             is_throttled=throttled,
+            bound=_bound(read, params.isolation),
         )
 
     def _note_follower(
@@ -223,3 +224,9 @@ class FetchManager:
         if read.records is not None:
             meter = self._replication_bytes_out if params.is_from_follower else self._bytes_out
             meter.mark(read.records.size)
+
+
+def _bound(read: LogReadInfo, isolation: str) -> int:
+    if isolation == "log_end":
+        return read.log_end_offset
+    return read.last_stable_offset if isolation == "txn_committed" else read.high_watermark

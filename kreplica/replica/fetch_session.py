@@ -187,11 +187,11 @@ class FetchSession:
             return ready
 
     def put_back(self, partitions: Iterable[CachedPartition]) -> None:
-        """These are ready still, in this order, behind what became ready meanwhile."""
+        """These are ready still, in this order, before what became ready meanwhile: none is to starve."""
         with self.lock:
-            for cached in partitions:
-                if cached.session is self:
-                    self.ready[cached] = None
+            mine = [cached for cached in partitions if cached.session is self]
+            if mine:
+                self.ready = dict.fromkeys([*mine, *self.ready])
 
     def end(self) -> None:
         """Hear of nothing any more."""

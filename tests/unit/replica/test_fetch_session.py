@@ -72,7 +72,7 @@ def test_an_incremental_fetch_looks_at_what_is_named_or_has_moved() -> None:
     moved = session.partitions[TOPIC_ID, 2]
     assert moved.notify() is None  # no fetch is parked
     session.put_back([session.partitions[TOPIC_ID, 0]])
-    assert [c.topic_partition.partition for c in session.take_ready()] == [2, 0]
+    assert [c.topic_partition.partition for c in session.take_ready()] == [0, 2]
 
 
 def test_what_is_forgotten_is_not_looked_at_again() -> None:

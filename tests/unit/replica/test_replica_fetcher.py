@@ -1,0 +1,253 @@
+"""Followers: how their logs come to equal their leader's, whatever happened before and happens meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from kreplica.common.types import TopicPartition
+from kreplica.replica.replica_config import ReplicaConfig
+from tests.support.replicas import Replicas, batch
+
+T0 = TopicPartition("t", 0)
+
+
+def append(at: Replicas, leader: int, *values: bytes, number: int = 0):
+    return at.manager(leader).append(TopicPartition("t", number), batch(*values))
+
+
+def same(at: Replicas, number: int = 0) -> list[bytes | None]:
+    """The values that all replicas that run have."""
+    running = [broker for broker in at.ids if at.cluster.brokers[broker].is_alive]
+    first, *others = [at.values(broker, number) for broker in running]
+    assert all(values == first for values in others)
+    return first
+
+
+def fetcher(at: Replicas, broker: int, number: int = 0):
+    found = at.manager(broker).fetchers.fetcher_of(TopicPartition("t", number))
+    assert found is not None
+    return found
+
+
+def both_ways_of_truncation(function):
+    configs = [ReplicaConfig(), ReplicaConfig(truncation_on_fetch=False)]
+    return pytest.mark.parametrize("config", configs, ids=["by fetch", "by OffsetForLeaderEpoch"])(function)
+
+
+# ---- truncation --------------------------------------------------------------------------------------------
+
+
+@both_ways_of_truncation
+def test_what_a_former_leader_had_alone_is_cut(config: ReplicaConfig) -> None:
+    at = Replicas(config=config)
+    append(at, 1, b"a")
+    at.settle()
+    at.cluster.cut(1, 2)
+    at.cluster.cut(1, 3)
+    append(at, 1, b"lost", b"lost too")
+    at.settle()
+    at.elect(2)
+    append(at, 2, b"b")
+    at.cluster.heal_all()
+    at.pass_time(60_000)
+    assert same(at) == [b"a", b"b"]
+
+
+@both_ways_of_truncation
+def test_epochs_that_the_leader_never_saw_are_cut_one_after_the_other(config: ReplicaConfig) -> None:
+    at = Replicas(brokers=2, config=config, settings={"unclean.leader.election.enable": True})
+    append(at, 1, b"common")
+    at.settle()
+    at.pass_time(100)
+    # Each leads alone in turn, and what it writes the other never sees (KIP-279).
+    at.cluster.kill(1)
+    at.elect(2, (2,), unclean=True)
+    append(at, 2, b"2a")
+    at.settle()
+    at.cluster.kill(2)
+    at.cluster.start(1)
+    at.elect(1, (1,), unclean=True)
+    append(at, 1, b"1a", b"1b", b"1c")
+    at.settle()
+    at.cluster.kill(1)
+    at.cluster.start(2)
+    at.elect(2, (2,), unclean=True)
+    append(at, 2, b"2b")
+    at.settle()
+    at.cluster.start(1)
+    at.tell(at.controller.partitions[T0])
+    at.pass_time(60_000)
+    assert same(at) == [b"common", b"2a", b"2b"]
+
+
+def test_a_log_without_epochs_keeps_what_is_committed() -> None:
+    at = Replicas(brokers=2)
+    append(at, 1, b"a")
+    at.settle()
+    at.pass_time(100)
+    at.cluster.cut(1, 2)
+    at.elect(2, (2,))
+    log = at.partition(1).local_log
+    log.epochs.clear()
+    at.cluster.heal_all()
+    at.elect(2, (2,))
+    append(at, 2, b"b")
+    at.pass_time(60_000)
+    assert same(at) == [b"a", b"b"]
+
+
+# ---- out of range ------------------------------------------------------------------------------------------
+
+
+def test_a_follower_behind_the_leaders_start_begins_there() -> None:
+    at = Replicas()
+    append(at, 1, b"a")
+    at.settle()
+    at.cluster.kill(3)
+    at.controller.fenced.add(3)
+    at.tell(at.controller.decide(T0, isr=(1, 2)))
+    for number in range(5):
+        append(at, 1, b"%d" % number)
+        at.partition(1).local_log.roll()
+    at.settle()
+    at.manager(1).delete_records({T0: 4})
+    at.partition(1).local_log.delete_old_segments()
+    at.cluster.start(3)
+    at.tell(at.controller.partitions[T0], [3])
+    at.pass_time(60_000)
+    assert at.values(3) == at.values(1) == [b"3", b"4"]
+    assert at.partition(3).log_start_offset == 4
+    assert at.partition(3).high_watermark == 6
+
+
+def test_a_follower_past_an_unclean_leaders_end_is_cut_to_it() -> None:
+    at = Replicas(brokers=2, settings={"unclean.leader.election.enable": True})
+    append(at, 1, b"a", b"b", b"c")
+    at.settle()
+    at.pass_time(100)
+    at.cluster.kill(2)
+    at.elect(1, (1,))
+    append(at, 1, b"d")
+    at.settle()
+    at.cluster.kill(1)
+    at.cluster.brokers[2].storage.remove_tree("/data/t-0")
+    at.cluster.start(2)
+    at.elect(2, (2,), unclean=True)
+    append(at, 2, b"x")
+    at.settle()
+    at.cluster.start(1)
+    at.tell(at.controller.partitions[T0])
+    at.pass_time(60_000)
+    assert same(at) == [b"x"]
+
+
+def test_a_follower_that_lost_its_disk_fetches_everything() -> None:
+    at = Replicas()
+    for number in range(20):
+        append(at, 1, b"%d" % number)
+    at.settle()
+    at.cluster.power_cut(3)
+    append(at, 1, b"meanwhile")
+    at.pass_time(60_000)
+    at.cluster.start(3)
+    at.tell(at.controller.partitions[T0], [3])
+    at.pass_time(60_000)
+    assert len(same(at)) == 21
+    assert at.partition(1).isr == (1, 2, 3)
+
+
+# ---- answers that come too late ----------------------------------------------------------------------------
+
+
+def test_an_answer_from_before_a_change_of_role_is_dropped() -> None:
+    at = Replicas()
+    append(at, 1, b"a")
+    at.settle()
+    end = at.cluster.hold(lambda message: not message.is_request and message.receiver == 3)
+    append(at, 1, b"b")
+    at.settle()
+    [held] = at.cluster.held()
+    at.elect(2)
+    end()
+    append(at, 2, b"c")
+    at.cluster.release(held)
+    at.pass_time(60_000)
+    assert same(at)[-1] == b"c"
+    assert at.partition(3).leader == 2
+
+
+def test_a_leader_that_is_gone_is_not_asked_without_pause() -> None:
+    at = Replicas()
+    at.cluster.kill(1)
+    before = fetcher(at, 2)._request_rate.count
+    at.pass_time(10_000)
+    assert fetcher(at, 2)._request_rate.count - before <= 12
+
+
+# ---- many partitions ---------------------------------------------------------------------------------------
+
+
+def test_no_partition_starves_where_all_are_busy() -> None:
+    config = ReplicaConfig(replica_fetch_max_bytes=2_000, replica_fetch_response_max_bytes=3_000)
+    at = Replicas(brokers=2, partitions=12, config=config)
+    at.pass_time(1_000)
+    end = at.cluster.hold(lambda message: message.is_request and message.receiver == 1)
+    for _ in range(6):
+        for number in range(12):
+            append(at, 1, b"v" * 1_000, number=number)
+    rounds = 0
+    while any(at.partition(2, number).log_end_offset < 1 for number in range(12)):
+        for message in at.cluster.held():
+            at.cluster.release(message)
+        at.settle()
+        rounds += 1
+        assert rounds < 60
+    assert max(at.partition(2, number).log_end_offset for number in range(12)) <= 4
+    end()
+    for message in at.cluster.held():
+        at.cluster.release(message)
+    at.pass_time(10_000)
+    assert all(len(same(at, number)) == 6 for number in range(12))
+
+
+def test_a_leaders_partitions_are_spread_over_its_fetchers() -> None:
+    at = Replicas(partitions=12, config=ReplicaConfig(num_replica_fetchers=3))
+    assert len(at.manager(2).fetchers) == 3
+    assert sorted(len(each) for each in at.manager(2).fetchers) == [4, 4, 4]
+    for number in range(12):
+        append(at, 1, b"a", number=number)
+    at.settle()
+    assert all(same(at, number) == [b"a"] for number in range(12))
+
+
+def test_a_throttled_follower_waits_while_it_is_out_of_sync() -> None:
+    at = Replicas(
+        config=ReplicaConfig(follower_replication_throttled_rate=1_000, replica_fetch_max_bytes=20_000)
+    )
+    at.cluster.kill(3)
+    at.controller.fenced.add(3)
+    at.tell(at.controller.decide(T0, isr=(1, 2)))
+    for _ in range(40):
+        append(at, 1, b"v" * 10_000)
+    at.settle()
+    at.cluster.start(3)
+    at.manager(3).follower_quota.set_throttled("t", ["0:3"], 3)
+    at.tell(at.controller.partitions[T0], [3])
+    at.pass_time(20_000)
+    behind = at.partition(1).log_end_offset - at.partition(3).log_end_offset
+    assert behind > 0
+    assert at.partition(1).isr == (1, 2)
+    at.pass_time(1_000_000)
+    assert at.partition(3).log_end_offset == at.partition(1).log_end_offset
+
+
+def test_its_lag_is_a_plain_number() -> None:
+    at = Replicas()
+    append(at, 1, b"a")
+    at.settle()
+    name = (
+        "kafka.server:type=FetcherLagMetrics,name=ConsumerLag,clientId=ReplicaFetcher-0-1,partition=0,topic=t"
+    )
+    assert at.broker(2).metrics.values()[name] == 0
+    at.elect(2)
+    assert name not in at.broker(2).metrics.values()
