@@ -5,7 +5,7 @@
 #     0 magic "KRLOG\0\0\1"    8       64 slot 0: 10 x int64      each slot:  0 log start offset
 #     8 sequence               8      144 slot 1: 10 x int64                  8 high watermark
 #    16 boot id               36                                             16 last stable offset
-#    52 unused                 4                                             24 log end offset
+#    52 segments at close      4                                             24 log end offset
 #    56 writer's process id    8                                             32 base offset of the active segment
 #                                                                            40 its valid length in bytes
 #                                                                            48 flush offset (all below is on disk)

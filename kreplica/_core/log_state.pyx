@@ -23,14 +23,15 @@ cdef extern from "atomics.h" nogil:
 LogStanding = namedtuple(
     "LogStanding",
     "log_start_offset high_watermark last_stable_offset log_end_offset active_base_offset valid_length "
-    "flush_offset leader_epoch boot_id clean cuts has_gaps",
+    "flush_offset leader_epoch boot_id clean cuts has_gaps segments",
 )
 LogStanding.__doc__ = """Where a log stood at one moment, as its writer published it.
 
 Offsets are exclusive ends, but for `log_start_offset`. `valid_length` in bytes, of the segment whose base offset is
 `active_base_offset`. `clean`: closed in order, nothing is to be recovered. `cuts`: how often bytes went that a
 reader may have seen, or files were replaced, over the life of the log. `has_gaps`: another program wrote some of the
-segments, so that one need not begin where the one before it ends.
+segments, so that one need not begin where the one before it ends. `segments`: how many there were at a close in order,
+else 0.
 """
 
 cdef const char *MAGIC = b"KRLOG\x00\x00\x01"
@@ -40,7 +41,7 @@ cdef struct StateHeader:
     uint8_t magic[8]
     int64_t sequence
     uint8_t boot_id[36]
-    uint32_t unused
+    uint32_t segments             # at the last close in order; 0 while the log is open
     int64_t process_id
 
 
@@ -59,6 +60,17 @@ cdef int _publish(void *argument) noexcept nogil:
     memcpy(slot, what.standing, sizeof(Standing))
     memcpy(slot + sizeof(Standing), &crc, sizeof(crc))
     kr_store_release(&header.sequence, sequence)
+    return OK
+
+
+cdef struct Count:
+    uint8_t *base
+    uint32_t segments
+
+
+cdef int _count_segments(void *argument) noexcept nogil:
+    cdef Count *what = <Count *> argument
+    (<StateHeader *> what.base).segments = what.segments
     return OK
 
 
@@ -186,8 +198,19 @@ cdef class LogState:
         """Segments of another program's are in the log, which need not follow one another."""
         self.now.flags |= FLAG_GAPS
 
-    def mark_clean(self):
-        """Publish that the log is closed in order; the caller flushes the region afterwards."""
+    @property
+    def has_gaps(self):
+        """Whether segments need not follow one another."""
+        return bool(self.now.flags & FLAG_GAPS)
+
+    def mark_clean(self, int64_t segments=0):
+        """Publish that the log is closed in order, with so many segments (0: not known); the caller flushes the region
+        afterwards."""
+        cdef Count what
+        if self.can_publish():
+            what.base = self.region.r.base
+            what.segments = <uint32_t> segments
+            kr_guard_call(_count_segments, &what)
         self.now.flags |= FLAG_CLEAN
         self.publish()
 
@@ -225,5 +248,5 @@ def read_standing(const uint8_t[::1] image):
         copied.log_start_offset, copied.high_watermark, copied.last_stable_offset, copied.log_end_offset,
         copied.active_base_offset, copied.valid_length, copied.flush_offset, copied.leader_epoch,
         bytes(base[16:52]).decode("ascii", "replace").strip("\0 "), bool(copied.flags & FLAG_CLEAN),
-        copied.flags >> CUT_SHIFT, bool(copied.flags & FLAG_GAPS),
+        copied.flags >> CUT_SHIFT, bool(copied.flags & FLAG_GAPS), header.segments,
     )

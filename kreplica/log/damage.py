@@ -129,6 +129,10 @@ class DamageFile:
             return Damages()
         return self.parse(self._storage.read_file(self.path), self._directory)
 
+    def content(self) -> bytes | None:
+        """The file as it is; None where there is none. Raises KafkaStorageError, InvalidFile."""
+        return self._storage.read_file(self.path) if self._storage.exists(self.path) else None
+
     def write(self, damages: Damages) -> None:
         """Replace the file, or remove it where there is no damage; on disk when this returns."""
         if damages:

@@ -8,15 +8,19 @@ more under the log's lock, since a truncation may have come in between, before t
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.segment_scan import examine, resync
 from kreplica._core.status import NAMES
+from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import INT64_MAX
+from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.damage import Damage, DamageFile, Damages
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
+from kreplica.log.log_segments import LogSegments
 from kreplica.log.log_tail import only_zeros
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 # What is read at a time where somebody waits for the end of a search.
 SEARCH_BYTES = 8 << 20
+MISSING = "the file is cut short"
 HEADER_BYTES = 61
 
 
@@ -31,9 +36,9 @@ class SegmentExamination:
     """One segment on its way through the check, from byte `position`, where offset `next_offset` is due.
 
     `following`: the base offset of the next segment, `size`: how far this one goes. `known`: ranges that are
-    passed over. What the batches cannot tell by themselves is compared with what the log knows: offsets lie
-    below the next segment's, and leader epochs are those of the log's cache. (Neither is covered by a
-    batch's CRC.)
+    passed over. Unless the log `may_have_gaps`, the last batch ends where the next segment begins. What the
+    batches cannot tell by themselves is compared with what the log knows: offsets lie below the next
+    segment's, and leader epochs are those of the log's cache. (Neither is covered by a batch's CRC.)
     """
 
     __slots__ = (
@@ -44,6 +49,7 @@ class SegmentExamination:
         "_following",
         "_known",
         "_last",
+        "_may_have_gaps",
         "_searched_to",
         "_size",
         "next_offset",
@@ -61,6 +67,7 @@ class SegmentExamination:
         position: int = 0,
         next_offset: int | None = None,
         size: int | None = None,
+        may_have_gaps: bool = True,
         aside: bool = True,
     ) -> None:
         self.segment = segment
@@ -71,6 +78,7 @@ class SegmentExamination:
         self._epochs = epochs
         self._known = {damage.position: damage for damage in known if damage.path == segment.region.path}
         self._aside = aside
+        self._may_have_gaps = may_have_gaps
         # The batch before, and the least offset it could have: of two that contradict each other one lies.
         self._last = (-1, -1)
         # The bad batch whose end is being looked for: its position, the first lost offset, what is wrong.
@@ -99,8 +107,14 @@ class SegmentExamination:
         The rest of the bytes is left when one is found. Raises KafkaStorageError.
         """
         if self._bad is None and not self._checked(max_bytes):
-            return None
+            return self._missing_at_end()
         return self._end_of_bad(max_bytes)
+
+    def _missing_at_end(self) -> Damage | None:
+        known = self._known.get(self._size)
+        if self._may_have_gaps or not self.is_done or self._following == INT64_MAX or known is not None:
+            return None
+        return missing_behind(self.segment, self.next_offset, self._following)
 
     def first_bad(self, max_bytes: int) -> tuple[int, int, str] | None:
         """The first bad batch within about `max_bytes`: its position, the offset that was due, the reason."""
@@ -278,6 +292,30 @@ def still_there(damage: Damage, segment: LogSegment, following: int, epochs: Lea
     return found is not None and found[:2] == (damage.position, damage.first_offset)
 
 
+def missing_behind(segment: LogSegment, end: int, following: int) -> Damage | None:
+    """What is gone where a segment ends at offset `end` and the next one begins at `following`, in a log
+    whose segments follow one another. None if nothing is, or where a follower may have skipped so much."""
+    if not 0 < following - end <= LARGEST_GAP:
+        return None
+    return Damage(end, following, segment.region.path, segment.size, segment.size, MISSING)
+
+
+def gaps(segments: LogSegments) -> list[Damage]:
+    """What is gone between the segments, by a look at the last batch of each."""
+    found = []
+    for segment, following in pairwise(segments):
+        try:
+            end = segment.next_offset()
+        except CorruptMessage:
+            # Rot at its end is found by whoever reads it, and whether something is missing, then.
+            continue
+        end = segment.base_offset if end is None else end
+        damage = missing_behind(segment, end, following.base_offset)
+        if damage is not None:
+            found.append(damage)
+    return found
+
+
 def remembered(local: LocalLog, epochs: LeaderEpochFileCache) -> Damages:
     """The ranges that the log's damage file names and that are damaged still. Raises InvalidFile."""
     segments = local.segments
@@ -291,6 +329,14 @@ def remembered(local: LocalLog, epochs: LeaderEpochFileCache) -> Damages:
         return still_there(damage, segments[index], following, epochs)
 
     return DamageFile(local.storage, local.directory).read().only(is_there)
+
+
+def remember(log: UnifiedLog) -> None:
+    """Let the log's damage file hold what the log knows; nothing is written where it does."""
+    file = DamageFile(log.local.storage, log.local.directory)
+    wanted = DamageFile.format(log.damages) if log.damages else None
+    if file.content() != wanted:
+        file.write(log.damages)
 
 
 def forget(log: UnifiedLog, keep: Callable[[Damage], bool]) -> None:

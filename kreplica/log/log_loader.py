@@ -184,6 +184,8 @@ class _LogLoader:
         for index, segment in enumerate(segments[:first]):
             if segments[index + 1].base_offset > start:
                 self._check_indexes(segment, segments[index + 1].base_offset)
+        if not self.options.read_only:
+            self._look_for_gaps(LogSegments(tuple(segments[: first + 1])))
         self._load_producers(start, segments[first].base_offset)
         # The log may start inside a batch, so the scan begins at the segment's own offset.
         self.next_offset = segments[first].base_offset
@@ -201,10 +203,19 @@ class _LogLoader:
         self.recovery.clean = standing.clean
         self.next_offset = standing.log_end_offset
         self.epoch = standing.leader_epoch
+        if standing.segments not in (0, len(self.local.segments)):
+            # A file is gone that was there when the log was closed.
+            self._look_for_gaps(self.local.segments)
         if self.options.read_only:
             self.local.limit_to(standing)
         else:
             self._load_producers(start, self.next_offset)
+
+    def _look_for_gaps(self, segments: LogSegments) -> None:
+        if self.standing is not None and not self.standing.has_gaps:
+            for damage in damage_search.gaps(segments):
+                if self.known.at(damage.first_offset) is None:
+                    self.known = self.known.with_added(damage)
 
     def _is_clean(self, segments: list[LogSegment]) -> bool:
         standing = self.standing
@@ -479,6 +490,8 @@ class _LogLoader:
             damages=self.known,
         )
         log.recovered = self.recovery
+        if self.damage is None:
+            damage_search.remember(log)
         log.update_high_watermark(mark)
         if self.standing is None and self.damage is None:
             # From now on recovery knows the log as its own, in which segments follow each other.

@@ -119,5 +119,11 @@ class Scrubber:
         for index in range(len(segments) - 1):
             if segments[index].base_offset >= self._done_below:
                 following = segments[index + 1].base_offset
-                return SegmentExamination(segments[index], following, log.epochs, log.damages)
+                return SegmentExamination(
+                    segments[index],
+                    following,
+                    log.epochs,
+                    log.damages,
+                    may_have_gaps=log.state.has_gaps,
+                )
         return None

@@ -589,7 +589,7 @@ class UnifiedLog:
         self.producers.map_end_offset = self.log_end_offset
         self.producers.take_snapshot(sync=True)
         self.epochs.flush()
-        self.state.mark_clean()
+        self.state.mark_clean(len(self.local.segments))
         self.flush_state()
         if self.state.region is not None:
             self.state.region.trim()

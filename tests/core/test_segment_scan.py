@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica._core.log_segment import LogSegment
+from kreplica._core.region import Region
 from kreplica._core.segment_scan import examine, position_behind, read_behind, resync, scan
 from kreplica._core.status import NAMES
+from kreplica.common.errors import KafkaStorageError
 from tests.support.batches import build, with_field
 from tests.support.segments import contents, filled, region, segment
 
@@ -240,3 +242,18 @@ def test_reading_behind_a_broken_batch_looks_at_nothing_below(count, data):
         assert bytes(read_behind(made, start, BASE + number, 1 << 20, limit=position + size)) == whole[number]
     assert position_behind(made, start, BASE + count) is None
     assert read_behind(made, start, BASE + count, 100) is None
+
+
+def test_a_file_that_is_examined_aside_stays_cold(tmp_path):
+    data = b"".join(build([bytes(90_000)], base_offset=BASE + number) for number in range(20))
+    path = tmp_path / "00000000000000000100.log"
+    path.write_bytes(data)
+    file = Region(path, len(data), writable=True)
+    made = segment(b"", base_offset=BASE)
+    made = LogSegment(file, made.offset_index, made.time_index, BASE)
+    assert examine(made, 0, len(data), BASE, following=BASE + 20, aside=True)[:3] == (0, len(data), BASE + 20)
+    assert not file.is_mapped
+    assert not file.holds_descriptor
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(KafkaStorageError):
+        examine(made, 0, len(data), BASE, following=BASE + 20, aside=True)

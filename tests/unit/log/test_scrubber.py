@@ -297,6 +297,43 @@ def test_a_read_by_time_passes_over_what_rotted() -> None:
     assert found[:2] == (late, bench.places[len(BATCHES) + 1][3])
 
 
+@pytest.mark.parametrize("ending", ["clean", "killed", "reader"])
+@pytest.mark.parametrize("suffixes", [[".log"], [".log", ".index", ".timeindex", ".snapshot"]])
+@pytest.mark.parametrize("segment", [1, 2])
+def test_a_file_that_is_gone_is_noticed(segment: int, suffixes: list[str], ending: str) -> None:
+    bench = Bench().fill()
+    bases = [each.base_offset for each in bench.log.local.segments]
+    if ending == "killed":
+        bench.log.flush()
+    else:
+        bench.log.close()
+    storage = bench.storage.after_kill()
+    for suffix in suffixes:
+        storage.remove(f"{DIRECTORY}/{bases[segment]:020}{suffix}")
+    lost = (bases[segment], bases[segment + 1])
+    log = bench.open(storage, read_only=ending == "reader")
+    assert ranges(log) == [lost]
+    bench.check_all_but([lost], log)
+    if ending == "reader":
+        return
+    log.append_records([b"on"], 5)
+    bench.truth[log.log_end_offset - 1] = b"on"
+    log.close()
+    again = bench.open(storage.after_kill())
+    assert ranges(again) == [lost]
+    bench.check_all_but([lost], again)
+
+
+def test_a_file_that_nobody_missed_is_missed_by_a_scrub() -> None:
+    bench = Bench().fill()
+    bases = [each.base_offset for each in bench.log.local.segments]
+    bench.log.local.remove([bench.log.local.segments[1]])
+    bench.scrub()
+    assert ranges(bench.log) == [(bases[1], bases[2])]
+    bench.scrub()
+    assert len(bench.told) == 1
+
+
 # ---- pace --------------------------------------------------------------------------------------------------
 
 
