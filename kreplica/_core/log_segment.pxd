@@ -16,6 +16,10 @@ from kreplica._core.time_index cimport TimeIndex
 cdef enum:
     MAX_RELATIVE_OFFSET = 0x7FFFFFFF      # an offset less its segment's base offset fits an index entry
 
+cdef enum:
+    # Appends of so many bytes release the GIL; for less, giving it up costs more than the work (ARCHITECTURE).
+    RELEASE_GIL_BYTES = 32768
+
 cdef enum AppendFlag:
     AS_LEADER = 1                 # give the batch its offset and leader epoch; else it keeps its own
     ONLY_PLAIN = 2                # refuse (END) what needs a decision: producer ids, transactions, codecs

@@ -32,10 +32,6 @@ from kreplica._core.time_index cimport TimeIndex
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *p) nogil
 
-cdef enum:
-    # Appends of so many bytes release the GIL; for less, giving it up costs more than the work (ARCHITECTURE).
-    RELEASE_GIL_BYTES = 32768
-
 cdef int64_t MAX_OFFSET = 1 << 62         # above all that a segment holds
 
 

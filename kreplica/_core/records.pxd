@@ -25,6 +25,15 @@ cdef class RecordBatch:
     cdef object section(self, int64_t max_decompressed, const uint8_t **records, int64_t *size)
 
 
+cdef class BatchIterator:
+    cdef object data
+    cdef Py_buffer view           # of data
+    cdef bint viewed
+    cdef int64_t position         # of the next batch
+    cdef bint partial
+    cdef const int32_t *fault     # as RecordBatch's
+
+
 cdef class RecordIterator:
     cdef RecordBatch batch
     cdef object keeper            # keeps the records section alive

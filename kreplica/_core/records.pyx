@@ -302,14 +302,8 @@ cdef class RecordIterator:
 
 
 @cython.final
-cdef class _BatchIterator:
-    cdef RecordBatch shared
-    cdef object data
-    cdef Py_buffer view
-    cdef bint viewed
-    cdef int64_t position
-    cdef bint partial
-    cdef const int32_t *fault
+cdef class BatchIterator:
+    """What `batches` returns."""
 
     def __dealloc__(self):
         if self.viewed:
@@ -344,7 +338,7 @@ def batches(data, *, bint partial=False):
 
     `partial` accepts that the last one is cut short, as in the answer to a fetch, and leaves it out.
     """
-    cdef _BatchIterator iterator = _BatchIterator.__new__(_BatchIterator)
+    cdef BatchIterator iterator = BatchIterator.__new__(BatchIterator)
     PyObject_GetBuffer(data, &iterator.view, PyBUF_SIMPLE)
     iterator.viewed = True
     iterator.data = data

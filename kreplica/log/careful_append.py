@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kreplica._core.follower_append import append_run
 from kreplica._core.log_append_info import LogAppendInfo
-from kreplica._core.records import RecordBatch
+from kreplica._core.records import BatchIterator, RecordBatch, batches
 from kreplica.common.errors import FencedLeaderEpoch, OffsetsOutOfOrder
 from kreplica.common.types import INT64_MAX, AppendOrigin
 from kreplica.log import producer_batches
@@ -43,6 +44,31 @@ def as_leader(
         info = _append(log, batch, valid.data, base, leader_epoch, leads=True, append_time=valid.append_time)
         _note(log, info, producer, done)
     assert info is not None
+    return info
+
+
+def all_as_follower(log: UnifiedLog, records: Buffer, leader_epoch: int | None) -> LogAppendInfo | None:
+    """Append a leader's batches as they are, up to one of a later epoch than `leader_epoch`.
+
+    The core takes runs of those that need no decision; only the others come here one by one.
+    """
+    info: LogAppendInfo | None = None
+    fetched = batches(records)
+    while True:
+        if leader_epoch is None or log.leader_epoch <= leader_epoch:
+            info = _run(log, fetched) or info
+        batch = next(fetched, None)
+        if batch is None or (leader_epoch is not None and batch.leader_epoch > leader_epoch):
+            return info
+        info = as_follower(log, batch)
+
+
+def _run(log: UnifiedLog, fetched: BatchIterator) -> LogAppendInfo | None:
+    if log.epochs.latest_epoch is None:
+        return None
+    info = append_run(log.local.segments.active, fetched, log.state, log.leader_epoch)
+    if info is not None:
+        log.producers.map_end_offset = info.last_offset + 1
     return info
 
 

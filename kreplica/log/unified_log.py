@@ -18,7 +18,7 @@ from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState
-from kreplica._core.records import RecordBatch, batches
+from kreplica._core.records import RecordBatch
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
     FencedLeaderEpoch,
@@ -269,13 +269,9 @@ class UnifiedLog:
         info of the last batch, or None if there was none. Raises OffsetsOutOfOrder when a batch lies below
         the log's end.
         """
-        info = None
         with self.lock:
             self.require_writable()
-            for batch in batches(records):
-                if leader_epoch is not None and batch.leader_epoch > leader_epoch:
-                    break
-                info = careful_append.as_follower(self, batch)
+            info = careful_append.all_as_follower(self, records, leader_epoch)
         if self.durable and wait and info is not None:
             self.flusher.make_durable(info)
         return info
