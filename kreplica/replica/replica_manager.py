@@ -12,19 +12,16 @@ that a partition and its fetcher agree; it is outside every partition's lock.
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kreplica.common.errors import (
-    InvalidRequiredAcks,
-    InvalidTopic,
     KafkaStorageError,
     KreplicaError,
-    NotLeaderOrFollower,
     StaleControllerEpoch,
 )
-from kreplica.common.future import Future, failed, resolved
+from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.locks import Lock, RLock
 from kreplica.common.metrics import MetricRegistry
@@ -33,6 +30,7 @@ from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log.log_manager import LogManager
 from kreplica.log.log_reader import TimestampOffset
 from kreplica.replica.alter_partition_manager import AlterPartitionManager
+from kreplica.replica.append_manager import PRODUCE_TIMEOUT_MS, AppendManager
 from kreplica.replica.delayed_delete_records import (
     DelayedDeleteRecords,
     DeleteRecordsPartitionStatus,
@@ -49,11 +47,7 @@ from kreplica.replica.partition_effects import INCREASED, IsrChangeProposed, Lea
 from kreplica.replica.partition_fetch import EpochEndOffset
 from kreplica.replica.produce import (
     ACKS_ALL,
-    VALID_ACKS,
     PartitionResponse,
-    ProducePartitionStatus,
-    response_of,
-    response_to,
 )
 from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_config import ReplicaConfig
@@ -64,16 +58,8 @@ from kreplica.replica.replication_quota import ReplicationQuotaManager
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
-    from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.log.damage import Damage
     from kreplica.log.unified_log import UnifiedLog
-
-PRODUCE_TIMEOUT_MS = 30_000
-# Topics that only the broker's own coordinators write to.
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-
-Append = Callable[[Partition], tuple["LogAppendInfo", LeaderHwChange]]
 
 
 class ReplicaManager:
@@ -116,6 +102,17 @@ class ReplicaManager:
             act=self.act_on,
             is_throttled=self._is_throttled,
         )
+        self.appends = AppendManager(
+            broker_id,
+            self.partitions,
+            self.delayed,
+            self.metrics,
+            on_appended=self._appended,
+            on_error=self._check_storage,
+        )
+        # The short ways for one partition, without a step in between.
+        self.append = self.appends.append
+        self.append_values = self.appends.append_values
         self.fetchers = ReplicaFetcherManager(config.num_replica_fetchers, self._new_fetcher, self.metrics)
         self.leader_quota = _quota(config, clock, config.leader_replication_throttled_rate)
         self.follower_quota = _quota(config, clock, config.follower_replication_throttled_rate)
@@ -307,73 +304,6 @@ class ReplicaManager:
 
     # ---- append -------------------------------------------------------------------------------------------
 
-    def append(
-        self,
-        topic_partition: TopicPartition,
-        records: Buffer,
-        *,
-        required_acks: int = ACKS_ALL,
-        timeout_ms: int = PRODUCE_TIMEOUT_MS,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
-    ) -> Future[PartitionResponse]:
-        """Append a producer's batch to one partition; the future is done when `required_acks` is met.
-
-        It fails with UnknownTopicOrPartition, KafkaStorageError, NotLeaderOrFollower, NotEnoughReplicas,
-        InvalidRequiredAcks, MessageTooLarge or whatever else is wrong with the batch, and nothing is
-        appended; with NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the
-        append, which may still be committed then.
-        """
-        return self._append_one(
-            topic_partition,
-            lambda partition: partition.append_records_to_leader(records, origin, required_acks),
-            required_acks,
-            timeout_ms,
-            origin,
-        )
-
-    def append_values(
-        self,
-        topic_partition: TopicPartition,
-        values: Sequence[RecordLike],
-        *,
-        required_acks: int = ACKS_ALL,
-        timeout_ms: int = PRODUCE_TIMEOUT_MS,
-    ) -> Future[PartitionResponse]:
-        """Build one batch from Python values and append it; else as `append`."""
-        return self._append_one(
-            topic_partition,
-            lambda partition: partition.append_values_to_leader(values, required_acks),
-            required_acks,
-            timeout_ms,
-            AppendOrigin.CLIENT,
-        )
-
-    def _append_one(
-        self,
-        topic_partition: TopicPartition,
-        append: Append,
-        required_acks: int,
-        timeout_ms: int,
-        origin: AppendOrigin,
-    ) -> Future[PartitionResponse]:
-        try:
-            partition = self._partition_to_write(
-                topic_partition, required_acks, origin is not AppendOrigin.CLIENT
-            )
-            # Taken before the append, so that it is never that of a later term.
-            mark = partition.watermark
-            info, change = append(partition)
-        except KreplicaError as error:
-            self._check_storage(topic_partition, error)
-            return failed(error)
-        response = response_of(info)
-        if required_acks == ACKS_ALL:
-            future = self.delayed.await_commit(partition, mark, info.last_offset + 1, response, timeout_ms)
-        else:
-            future = resolved(response)
-        self._appended(partition, change)
-        return future
-
     def append_records(
         self,
         entries_per_partition: Mapping[TopicPartition, Buffer],
@@ -383,60 +313,16 @@ class ReplicaManager:
         internal_topics_allowed: bool = False,
         origin: AppendOrigin = AppendOrigin.CLIENT,
     ) -> Future[dict[TopicPartition, PartitionResponse]]:
-        """Append one batch to each partition; the future gets each one's answer, errors included.
-
-        With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
-        request whose partitions all failed does not wait.
+        """Append one batch to each partition; see AppendManager, which has the short ways for one
+        partition.
         """
-        responses: dict[TopicPartition, PartitionResponse] = {}
-        waiting: dict[TopicPartition, ProducePartitionStatus] = {}
-        moved: list[tuple[Partition, LeaderHwChange]] = []
-        for topic_partition, records in entries_per_partition.items():
-            try:
-                partition, status, change = self.append_to_local_log(
-                    topic_partition, records, required_acks, internal_topics_allowed, origin
-                )
-            except KreplicaError as error:
-                self._check_storage(topic_partition, error)
-                responses[topic_partition] = response_to(error)
-                continue
-            responses[topic_partition] = status.response
-            waiting[topic_partition] = status
-            moved.append((partition, change))
-        if required_acks == ACKS_ALL and waiting:
-            future = self.delayed.await_commits(responses, waiting, timeout_ms)
-        else:
-            future = resolved(responses)
-        for partition, change in moved:
-            self._appended(partition, change)
-        return future
-
-    def append_to_local_log(
-        self,
-        topic_partition: TopicPartition,
-        records: Buffer,
-        required_acks: int,
-        internal_topics_allowed: bool,
-        origin: AppendOrigin,
-    ) -> tuple[Partition, ProducePartitionStatus, LeaderHwChange]:
-        """Append to the partition's leader here. Raises as `append` fails; nothing is appended then."""
-        partition = self._partition_to_write(topic_partition, required_acks, internal_topics_allowed)
-        mark = partition.watermark
-        info, change = partition.append_records_to_leader(records, origin, required_acks)
-        status = ProducePartitionStatus(partition, mark, info.last_offset + 1, response_of(info))
-        return partition, status, change
-
-    def _partition_to_write(
-        self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
-    ) -> Partition:
-        if topic_partition.topic in INTERNAL_TOPICS and not internal_topics_allowed:
-            raise InvalidTopic(f"{topic_partition.topic} is written by the brokers themselves")
-        partition = self.partitions.get_or_error(topic_partition)
-        if required_acks not in VALID_ACKS:
-            if not partition.is_leader:
-                raise NotLeaderOrFollower(f"{topic_partition}: broker {self.broker_id} does not lead it")
-            raise InvalidRequiredAcks(f"acks {required_acks}: 0, 1 or -1 (all)")
-        return partition
+        return self.appends.append_records(
+            entries_per_partition,
+            required_acks=required_acks,
+            timeout_ms=timeout_ms,
+            internal_topics_allowed=internal_topics_allowed,
+            origin=origin,
+        )
 
     def _appended(self, partition: Partition, change: LeaderHwChange) -> None:
         if change is INCREASED:

@@ -1,0 +1,209 @@
+"""AppendManager: appends of producers to the partitions that this broker leads.
+
+An append is a local one, then a wait: with acks=all its future is done when the high watermark covers it.
+The wait is registered before anybody is told of the append, so that no advance of the mark slips in
+between. Thread rule: any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kreplica.common.errors import InvalidRequiredAcks, InvalidTopic, KreplicaError, NotLeaderOrFollower
+from kreplica.common.future import Future, failed, resolved
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.replica.delayed_requests import DelayedRequests
+from kreplica.replica.hosted_partitions import HostedPartitions
+from kreplica.replica.partition_effects import LeaderHwChange
+from kreplica.replica.produce import (
+    ACKS_ALL,
+    VALID_ACKS,
+    PartitionResponse,
+    ProducePartitionStatus,
+    response_of,
+    response_to,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.replica.partition import Partition
+
+PRODUCE_TIMEOUT_MS = 30_000
+# Topics that only the broker's own coordinators write to.
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+Append = Callable[["Partition"], tuple["LogAppendInfo", LeaderHwChange]]
+
+
+class AppendManager:
+    """The appends of broker `broker_id`.
+
+    `on_appended(partition, change)`: records were appended, and the high watermark may have moved.
+    `on_error` (topic partition, error): an append failed, perhaps because of the disk. Both are called with
+    no lock held.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        partitions: HostedPartitions,
+        delayed: DelayedRequests,
+        metrics: MetricRegistry,
+        *,
+        on_appended: Callable[[Partition, LeaderHwChange], None],
+        on_error: Callable[[TopicPartition, KreplicaError], None],
+    ) -> None:
+        self._broker_id = broker_id
+        self._partitions = partitions
+        self._delayed = delayed
+        self._on_appended = on_appended
+        self._on_error = on_error
+        self._bytes_in = metrics.meter("BrokerTopicMetrics", "BytesInPerSec")
+        self._messages_in = metrics.meter("BrokerTopicMetrics", "MessagesInPerSec")
+        self._failed = metrics.meter("BrokerTopicMetrics", "FailedProduceRequestsPerSec")
+
+    def append(
+        self,
+        topic_partition: TopicPartition,
+        records: Buffer,
+        *,
+        required_acks: int = ACKS_ALL,
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> Future[PartitionResponse]:
+        """Append a producer's batch to one partition; the future is done when `required_acks` is met.
+
+        It fails with UnknownTopicOrPartition, KafkaStorageError, NotLeaderOrFollower, NotEnoughReplicas,
+        InvalidRequiredAcks, MessageTooLarge or whatever else is wrong with the batch, and nothing is
+        appended; with NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the
+        append, which may still be committed then.
+        """
+        return self._append_one(
+            topic_partition,
+            lambda partition: partition.append_records_to_leader(records, origin, required_acks),
+            required_acks,
+            timeout_ms,
+            origin,
+        )
+
+    def append_values(
+        self,
+        topic_partition: TopicPartition,
+        values: Sequence[RecordLike],
+        *,
+        required_acks: int = ACKS_ALL,
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+    ) -> Future[PartitionResponse]:
+        """Build one batch from Python values and append it; else as `append`."""
+        return self._append_one(
+            topic_partition,
+            lambda partition: partition.append_values_to_leader(values, required_acks),
+            required_acks,
+            timeout_ms,
+            AppendOrigin.CLIENT,
+        )
+
+    def _append_one(
+        self,
+        topic_partition: TopicPartition,
+        append: Append,
+        required_acks: int,
+        timeout_ms: int,
+        origin: AppendOrigin,
+    ) -> Future[PartitionResponse]:
+        try:
+            partition = self._partition_to_write(
+                topic_partition, required_acks, origin is not AppendOrigin.CLIENT
+            )
+            # Taken before the append, so that it is never that of a later term.
+            mark = partition.watermark
+            info, change = append(partition)
+        except KreplicaError as error:
+            self._refused(topic_partition, error)
+            return failed(error)
+        self._count(info)
+        response = response_of(info)
+        if required_acks == ACKS_ALL:
+            future = self._delayed.await_commit(partition, mark, info.last_offset + 1, response, timeout_ms)
+        else:
+            future = resolved(response)
+        self._on_appended(partition, change)
+        return future
+
+    def append_records(
+        self,
+        entries_per_partition: Mapping[TopicPartition, Buffer],
+        *,
+        required_acks: int = ACKS_ALL,
+        timeout_ms: int = PRODUCE_TIMEOUT_MS,
+        internal_topics_allowed: bool = False,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> Future[dict[TopicPartition, PartitionResponse]]:
+        """Append one batch to each partition; the future gets each one's answer, errors included.
+
+        With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
+        request whose partitions all failed does not wait.
+        """
+        responses: dict[TopicPartition, PartitionResponse] = {}
+        waiting: dict[TopicPartition, ProducePartitionStatus] = {}
+        moved: list[tuple[Partition, LeaderHwChange]] = []
+        for topic_partition, records in entries_per_partition.items():
+            try:
+                partition, status, change = self.append_to_local_log(
+                    topic_partition, records, required_acks, internal_topics_allowed, origin
+                )
+            except KreplicaError as error:
+                self._refused(topic_partition, error)
+                responses[topic_partition] = response_to(error)
+                continue
+            responses[topic_partition] = status.response
+            waiting[topic_partition] = status
+            moved.append((partition, change))
+        if required_acks == ACKS_ALL and waiting:
+            future = self._delayed.await_commits(responses, waiting, timeout_ms)
+        else:
+            future = resolved(responses)
+        for partition, change in moved:
+            self._on_appended(partition, change)
+        return future
+
+    def append_to_local_log(
+        self,
+        topic_partition: TopicPartition,
+        records: Buffer,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+    ) -> tuple[Partition, ProducePartitionStatus, LeaderHwChange]:
+        """Append to the partition's leader here. Raises as `append` fails; nothing is appended then."""
+        partition = self._partition_to_write(topic_partition, required_acks, internal_topics_allowed)
+        mark = partition.watermark
+        info, change = partition.append_records_to_leader(records, origin, required_acks)
+        self._count(info)
+        status = ProducePartitionStatus(partition, mark, info.last_offset + 1, response_of(info))
+        return partition, status, change
+
+    def _partition_to_write(
+        self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
+    ) -> Partition:
+        if topic_partition.topic in INTERNAL_TOPICS and not internal_topics_allowed:
+            raise InvalidTopic(f"{topic_partition.topic} is written by the brokers themselves")
+        partition = self._partitions.get_or_error(topic_partition)
+        if required_acks not in VALID_ACKS:
+            if not partition.is_leader:
+                raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} does not lead it")
+            raise InvalidRequiredAcks(f"acks {required_acks}: 0, 1 or -1 (all)")
+        return partition
+
+    def _count(self, info: LogAppendInfo) -> None:
+        self._bytes_in.mark(info.size)
+        self._messages_in.mark(info.record_count)
+
+    def _refused(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+        self._failed.mark()
+        self._on_error(topic_partition, error)
