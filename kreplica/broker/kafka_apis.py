@@ -9,7 +9,7 @@ keeps no state and holds no lock. Records are handed through as they are.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +34,15 @@ from kio.schema.offset_for_leader_epoch.v4.response import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
+from kio.schema.produce.v11.request import ProduceRequest
+from kio.schema.produce.v11.response import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from kio.serial.readers import tz_aware_from_i64
+from kio.static.primitive import i64
 
 from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
@@ -41,6 +50,7 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.fetch_session import CachedPartition, FetchSession, SessionKey, with_session
 from kreplica.replica.metadata_cache import MetadataCache
+from kreplica.replica.produce import PartitionResponse, response_to
 from kreplica.replica.replica_manager import ReplicaManager
 
 NO_THROTTLE = timedelta(0)
@@ -54,6 +64,7 @@ class KafkaApis:
         self._replicas = replica_manager
         self._metadata = metadata_cache
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+            ProduceRequest: self.handle_produce,
             FetchRequest: self.handle_fetch,
             OffsetForLeaderEpochRequest: self.handle_offset_for_leader_epoch,
             ListOffsetsRequest: self.handle_list_offsets,
@@ -65,6 +76,33 @@ class KafkaApis:
         if handler is None:
             return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
         return handler(request)
+
+    # ---- Produce ------------------------------------------------------------------------------------------
+
+    def handle_produce(self, request: ProduceRequest) -> Future[ProduceResponse | None]:
+        """Produce (0): append each partition's batch. With acks=0 there is no answer: None."""
+        entries: dict[TopicPartition, Any] = {}
+        refused: dict[TopicPartition, PartitionResponse] = {}
+        for topic in request.topic_data:
+            for data in topic.partition_data:
+                topic_partition = TopicPartition(topic.name, data.index)
+                if topic_partition in entries or data.records is None:
+                    text = f"{topic_partition}: twice in a request, or without records"
+                    refused[topic_partition] = response_to(InvalidRequest(text))
+                else:
+                    entries[topic_partition] = data.records
+        result = self._replicas.append_records(
+            {tp: records for tp, records in entries.items() if tp not in refused},
+            required_acks=request.acks,
+            timeout_ms=int(request.timeout.total_seconds() * 1000),
+        )
+        answer: Future[ProduceResponse | None] = Future()
+        result.add_done_callback(
+            lambda done: answer.set_result(
+                _produce_response({**done.result(), **refused}) if request.acks else None
+            )
+        )
+        return answer
 
     # ---- Fetch --------------------------------------------------------------------------------------------
 
@@ -184,6 +222,36 @@ class KafkaApis:
 def code_of(error: KreplicaError) -> ErrorCode:
     """The error's code on the wire."""
     return ErrorCode(error.code)
+
+
+def _produce_response(responses: Mapping[TopicPartition, PartitionResponse]) -> ProduceResponse:
+    topics: dict[str, list[PartitionProduceResponse]] = {}
+    for (topic, number), response in responses.items():
+        topics.setdefault(topic, []).append(_produce_answer(number, response))
+    return ProduceResponse(
+        responses=tuple(
+            TopicProduceResponse(name=name, partition_responses=tuple(answers))
+            for name, answers in topics.items()
+        ),
+        throttle_time=NO_THROTTLE,
+    )
+
+
+def _produce_answer(number: int, response: PartitionResponse) -> PartitionProduceResponse:
+    error = response.error
+    appended_at = response.log_append_time
+    return PartitionProduceResponse(
+        index=number,
+        error_code=ErrorCode.none if error is None else code_of(error),
+        base_offset=response.base_offset,
+        log_append_time=None if appended_at < 0 else tz_aware_from_i64(i64(appended_at)),
+        log_start_offset=response.log_start_offset,
+        record_errors=tuple(
+            BatchIndexAndErrorMessage(batch_index=each.batch_index, batch_index_error_message=each.message)
+            for each in response.record_errors
+        ),
+        error_message=None if error is None else str(error),
+    )
 
 
 def _fetch_refused(error: KreplicaError) -> FetchResponse:
