@@ -10,7 +10,7 @@ import pytest
 import kreplica
 from tests.conformance.adoption import read_by_kafka
 from tests.conformance.compaction_differences import clean, latest
-from tests.conformance.compaction_scripts import draw
+from tests.conformance.compaction_scripts import START_MS, draw
 from tests.conformance.expectation import Expectation, differences
 from tests.conformance.kafka_logs import KafkaLogs
 from tests.conformance.segment_dump import view
@@ -37,7 +37,23 @@ def logs(kafka_logs: KafkaLogs, tmp_path_factory: pytest.TempPathFactory) -> dic
                 values = latest(view(opened)["committed"])
                 clean(opened, each.now_ms, script.slots)
                 assert latest(view(opened)["committed"]) == values
+    directories["public"] = write_and_compact(root / "public-0")
     return directories
+
+
+def write_and_compact(path: Path) -> Path:
+    """A log that was written and compacted by the public face alone, in the passes that a small map wants."""
+    settings = {"cleanup.policy": "compact", "segment.bytes": 4_000, "compression.type": "lz4"}
+    with kreplica.Log.open(path, config=settings, clock=ManualClock(START_MS)) as log:
+        for i in range(600):
+            log.append([(b"key-%d" % (i * 7 % 50), None if i % 11 == 5 else b"value %d" % i)] * (i % 4 + 1))
+        values = latest(view(log)["records"])
+        stats = log.compact(dedupe_buffer_size=16 * 30)
+        assert stats.rounds > 1
+        assert stats.records_after < 100 < stats.records_before
+        assert latest(view(log)["records"]) == values
+        log.append([(b"key-0", b"written on")])
+    return path
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["trusted", "recovered"])
