@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import kreplica
 
-NAMES = {"KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"}
+NAMES = {
+    *("KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"),
+    *("Partition", "ReplicaManager"),
+}
 
 MEMBERS = {
     "Log": {
@@ -25,6 +30,12 @@ MEMBERS = {
 def test_names_of_the_package() -> None:
     assert set(kreplica.__all__) == NAMES
     assert not [name for name in NAMES if not hasattr(kreplica, name)]
+
+
+def test_the_protocols_messages_are_imported_only_when_they_are_needed() -> None:
+    program = "import sys, kreplica; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {"kio", "pyarrow", "uvloop", "pyspark"}.isdisjoint(run.stdout.split())
 
 
 def test_names_of_its_classes() -> None:
