@@ -95,9 +95,13 @@ class LogCleanerManager:
                 return True
             return self._retry_at_ms.get(partition, monotonic_ms) > monotonic_ms
 
-    def _checkpoint_of(self, log: UnifiedLog) -> int:
-        # From now on the log tells before it is cut; that it was cut before it remembers.
+    def watch(self, log: UnifiedLog) -> None:
+        """From now on the log tells before it is cut, so that no checkpoint lies past its end."""
         log.on_truncating = self._truncating
+
+    def _checkpoint_of(self, log: UnifiedLog) -> int:
+        # That it was cut before it was watched the log remembers.
+        self.watch(log)
         with log.lock:
             cut_at = log.take_lowest_cut()
         directory = _directory_of(log)

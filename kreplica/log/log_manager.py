@@ -178,6 +178,7 @@ class LogManager:
 
     def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
         log.on_deleted = partial(self._remove_later, directory)
+        self.cleaner.manager.watch(log)
         if self._on_damage is not None:
             log.on_damage = self._on_damage
         with self._lock:

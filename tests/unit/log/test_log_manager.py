@@ -562,3 +562,16 @@ def test_idle_logs_hold_no_descriptor(tmp_path: Path) -> None:
     assert after - before == 1  # the lock
     assert all(path.stat().st_size < 4096 for path in tmp_path.rglob("*") if path.is_file())
     manager.shutdown()
+
+
+def test_a_cut_lowers_the_cleaners_checkpoint_before_the_cleaner_has_seen_the_log(tmp_path: Path) -> None:
+    manager = started(tmp_path)
+    append(manager.get_or_create_log(ORDERS), 10)
+    manager.shutdown()
+    OffsetCheckpointFile(FileStorage(), f"{tmp_path}/cleaner-offset-checkpoint").write({ORDERS: 8})
+    manager = started(tmp_path)
+    log = manager.get_log(ORDERS)
+    assert log is not None
+    log.truncate_to(5)
+    assert rows(tmp_path, "cleaner-offset-checkpoint") == {ORDERS: 5}
+    manager.shutdown()
