@@ -116,7 +116,7 @@ class LogCleaner:
 
     def _begin(self) -> bool:
         now_ms = self._clock.time_ms()
-        chosen = self.manager.grab_filthiest_compacted_log(now_ms, self._monotonic_ms())
+        chosen = self.manager.grab_filthiest_compacted_log(now_ms, self._monotonic_ms(), self._give_up)
         if chosen is None:
             return False
         if self._cleaner is None:

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from kreplica.common.errors import InvalidFile
+from kreplica.common.errors import InvalidFile, KreplicaError
 from kreplica.common.locks import Lock
 from kreplica.common.types import TopicPartition
 from kreplica.log.log_to_clean import LogToClean, log_to_clean
@@ -62,15 +62,23 @@ class LogCleanerManager:
 
     # ---- choosing -----------------------------------------------------------------------------------------
 
-    def grab_filthiest_compacted_log(self, now_ms: int, monotonic_ms: int) -> LogToClean | None:
-        """The log with the largest part dirty, of those that are due; it is in progress from now on."""
+    def grab_filthiest_compacted_log(
+        self, now_ms: int, monotonic_ms: int, on_error: Callable[[UnifiedLog, KreplicaError], object]
+    ) -> LogToClean | None:
+        """The log with the largest part dirty, of those that are due; it is in progress from now on.
+
+        One that cannot even be looked at is told to `on_error`, and must not keep the others from their turn.
+        """
         found = []
         for log in self._logs():
             if log.config.compact and log.is_writable:
-                checkpoint = self._checkpoint_of(log)
-                self._leave_damaged(log)
-                if not self._is_held_back(log.topic_partition, monotonic_ms):
-                    found.append(log_to_clean(log, checkpoint, now_ms))
+                try:
+                    checkpoint = self._checkpoint_of(log)
+                    self._leave_damaged(log)
+                    if not self._is_held_back(log.topic_partition, monotonic_ms):
+                        found.append(log_to_clean(log, checkpoint, now_ms))
+                except KreplicaError as error:
+                    on_error(log, error)
         self.dirtiest_ratio = max((each.cleanable_ratio for each in found), default=0.0)
         due = [each for each in found if each.is_due]
         if not due:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
+from kreplica._core.records import batches
+from kreplica.common.errors import CorruptMessage
 
 if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 def due(log: UnifiedLog, now_ms: int) -> list[LogSegment]:
     """The segments that retention lets go now, oldest first; the caller holds the log's lock.
 
-    By time: the segment's largest timestamp is older than retention.ms. By size: without it the log still
-    holds retention.bytes. By start: all its offsets are below the log start offset. A topic that is only
-    compacted loses segments by the log start offset alone.
+    By time: its largest timestamp is older than retention.ms; where no record is left in a segment, that of
+    the headers which compaction or a repair put there, or they would hold back all that follows. By size:
+    without it the log still holds retention.bytes. By start: all its offsets are below the log start offset.
+    A topic that is only compacted loses segments by the log start offset alone.
     """
     segments = list(log.local.segments)
     config = log.config
@@ -44,4 +47,10 @@ def due(log: UnifiedLog, now_ms: int) -> list[LogSegment]:
 
 def _is_older(segment: LogSegment, timestamp: int) -> bool:
     largest = segment.largest_timestamp()
-    return largest >= 0 and largest < timestamp
+    if largest >= 0 or segment.size == 0:
+        return 0 <= largest < timestamp
+    try:
+        left = batches(segment.region.slice(0, segment.size))
+        return all(batch.record_count == 0 and batch.max_timestamp < timestamp for batch in left)
+    except CorruptMessage:
+        return False

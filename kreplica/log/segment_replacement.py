@@ -122,7 +122,8 @@ def _put_in_place(log: UnifiedLog, new: Sequence[LogSegment], old: Sequence[LogS
         local.storage.sync_directory(local.directory)
         for segment in new:
             _rename(local, segment, IN_ORDER, SWAP_SUFFIX, "")
-        local.names_changed = True
+        # The next round begins with a .cleaned at the log's start: beside that, no .swap would count.
+        local.storage.sync_directory(local.directory)
         local.segments = local.segments.with_replaced(old, new)
         kept = {segment.base_offset for segment in new}
         for base_offset in (s.base_offset for s in old if s.base_offset not in kept):

@@ -187,6 +187,36 @@ def test_a_bad_batch_makes_the_partition_uncleanable_and_leaves_the_log_as_it_is
     assert node.work() == 0
 
 
+@pytest.mark.parametrize("position", [0, 8, 16], ids=["offset", "length", "magic"])
+def test_a_log_whose_age_cannot_be_told_does_not_keep_the_others_from_their_turn(position):
+    node = Node(names=())
+    node.logs = [node.open("bad", max_compaction_lag_ms=1000), node.open("good")]
+    for log in node.logs:
+        fill(log)
+    region = node.logs[0].local.segments[0].region
+    region.write(position, bytes([region.read(position, 1)[0] ^ 1]))
+    node.clock.now_ms += 10_000
+    node.work()
+    assert list(node.cleaner.uncleanable) == [TopicPartition("bad", 0)]
+    assert list(node.checkpoints()) == [TopicPartition("good", 0)]
+
+
+def test_retention_goes_on_behind_segments_that_compaction_emptied():
+    node = Node(names=())
+    log = node.open("a", cleanup_policy="compact,delete", retention_ms=10_000, segment_bytes=1200)
+    node.logs = [log]
+    fill(log, rounds=10, size=160)
+    log.roll()
+    node.work()
+    empty = [s for s in log.local.segments if s.size and s.largest_timestamp() < 0]
+    assert empty
+    assert empty[0] is log.local.segments[0]
+    assert log.delete_old_segments() == 0, "its records would not be old enough either"
+    node.clock.now_ms += 10_001
+    assert log.delete_old_segments() == len(empty) + 1
+    assert count(log) == 0
+
+
 def test_a_full_disk_leaves_the_log_as_it_is_and_it_is_tried_again():
     node = Node()
     log = node.logs[0]

@@ -167,6 +167,18 @@ def test_a_stop_at_any_step_leaves_the_old_or_the_new(step):
         assert _offsets(again) == [*seen, 60]
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_what_the_next_round_begins_does_not_undo_a_replacement_that_was_done(seed):
+    storage = SimStorage()
+    log = _filled(storage)
+    _replace(log)
+    offsets, first = _offsets(log), log._log.local.segments[0].base_offset
+    segment_replacement.open_cleaned(log._log.local, first, 1000).close()
+    again = _open(storage.after_power_cut(random.Random(seed)))
+    assert again.damage is None
+    assert _offsets(again) == offsets
+
+
 @pytest.mark.parametrize("step", range(0, _stops(), 2))
 def test_a_stop_while_a_replacement_is_finished_changes_nothing(step):
     before, survivors = _stopped_at(step)
