@@ -15,7 +15,7 @@ from rich import progress as bars
 from kreplica.cli.export_files import OF_PARTITION, STANDARD_OUTPUT, SUFFIXES, Output, numbered, sink_of
 from kreplica.cli.output import Fact, console, print_json
 from kreplica.common.config import LogConfig
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import INT64_MAX, TopicPartition
 from kreplica.log.column_reader import COLUMNS, ColumnReader
 from kreplica.log.damage import Damage
 from kreplica.log.diff import is_partition
@@ -65,6 +65,8 @@ def parse_time(text: str | None) -> int | None:
     if text is None:
         return None
     if text.lstrip("-").isdecimal():
+        if abs(int(text)) > INT64_MAX:
+            raise ValueError(f"{text} is no time: it does not fit 64 bits")
         return int(text)
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
@@ -125,6 +127,8 @@ def output_path(
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise ValueError(f"{os.path.dirname(path)} is no directory")
     taken = path if file_rows is None else numbered(path, 0)
+    if os.path.exists(taken) and not os.path.isfile(taken):
+        raise ValueError(f"{taken} is no regular file")
     if os.path.exists(taken) and not overwrite:
         raise ValueError(f"{taken} is there already; --overwrite replaces it")
     return path

@@ -8,6 +8,7 @@ from pathlib import Path
 from kreplica.cli.output import console, print_json, print_table
 from kreplica.cli.progress import progress
 from kreplica.log.repair import Finding, is_partition, repair
+from kreplica.log.repair.finding import BLOCKED
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
@@ -38,7 +39,12 @@ def _summary(findings: list[Finding], left: int, apply: bool) -> str:
     if apply:
         done = sum(finding.done for finding in findings)
         return f"{done} repaired, {left} left" if done or left else "nothing to repair"
-    return f"{left} to repair; nothing was changed, --apply does it" if left else "nothing to repair"
+    if not left:
+        return "nothing to repair"
+    blocked = sum(finding.action == BLOCKED for finding in findings)
+    if blocked:
+        return f"{left} wrong, of which {blocked} cannot be repaired; nothing was changed"
+    return f"{left} to repair; nothing was changed, --apply does it"
 
 
 def is_log(path: Path) -> bool:

@@ -124,7 +124,7 @@ class TimeIndexCheck(_IndexCheck):
 
     SUFFIX = TIME_INDEX_SUFFIX
     ENTRY = struct.Struct(">qi")
-    greatest = -1  # timestamp of the batches so far
+    greatest = -1  # timestamp of the batches so far; an emptied one has no record to be looked for
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
         del position
@@ -136,7 +136,8 @@ class TimeIndexCheck(_IndexCheck):
                 yield self._problem(entry, "no batch has that offset")
             elif batch.max_timestamp != entry.key:
                 yield self._problem(entry, f"the batch with that offset has timestamp {batch.max_timestamp}")
-        self.greatest = max(self.greatest, batch.max_timestamp)
+        if batch.record_count:
+            self.greatest = max(self.greatest, batch.max_timestamp)
 
     def finish(self, whole: bool) -> Iterator[Problem]:
         yield from self._broken

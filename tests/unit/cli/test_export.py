@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -212,6 +213,20 @@ def test_what_was_there_stays_until_the_new_one_is_whole(rotten: str, tmp_path: 
     assert out.read_text() == "before"
     assert export(rotten, "--to", "jsonl", "-o", out, "--overwrite", "--to-offset", 2).exit_code == 0
     assert len(out.read_text().splitlines()) == 2
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for options in ([], ["--overwrite"]):
+        assert export(KAFKA / "codec-none-0", "--to", "jsonl", "-o", pipe, *options).exit_code == 2
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("time", [str(1 << 63), "9" * 5000, "--5", "tomorrow"])
+def test_what_is_no_time_is_a_usage_error(time: str) -> None:
+    for option in ("--from-time", "--to-time"):
+        assert export(KAFKA / "codec-none-0", "--to", "jsonl", "-o", "-", option, time).exit_code == 2
 
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

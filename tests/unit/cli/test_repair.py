@@ -39,6 +39,16 @@ def test_first_it_only_says_what_it_would_do(damaged: Path) -> None:
     assert {file.name: file.read_bytes() for file in damaged.iterdir()} == before
 
 
+def test_it_does_not_promise_what_a_peer_keeps_it_from(damaged: Path, tmp_path: Path) -> None:
+    peer = tmp_path / "none"
+    peer.mkdir()
+    for options in ([], ["--apply"]):
+        result = CliRunner().invoke(app, ["repair", str(damaged), "--from", str(peer), *options])
+        assert result.exit_code == 1
+        assert "--apply does it" not in result.stdout
+    assert result.stdout.splitlines()[-1] == "0 repaired, 1 left"
+
+
 def test_then_it_does_it(damaged: Path) -> None:
     result = CliRunner().invoke(app, ["repair", "--apply", str(damaged)])
     assert result.exit_code == 0

@@ -13,7 +13,9 @@ from kreplica.log import log_loader
 from kreplica.log.checkpoint import OffsetCheckpointFile
 from kreplica.log.log_cleaner import LogCleaner
 from kreplica.log.log_loader import OpenOptions
+from kreplica.log.verify.partition import PartitionVerifier
 from kreplica.sim.storage import SimStorage
+from tests.support.batches import build
 from tests.support.logs import ManualClock
 
 SETTINGS = {
@@ -215,6 +217,24 @@ def test_retention_goes_on_behind_segments_that_compaction_emptied():
     node.clock.now_ms += 10_001
     assert log.delete_old_segments() == len(empty) + 1
     assert count(log) == 0
+
+
+def test_verify_has_nothing_to_say_of_an_emptied_batch_that_was_later_than_those_behind_it():
+    node = Node(names=())
+    log = node.open("a", index_interval_bytes=1, message_timestamp_after_max_ms=1 << 60)
+    node.logs = [log]
+    now_ms = node.clock.now_ms
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    late = build([(b"k", b"old", (), now_ms + 500)], now_ms=now_ms, **producer)
+    log.append_as_leader(late, 0)
+    for key in (b"a", b"b", b"c"):
+        log.append_records([(key, b"stays")])
+    log.append_records([(b"k", b"new")])
+    log.roll()
+    node.work()
+    assert next(iter(log.batches(0))).record_count == 0, "it stays: its producer's last"
+    log.close()
+    assert list(PartitionVerifier(node.storage, log.local.directory, None).problems()) == []
 
 
 def test_a_full_disk_leaves_the_log_as_it_is_and_it_is_tried_again():
