@@ -8,7 +8,6 @@ keeps no state and holds no lock. Records are handed through as they are.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -52,8 +51,12 @@ from kreplica.replica.fetch_session import CachedPartition, FetchSession, Sessio
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.produce import PartitionResponse, response_to
 from kreplica.replica.replica_manager import ReplicaManager
+from kreplica.replica.wire import maker, topic_id_of, uuid_of
+
+_response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopicResponse), maker(FetchAnswer)
 
 NO_THROTTLE = timedelta(0)
+NO_DIVERGENCE = EpochEndOffset()
 ISOLATION = {0: "high_watermark", 1: "txn_committed"}
 
 
@@ -143,7 +146,7 @@ class KafkaApis:
 
     def _asked(self, request: FetchRequest) -> Iterator[CachedPartition]:
         for topic in request.topics:
-            topic_id = Uuid(topic.topic_id.bytes) if topic.topic_id else Uuid.ZERO
+            topic_id = topic_id_of(topic.topic_id)
             name = self._metadata.topic_name(topic_id)
             for asked in topic.partitions:
                 yield CachedPartition(
@@ -158,7 +161,7 @@ class KafkaApis:
 
     def _forgotten(self, request: FetchRequest) -> Iterator[SessionKey]:
         for topic in request.forgotten_topics_data:
-            topic_id = Uuid(topic.topic_id.bytes) if topic.topic_id else Uuid.ZERO
+            topic_id = topic_id_of(topic.topic_id)
             for partition in topic.partitions:
                 yield topic_id, partition
 
@@ -262,12 +265,12 @@ def _fetch_response(session: FetchSession, result: FetchResult) -> FetchResponse
     topics: dict[Uuid, list[FetchAnswer]] = {}
     for cached, data in result:
         topics.setdefault(cached.topic_id, []).append(_fetch_answer(cached, data))
-    return FetchResponse(
+    return _response(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         session_id=session.id,
         responses=tuple(
-            FetchableTopicResponse(topic_id=uuid.UUID(bytes=topic_id.raw), partitions=tuple(answers))
+            _topic_response(topic_id=uuid_of(topic_id), partitions=tuple(answers))
             for topic_id, answers in topics.items()
         ),
     )
@@ -288,13 +291,13 @@ def _fetch_answer(cached: CachedPartition, data: FetchPartitionData) -> FetchAns
         )
     aborted = data.aborted
     diverging = data.diverging_epoch
-    return FetchAnswer(
+    return _answer(
         partition_index=number,
         error_code=ErrorCode.none,
         high_watermark=data.high_watermark,
         last_stable_offset=data.last_stable_offset,
         log_start_offset=data.log_start_offset,
-        diverging_epoch=EpochEndOffset()
+        diverging_epoch=NO_DIVERGENCE
         if diverging is None
         else EpochEndOffset(epoch=diverging[0], end_offset=diverging[1]),
         aborted_transactions=None

@@ -7,7 +7,6 @@ Messages are entities of the package kio, made once for each request. Nothing he
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -37,6 +36,9 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.fetch_session_handler import SessionFetch
 from kreplica.replica.partition_fetch_state import PartitionFetchState
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.wire import maker, topic_id_of, uuid_of
+
+_fetch_request, _fetch_topic, _fetch_partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
 
 # A follower reads all that its leader has.
 READ_UNCOMMITTED = 0
@@ -65,6 +67,7 @@ class RemoteLeaderEndPoint:
         self._broker_epoch = broker_epoch
         self._config = config
         self._transport = transport
+        self._state = ReplicaState(replica_id=broker_id)
         self._max_wait = timedelta(milliseconds=config.replica_fetch_wait_max_ms)
 
     def fetch(self, fetch: SessionFetch) -> Future[FetchResponse]:
@@ -73,7 +76,7 @@ class RemoteLeaderEndPoint:
         topics: dict[Uuid, list[FetchPartition]] = {}
         for topic_partition, data in fetch.to_send.items():
             topics.setdefault(data.topic_id, []).append(
-                FetchPartition(
+                _fetch_partition(
                     partition=topic_partition.partition,
                     current_leader_epoch=data.leader_epoch,
                     fetch_offset=data.fetch_offset,
@@ -86,8 +89,8 @@ class RemoteLeaderEndPoint:
         for topic_partition, topic_id in fetch.to_forget:
             forgotten.setdefault(topic_id, []).append(topic_partition.partition)
         return self._send(
-            FetchRequest(
-                replica_state=ReplicaState(replica_id=self._broker_id, replica_epoch=self._broker_epoch()),
+            _fetch_request(
+                replica_state=self._replica_state(),
                 max_wait=self._max_wait,
                 min_bytes=config.replica_fetch_min_bytes,
                 max_bytes=config.replica_fetch_response_max_bytes,
@@ -95,15 +98,21 @@ class RemoteLeaderEndPoint:
                 session_id=fetch.session_id,
                 session_epoch=fetch.session_epoch,
                 topics=tuple(
-                    FetchTopic(topic_id=uuid.UUID(bytes=topic_id.raw), partitions=tuple(partitions))
+                    _fetch_topic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
                     for topic_id, partitions in topics.items()
                 ),
                 forgotten_topics_data=tuple(
-                    ForgottenTopic(topic_id=uuid.UUID(bytes=topic_id.raw), partitions=tuple(partitions))
+                    ForgottenTopic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
                     for topic_id, partitions in forgotten.items()
                 ),
             )
         )
+
+    def _replica_state(self) -> ReplicaState:
+        epoch = self._broker_epoch()
+        if self._state.replica_epoch != epoch:
+            self._state = ReplicaState(replica_id=self._broker_id, replica_epoch=epoch)
+        return self._state
 
     def fetch_epoch_end_offsets(
         self, states: Iterable[PartitionFetchState], epochs: Mapping[TopicPartition, int]
@@ -152,7 +161,7 @@ class RemoteLeaderEndPoint:
 def fetch_answers(response: FetchResponse) -> Iterator[tuple[Uuid, int, FetchAnswer]]:
     """(topic id, partition, answer) for each partition of a response."""
     for topic in response.responses:
-        topic_id = Uuid(topic.topic_id.bytes) if topic.topic_id else Uuid.ZERO
+        topic_id = topic_id_of(topic.topic_id)
         for answer in topic.partitions:
             yield topic_id, answer.partition_index, answer
 
