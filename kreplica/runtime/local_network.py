@@ -9,7 +9,7 @@ thread, which also goes on where a caller has done its share, and runs what is d
 wait for a future.
 
 Ownership: the network owns its thread, from `start` to `shutdown`. Thread rule: any thread may call anything.
-`_changed` guards queues, timers, lives and calls; nothing is called under it. A queue is run by one thread at
+`_lock` guards queues, timers, lives and calls; nothing is called under it. A queue is run by one thread at
 a time, different ones by several.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from kreplica._core.timing_wheel import TimingWheel
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future, failed
-from kreplica.common.locks import Condition
+from kreplica.common.locks import Condition, Lock
 from kreplica.common.ports import Clock
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
@@ -55,7 +55,7 @@ class LocalLoop:
         self._network = network
         self.endpoint = endpoint
         self.name = name
-        # Guarded by the network's _changed; the thread that runs the queue takes from it.
+        # Guarded by the network's _lock; the thread that runs the queue takes from it.
         self.tasks: deque[Task] = deque()
         self.is_queued = False  # it waits for a thread, or has one
 
@@ -71,20 +71,20 @@ class LocalLoop:
 class LocalTimer:
     """A task that waits for its time; `cancel` keeps it from running again."""
 
-    __slots__ = ("_network", "deadline_ms", "handle", "is_cancelled", "loop", "period_ms", "task", "ticket")
+    __slots__ = ("deadline_ms", "handle", "is_cancelled", "loop", "network", "period_ms", "task", "ticket")
 
     def __init__(self, network: LocalNetwork, loop: LocalLoop, task: Task, period_ms: int | None) -> None:
-        self._network = network
+        self.network = network
         self.loop = loop
         self.task = task
         self.period_ms = period_ms
-        # Guarded by the network's _changed; a ticket of 0: it waits for nothing.
+        # Guarded by the network's _lock; a ticket of 0: it waits for nothing.
         self.is_cancelled = False
         self.deadline_ms = self.ticket = self.handle = 0
 
     def cancel(self) -> None:
         """Never run it again; a run that has begun goes on."""
-        self._network._cancel(self)
+        self.network._cancel(self)
 
     def run(self) -> None:
         """Do the task; its loop calls this when the time has come."""
@@ -94,7 +94,7 @@ class LocalTimer:
             self.task()
         finally:
             if self.period_ms is not None:
-                self._network._arm(self, self.period_ms)
+                self.network._arm(self, self.period_ms)
 
 
 class LocalEndpoint:
@@ -103,9 +103,10 @@ class LocalEndpoint:
     def __init__(self, network: LocalNetwork, node_id: int) -> None:
         self._network = network
         self.node_id = node_id
-        # Guarded by the network's _changed:
+        # Guarded by the network's _lock:
         self.is_alive = True
         self.handle: Handler | None = None
+        self.timeouts = LocalLoop(network, self, "timeout")
         self.links: dict[int, LocalLoop] = {}  # the requests that come to it, by sender
         self.runners: list[int] = []  # the threads that run one of its queues
 
@@ -122,20 +123,35 @@ class LocalEndpoint:
         return self._network._arm(LocalTimer(self._network, self.loop(name), task, period_ms), delay_ms)
 
 
-class _Call:
-    """A request whose sender waits for the answer."""
+class _Call(LocalTimer):
+    """A request whose sender waits for the answer, and the timer that ends the wait."""
 
-    __slots__ = ("future", "number", "receiver", "request", "sender", "timer")
+    __slots__ = ("future", "number", "receiver", "request", "sender", "timeout_ms")
 
     def __init__(
-        self, number: int, sender: LocalEndpoint, receiver: LocalEndpoint, request: Any, timer: LocalTimer
+        self,
+        network: LocalNetwork,
+        number: int,
+        sender: LocalEndpoint,
+        receiver: LocalEndpoint,
+        request: Any,
+        timeout_ms: int,
     ) -> None:
+        self.network = network
+        self.loop = sender.timeouts
+        self.period_ms = None
+        self.is_cancelled = False
         self.number = number
         self.sender = sender
         self.receiver = receiver
         self.request = request
-        self.timer = timer
+        self.timeout_ms = timeout_ms
         self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        """No answer came in time; the sender's loop calls this."""
+        what = f"no answer from node {self.receiver.node_id} within {self.timeout_ms} ms"
+        self.network._fail(self, what)
 
 
 class _Draining:
@@ -176,8 +192,9 @@ class LocalNetwork:
         self._on_error = on_error
         self._draining = _Draining(self)
         self._thread_local = _ThreadLocal()
-        self._changed = Condition()
-        # Guarded by _changed:
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        # Guarded by _lock:
         self._ready: deque[LocalLoop] = deque()
         self._lives: dict[int, LocalEndpoint] = {}
         self._calls: dict[int, _Call] = {}
@@ -195,14 +212,14 @@ class LocalNetwork:
 
     def join(self, node_id: int) -> LocalEndpoint:
         """A new life of the node: from now on requests to it are for this endpoint."""
-        with self._changed:
+        with self._lock:
             assert node_id not in self._lives, f"node {node_id} lives already"
             endpoint = self._lives[node_id] = LocalEndpoint(self, node_id)
             return endpoint
 
     def register(self, endpoint: LocalEndpoint, handle: Handler) -> None:
         """Let `handle` answer the requests that come to the endpoint, while it lives."""
-        with self._changed:
+        with self._lock:
             endpoint.handle = handle
 
     def leave(self, endpoint: LocalEndpoint) -> None:
@@ -211,7 +228,7 @@ class LocalNetwork:
         Those who wait for its answers get a NetworkException.
         """
         own = threading.get_ident()
-        with self._changed:
+        with self._lock:
             endpoint.is_alive = False
             if self._lives.get(endpoint.node_id) is endpoint:
                 del self._lives[endpoint.node_id]
@@ -222,7 +239,7 @@ class LocalNetwork:
 
     def disconnect(self, node_id: int) -> None:
         """End every call from and to the node with a NetworkException; new ones may follow."""
-        with self._changed:
+        with self._lock:
             calls = list(self._calls.values())
         for call in calls:
             if node_id in (call.sender.node_id, call.receiver.node_id):
@@ -238,7 +255,7 @@ class LocalNetwork:
 
     def shutdown(self) -> None:
         """Stop the thread after the task that it is running; what waits is dropped."""
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -254,7 +271,7 @@ class LocalNetwork:
 
     def wait_until_idle(self, timeout: float) -> bool:
         """Return when no task is left or running, and no timer is due; False after `timeout` seconds."""
-        with self._changed:
+        with self._lock:
             self._idlers += 1
             try:
                 return self._changed.wait_for(self._is_idle, timeout)
@@ -263,7 +280,7 @@ class LocalNetwork:
 
     def clock_moved(self) -> None:
         """Look for what is due now: the clock was set forward."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _is_idle(self) -> bool:
@@ -273,7 +290,7 @@ class LocalNetwork:
     def _run(self) -> None:
         self._thread_local.depth = 1
         while True:
-            with self._changed:
+            with self._lock:
                 due = self._take_due()
                 while not (due or self._ready or self._is_stopping):
                     following = self._wheel.next_deadline()
@@ -293,29 +310,42 @@ class LocalNetwork:
 
     def _drain(self, turns: int) -> None:
         """Run queues until none is ready, at most so many turns; the network's thread has what is left."""
-        changed, ready = self._changed, self._ready
-        own = threading.get_ident()
+        lock, own = self._lock, threading.get_ident()
+        loop: LocalLoop | None = None
         for _ in range(turns):
-            with changed:
-                if not ready or self._is_stopping:
-                    return
-                loop = ready.popleft()
-                loop.endpoint.runners.append(own)
-                self._running += 1
+            with lock:
+                if loop is not None:
+                    self._end_turn(loop, own)
+                loop = self._begin_turn(own)
+            if loop is None:
+                return
             self._run_turn(loop)
-            with changed:
-                endpoint = loop.endpoint
-                endpoint.runners.remove(own)
-                self._running -= 1
-                if loop.tasks and endpoint.is_alive:
-                    ready.append(loop)
-                else:
-                    loop.is_queued = False
-                if not endpoint.is_alive or (self._idlers and not ready):
-                    changed.notify_all()
-        with changed:
-            if ready:
-                changed.notify()
+        with lock:
+            if loop is not None:
+                self._end_turn(loop, own)
+            if self._ready:
+                self._changed.notify()
+
+    def _begin_turn(self, thread: int) -> LocalLoop | None:
+        # Under _lock.
+        if not self._ready or self._is_stopping:
+            return None
+        loop = self._ready.popleft()
+        loop.endpoint.runners.append(thread)
+        self._running += 1
+        return loop
+
+    def _end_turn(self, loop: LocalLoop, thread: int) -> None:
+        # Under _lock.
+        endpoint = loop.endpoint
+        endpoint.runners.remove(thread)
+        self._running -= 1
+        if loop.tasks and endpoint.is_alive:
+            self._ready.append(loop)
+        else:
+            loop.is_queued = False
+        if not endpoint.is_alive or (self._idlers and not self._ready):
+            self._changed.notify_all()
 
     def _run_turn(self, loop: LocalLoop) -> None:
         tasks, endpoint = loop.tasks, loop.endpoint
@@ -328,11 +358,11 @@ class LocalNetwork:
                 self._on_error(loop.name, error)
 
     def _post(self, loop: LocalLoop, task: Task) -> None:
-        with self._changed:
+        with self._lock:
             self._queue(loop, task)
 
     def _queue(self, loop: LocalLoop, task: Task) -> None:
-        # Under _changed. A thread that drains will see it; without one the network's own is woken.
+        # Under _lock. A thread that drains will see it; without one the network's own is woken.
         if not loop.endpoint.is_alive:
             return
         loop.tasks.append(task)
@@ -348,12 +378,12 @@ class LocalNetwork:
         return self._clock.monotonic_ns() // 1_000_000
 
     def _arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer:
-        with self._changed:
+        with self._lock:
             self._add_timer(timer, delay_ms)
         return timer
 
     def _add_timer(self, timer: LocalTimer, delay_ms: int) -> None:
-        # Under _changed.
+        # Under _lock.
         if timer.is_cancelled or not timer.loop.endpoint.is_alive:
             return
         self._tickets += 1
@@ -366,24 +396,24 @@ class LocalNetwork:
             self._changed.notify()
 
     def _cancel(self, timer: LocalTimer) -> None:
-        with self._changed:
+        with self._lock:
             self._drop_timer(timer)
 
     def _drop_timer(self, timer: LocalTimer) -> None:
-        # Under _changed.
+        # Under _lock.
         timer.is_cancelled = True
         if self._timers.pop(timer.ticket, None) is not None:
             self._wheel.cancel(timer.handle)
 
     def _take_due(self) -> list[LocalTimer]:
-        # Under _changed.
+        # Under _lock.
         due = [self._timers.pop(ticket) for ticket in self._wheel.advance(self._now_ms())]
         return sorted(due, key=lambda timer: (timer.deadline_ms, timer.ticket))
 
     # ---- messages -----------------------------------------------------------------------------------------
 
     def _send(self, sender: LocalEndpoint, node_id: int, request: Any, timeout_ms: int) -> Future[Any]:
-        with self._changed:
+        with self._lock:
             if not sender.is_alive:
                 return Future()
             receiver = self._lives.get(node_id)
@@ -394,11 +424,8 @@ class LocalNetwork:
             link = receiver.links.get(sender.node_id)
             if link is None:
                 link = receiver.links[sender.node_id] = receiver.loop(f"requests of node {sender.node_id}")
-            timer = LocalTimer(
-                self, sender.loop("timeout"), partial(self._time_out, number, timeout_ms), None
-            )
-            call = self._calls[number] = _Call(number, sender, receiver, request, timer)
-            self._add_timer(timer, timeout_ms)
+            call = self._calls[number] = _Call(self, number, sender, receiver, request, timeout_ms)
+            self._add_timer(call, timeout_ms)
             take = partial(self._take, call)
             if self.gate is None:
                 self._queue(link, take)
@@ -436,17 +463,12 @@ class LocalNetwork:
         if self._end(call):
             call.future.set_result(body)
 
-    def _time_out(self, number: int, timeout_ms: int) -> None:
-        call = self._calls.get(number)
-        if call is not None:
-            self._fail(call, f"no answer from node {call.receiver.node_id} within {timeout_ms} ms")
-
     def _fail(self, call: _Call, why: str) -> None:
         if self._end(call):
             call.future.set_exception(NetworkException(why))
 
     def _end(self, call: _Call) -> bool:
         # Whoever takes the call out of the table resolves its future; nobody for a sender that is dead.
-        with self._changed:
-            self._drop_timer(call.timer)
+        with self._lock:
+            self._drop_timer(call)
             return self._calls.pop(call.number, None) is not None and call.sender.is_alive
