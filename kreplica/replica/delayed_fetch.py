@@ -159,8 +159,9 @@ class DelayedFetch:
         result = self._read_ready()
         if not self._is_enough(result):
             if params.max_wait_ms > 0 and session.partitions:
-                self._too_little = [cached for cached, data in result if has_news(cached, data)]
-                self._has_marks = any(d.records is None and has_news(c, d) for c, d in result)
+                news = [pair for pair in result if has_news(*pair)] if params.wants_all else result
+                self._too_little = [cached for cached, _ in news]
+                self._has_marks = any(data.records is None for _, data in news)
                 return False
         elif params.wants_all and len(result) < len(session.partitions):
             result = self._look_at_all()

@@ -89,9 +89,10 @@ class FetchManager:
         session.clock.last_fetch_time_ms = self.now_ms()
         fetch = DelayedFetch(session, params, self._read)
         if not fetch.start():
-            fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
-            if fetch.may_linger:
+            if fetch.may_linger and self._linger_ms <= params.max_wait_ms:
                 self._linger(fetch)
+            else:
+                fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
             if fetch.future.done():
                 self._end_wait(fetch)
         if not session.is_lasting:
@@ -114,7 +115,7 @@ class FetchManager:
             if session is None or not session.is_privileged:
                 self._try(cached)
                 continue
-            fetch = cached.notify()
+            fetch = None if cached.is_being_noted else cached.notify()
             if fetch is not None and not fetch.linger_handle:
                 self._linger(fetch)
 
@@ -190,25 +191,29 @@ class FetchManager:
             at_least_one=at_least_one and not throttled,
         )
         if params.is_from_follower and cached.is_unanswered:
-            self._note_follower(partition, cached, params, read)
+            read = self._note_follower(partition, cached, params, read)
         self._count(params, read)
         return FetchPartitionData(
-            high_watermark=read.high_watermark,
-            last_stable_offset=read.last_stable_offset,
-            log_start_offset=read.log_start_offset,
-            records=read.records,
-            aborted=read.aborted if params.isolation == "txn_committed" else None,
-            diverging_epoch=read.diverging_epoch,
-            is_from_older_segment=read.records is not None
+            None,
+            read.high_watermark,
+            read.last_stable_offset,
+            read.log_start_offset,
+            read.records,
+            read.aborted if params.isolation == "txn_committed" else None,
+            read.diverging_epoch,
+            read.records is not None
             and partition.local_log.local.segments.active.base_offset > cached.fetch_offset,
-            is_throttled=throttled,
-            bound=_bound(read, params.isolation),
+            throttled,
+            _bound(read, params.isolation),
         )
 
     def _note_follower(
         self, partition: Partition, cached: CachedPartition, params: FetchParams, read: LogReadInfo
-    ) -> None:
-        """Once for each time that the follower names the partition."""
+    ) -> LogReadInfo:
+        """Once for each time that the follower names the partition; the read, with the marks as they are now.
+
+        The high watermark moves by that very often, and whoever moves it tells all sessions but this one.
+        """
         cached.is_unanswered = False
         session = cached.session
         assert session is not None
@@ -217,8 +222,22 @@ class FetchManager:
         )
         if session.is_lasting:
             partition.attach_fetch_clock(params.replica_id, session.clock)
-        if effects is not NOTHING:
+        if effects is NOTHING:
+            return read
+        cached.is_being_noted = True
+        try:
             self._act(partition, effects)
+        finally:
+            # First this, then the look, so that nobody's news falls in between.
+            cached.is_being_noted = False
+        log = partition.local_log
+        if read.high_watermark == log.high_watermark:
+            return read
+        if read.records is not None or read.diverging_epoch is not None:
+            # It goes with an answer that does not wait; the next one tells the mark.
+            cached.notify()
+            return read
+        return read._replace(high_watermark=log.high_watermark, last_stable_offset=log.last_stable_offset)
 
     def _count(self, params: FetchParams, read: LogReadInfo) -> None:
         if read.records is not None:

@@ -39,12 +39,14 @@ class CachedPartition:
 
     `partition` is where the session listens: None where this broker has not the partition, or had not when
     it was looked up last. `is_unanswered`: named by a request since the last answer that had it.
+    `is_being_noted`: what its fetch has moved is being acted on; the marks are looked at again after that.
     """
 
     __slots__ = (
         "current_leader_epoch",
         "fetch_offset",
         "high_watermark_sent",
+        "is_being_noted",
         "is_unanswered",
         "last_fetched_epoch",
         "log_start_offset",
@@ -77,6 +79,7 @@ class CachedPartition:
         self.high_watermark_sent = NO_OFFSET
         self.log_start_sent = NO_OFFSET
         self.is_unanswered = True
+        self.is_being_noted = False
         self.partition: Partition | None = None
         self.session: FetchSession | None = None
 

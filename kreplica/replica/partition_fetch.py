@@ -79,6 +79,10 @@ def fetch_records(
         diverging = _diverging_epoch(log, start, end, fetch_offset, last_fetched_epoch)
         if diverging is not None:
             return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch, diverging)
+    if fetch_offset == end and isolation == "log_end" and log.stopped_at is None:
+        # A follower that has everything, as each one does between two appends.
+        log_reader.check_start(log, fetch_offset)
+        return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch)
     try:
         read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)
     except LogClosed as error:

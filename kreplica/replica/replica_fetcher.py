@@ -401,7 +401,10 @@ class ReplicaFetcher:
     def _maybe_fetch(self) -> bool:
         """Fetch what is not being truncated, delayed or held back; False where there is nothing."""
         self._hold_back()
-        out = {*self._truncating, *self._out_of_range, *self._delayed, *self._held_back}
+        out: set[TopicPartition] = set()
+        for left_out in (self._truncating, self._out_of_range, self._delayed, self._held_back):
+            if left_out:
+                out.update(left_out)
         if len(out) >= len(self._states):
             return False
         names = self._states if self._session.is_new else self._changed
@@ -447,13 +450,11 @@ class ReplicaFetcher:
         )
 
     def _fetched(self, response: FetchResponse) -> None:
-        error = BY_CODE.get(int(response.error_code))
-        if error in (FetchSessionIdNotFound, InvalidFetchSessionEpoch):
-            self._session.failed(is_unknown=error is FetchSessionIdNotFound)
-            return
         if response.error_code:
-            self._session.failed(is_unknown=False)
-            self._back_off()
+            error = BY_CODE.get(int(response.error_code))
+            self._session.failed(is_unknown=error is FetchSessionIdNotFound)
+            if error not in (FetchSessionIdNotFound, InvalidFetchSessionEpoch):
+                self._back_off()
             return
         self._session.answered(response.session_id)
         for topic_id, number, answer in fetch_answers(response):
@@ -501,7 +502,9 @@ class ReplicaFetcher:
             if self._quota.is_throttled(state.topic_partition):
                 self._quota.record(len(records))
         moved |= partition.update_follower_high_watermark(answer.high_watermark, epoch)
-        started = partition.maybe_increment_log_start_offset(answer.log_start_offset, epoch)
+        started = answer.log_start_offset > log.log_start_offset and (
+            partition.maybe_increment_log_start_offset(answer.log_start_offset, epoch)
+        )
         end = log.log_end_offset
         lag = max(0, answer.high_watermark - end)
         if end == state.fetch_offset and not started and lag == state.lag:

@@ -44,7 +44,9 @@ def maker(entity: Callable[P, E]) -> Callable[P, E]:
         else:
             scope[f"default_{name}"] = field.default
             parameters.append(f"{name}=default_{name}")
-    source = f"def make(*, {', '.join(parameters)}):\n    made = new(entity)\n{''.join(steps)}    return made\n"
+    source = (
+        f"def make(*, {', '.join(parameters)}):\n    made = new(entity)\n{''.join(steps)}    return made\n"
+    )
     exec(source, scope)
     make: Callable[P, E] = scope["make"]
     return make

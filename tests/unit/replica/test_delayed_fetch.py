@@ -220,6 +220,53 @@ def test_a_new_high_watermark_reaches_followers_without_new_records() -> None:
     assert [at.partition(broker).high_watermark for broker in (2, 3)] == [1, 1]
 
 
+def fetch_as_follower(at: Replicas, broker_id: int, session: FetchSession, *offsets: int):
+    """A fetch of broker 1 as the follower would send it, naming the partition at each of these offsets."""
+    wanted = [
+        CachedPartition(
+            T0,
+            at.controller.topic_id("t"),
+            fetch_offset=offset,
+            max_bytes=1 << 20,
+            current_leader_epoch=at.partition().leader_epoch,
+            log_start_offset=0,
+        )
+        for offset in offsets
+    ]
+    session.ask(wanted)
+    epoch = at.controller.get_alive_broker_epoch(broker_id)
+    params = FetchParams(broker_id, epoch, 500, 1, 1 << 20, "log_end", False)
+    return at.manager().fetches.fetch_messages(session, params)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_the_fetch_that_moves_the_high_watermark_tells_it_with_one_look(
+    monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    at = Replicas(brokers=2)
+    # Broker 2 is played from here.
+    at.manager(2).fetchers.shutdown()
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(1, is_privileged=True, now_ms=fetches.now_ms())
+    data_of_first = fetch_as_follower(at, 2, session, 0)
+    waiting = [at.manager().append(T0, batch(b"x")) for _ in range(1 + behind)]
+    assert data_of(data_of_first).records is not None
+    looks = []
+    look = fetches._read_from
+    monkeypatch.setattr(fetches, "_read_from", lambda *given: looks.append(given) or look(*given))
+    answer = fetch_as_follower(at, 2, session, 1)
+    assert waiting[0].done()
+    assert len(looks) == 1
+    if behind:
+        # It is answered with records as the read has found them; the partition has news for the next one.
+        assert data_of(answer).high_watermark == 0
+        answer = fetch_as_follower(at, 2, session)
+    else:
+        assert not answer.done()
+        at.pass_time(fetches._linger_ms + 1)
+    assert data_of(answer).high_watermark == 1
+
+
 def test_a_fetch_that_its_fetcher_gave_up_is_answered_when_the_next_comes() -> None:
     at = Replicas()
     fetches = at.manager().fetches
