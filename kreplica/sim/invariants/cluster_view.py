@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.replica_view import Cell, ReplicaView
@@ -196,12 +196,9 @@ class ClusterView:
             view.former, view.decided = view.decided, state
             view.was_decided = True
             self._note_members(view, state)
-            was_unclean = (
-                view.former is not None
-                and state.leader_epoch > view.former.leader_epoch
-                and state.leader not in (*view.former.isr, NO_LEADER)
-            )
-            if was_unclean:
+            if view.former is not None and _is_unclean(view.former, state):
+                # What it holds now: it may have come back since the last look.
+                yield from self._look_at(state.leader)
                 view.void(state.leader, state.leader_epoch)
             yield view
 
@@ -234,3 +231,11 @@ class ClusterView:
             if changed or is_new:
                 view.changed.append(replica)
                 yield view
+
+
+def _is_unclean(former: LeaderAndIsr, state: LeaderAndIsr) -> bool:
+    # Also where the controller says so of a member of the ISR: one that came back with less than it had.
+    recovering = LeaderRecoveryState.RECOVERING
+    begins_recovery = recovering is state.leader_recovery_state is not former.leader_recovery_state
+    was_out_of_sync = state.leader not in (*former.isr, NO_LEADER)
+    return state.leader_epoch > former.leader_epoch and (was_out_of_sync or begins_recovery)

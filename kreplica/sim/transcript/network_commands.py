@@ -165,9 +165,13 @@ def _said(script: Transcript, message: HeldMessage) -> Iterator[str]:
     elif message.name == "OffsetForLeaderEpoch":
         for topic in body.topics:
             for partition in topic.partitions:
-                epoch = partition.leader_epoch
-                end = "" if message.is_request else f" ends at {partition.end_offset}"
-                yield f"epoch {epoch}{end}"
+                epoch = f"epoch {partition.leader_epoch}"
+                if message.is_request:
+                    yield f"{epoch}, asked in {partition.current_leader_epoch}"
+                elif partition.error_code:
+                    yield partition.error_code.name
+                else:
+                    yield f"{epoch} ends at {partition.end_offset}"
 
 
 def _fetch_asks(script: Transcript, request: Any) -> Iterator[str]:
