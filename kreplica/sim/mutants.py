@@ -50,8 +50,14 @@ def mutant(owner: Any, name: str) -> Callable[[Callable[[Replacement], Replaceme
 
 @contextmanager
 def switched_on(name: str) -> Iterator[None]:
+    """Have the mutant of MUTANTS in the code while the block runs."""
+    with built_in(MUTANTS[name]):
+        yield
+
+
+@contextmanager
+def built_in(chosen: Mutant) -> Iterator[None]:
     """Have the mutant in the code while the block runs."""
-    chosen = MUTANTS[name]
     # From the class's own table, so that a static or class method is put back as one.
     original = vars(chosen.owner)[chosen.name]
     setattr(chosen.owner, chosen.name, chosen.make(original))

@@ -1,0 +1,118 @@
+"""Mutants that a random run meets too rarely, or never: each is the bug of one history that a script replays.
+
+Kept apart from `mutants.MUTANTS`, of which each is caught in random runs. Thread rule: as there.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kreplica.log import truncation
+from kreplica.replica.partition import Partition
+from kreplica.replica.remote_leader_endpoint import fetch_answers
+from kreplica.replica.replica_fetcher import ReplicaFetcher
+from kreplica.replica.replica_manager import ReplicaManager
+from kreplica.sim.mutants import Mutant, Replacement
+
+HISTORY_MUTANTS: dict[str, Mutant] = {}
+
+
+def history_mutant(owner: Any, name: str) -> Callable[[Callable[[Replacement], Replacement]], Any]:
+    """As mutants.mutant, for HISTORY_MUTANTS."""
+
+    def register(make: Callable[[Replacement], Replacement]) -> Any:
+        HISTORY_MUTANTS[make.__name__] = Mutant(owner, name, make, (make.__doc__ or "").strip())
+        return make
+
+    return register
+
+
+@history_mutant(truncation, "forget_epochs")
+def keep_epochs_at_the_end(forget_epochs: Replacement) -> Replacement:
+    """A cut at the log's end does nothing, so an epoch that begins there stays (KAFKA-10706)."""
+
+    def forget(log: Any, end_offset: int) -> None:
+        if end_offset < log.log_end_offset:
+            forget_epochs(log, end_offset)
+
+    return forget
+
+
+@history_mutant(ReplicaFetcher, "_take_answer")
+def take_the_mark_of_diverging_answers(take_answer: Replacement) -> Replacement:
+    """A follower takes over the high watermark before it cuts where the logs part (KAFKA-14704)."""
+
+    def take(fetcher: Any, topic_partition: Any, answer: Any) -> None:
+        state = fetcher.state_of(topic_partition)
+        if answer.diverging_epoch.end_offset >= 0:
+            partition = fetcher._partitions.get(topic_partition)
+            partition.update_follower_high_watermark(answer.high_watermark, state.leader_epoch)
+        take_answer(fetcher, topic_partition, answer)
+
+    return take
+
+
+@history_mutant(Partition, "update_follower_fetch_state")
+def count_diverging_fetches(update_follower_fetch_state: Replacement) -> Replacement:
+    """A follower is believed to have what lies below the offset of a diverging fetch (KAFKA-13141)."""
+
+    def update(partition: Any, replica_id: int, read: Any, *arguments: Any) -> Any:
+        read = read._replace(diverging_epoch=None)
+        return update_follower_fetch_state(partition, replica_id, read, *arguments)
+
+    return update
+
+
+@history_mutant(ReplicaFetcher, "_fetched")
+def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
+    """A diverging answer is applied, whoever is fetched from by now (KAFKA-13207)."""
+
+    def take(fetcher: Any, response: Any) -> None:
+        for topic_id, number, answer in fetch_answers(response):
+            for topic_partition, told in fetcher._session.sent.items():
+                is_meant = (told.topic_id, topic_partition.partition) == (topic_id, number)
+                if is_meant and answer.diverging_epoch.end_offset >= 0:
+                    partition = fetcher._partitions.get(topic_partition)
+                    partition.truncate_to(answer.diverging_epoch.end_offset)
+        fetched(fetcher, response)
+
+    return take
+
+
+@history_mutant(ReplicaManager, "checkpoint_high_watermarks")
+def forget_marks_without_a_leader(_: Replacement) -> Replacement:
+    """The checkpoint of high watermarks has only partitions that are led by somebody (KAFKA-1647)."""
+
+    def checkpoint(manager: Any) -> None:
+        for directory in manager.log_manager._online():
+            directory._marks.write(
+                {
+                    topic_partition: log.high_watermark
+                    for topic_partition, log in directory.logs.items()
+                    if _is_led(manager, topic_partition)
+                }
+            )
+
+    return checkpoint
+
+
+def _is_led(manager: Any, topic_partition: Any) -> bool:
+    partition = manager.partitions.get(topic_partition)
+    leader = None if partition is None else partition.term.leader
+    return leader is not None and manager._metadata_cache.get_alive_broker_epoch(leader) is not None
+
+
+@history_mutant(truncation, "truncate_fully_and_start_at")
+def leave_the_mark_behind(truncate_fully_and_start_at: Replacement) -> Replacement:
+    """A log that begins anew at an offset keeps its high watermark below it (KAFKA-9491)."""
+
+    def truncate(log: Any, offset: int) -> Any:
+        before = log.high_watermark
+        gone = truncate_fully_and_start_at(log, offset)
+        log.state.update(high_watermark=before, last_stable_offset=before)
+        return gone
+
+    return truncate
