@@ -47,7 +47,13 @@ from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
-from kreplica.replica.fetch_session import CachedPartition, FetchSession, SessionKey, with_session
+from kreplica.replica.fetch_session import (
+    FINAL_EPOCH,
+    CachedPartition,
+    FetchSession,
+    SessionKey,
+    with_session,
+)
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.produce import PartitionResponse, response_to
 from kreplica.replica.replica_manager import ReplicaManager
@@ -138,6 +144,9 @@ class KafkaApis:
             min(request.max_bytes, self._replicas.config.fetch_max_bytes),
             isolation,
             is_full,
+            # A consumer that names its rack may be answered by a follower (KIP-392).
+            only_leader=is_from_follower or not request.rack_id,
+            is_for_repair=is_from_follower and request.session_epoch == FINAL_EPOCH,
         )
         answer: Future[FetchResponse] = Future()
         result = fetches.fetch_messages(session, params)

@@ -302,6 +302,30 @@ class LogManager:
         self._add(directory, log)
         return log
 
+    def reopen_log(self, partition: TopicPartition, mend: Callable[[], None]) -> UnifiedLog:
+        """Open a log again at which recovery stopped, once `mend` has put its files in order.
+
+        Raises what `mend` raises, and KafkaStorageError; the log is opened again all the same
+        where it can be.
+        """
+        with self._lock:
+            directory = next(each for each in self._online() if partition in each.logs)
+            directory.logs.pop(partition).abandon()
+            points, starts, marks = directory.read_checkpoints()
+            options = OpenOptions(
+                recovery_point=points.get(partition, 0),
+                log_start_offset=starts.get(partition, 0),
+                high_watermark=marks.get(partition, 0),
+            )
+            try:
+                mend()
+            finally:
+                self._guarded(directory, partial(self._open_log, directory, partition, options))
+            log = self.get_log(partition)
+            if log is None:
+                raise KafkaStorageError(f"{partition}: its log directory is offline")
+            return log
+
     def _check_topic_id(self, log: UnifiedLog, topic_id: Uuid) -> None:
         file = PartitionMetadataFile(self._storage, log.local.directory)
         found = file.read()

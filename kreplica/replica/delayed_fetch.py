@@ -32,7 +32,8 @@ class FetchParams(NamedTuple):
 
     `replica_id`: the follower's broker id, or CONSUMER; `replica_epoch`: its broker epoch. `isolation`:
     "log_end" (a follower's), "high_watermark" or "txn_committed". `wants_all`: the answer names every
-    partition, not only those with news.
+    partition, not only those with news. `only_leader`: a follower is not to answer. `is_for_repair`: a
+    replica asks outside of any session, as one that lacks a range does (see damage_repair).
     """
 
     replica_id: int
@@ -42,6 +43,8 @@ class FetchParams(NamedTuple):
     max_bytes: int
     isolation: str
     wants_all: bool = True
+    only_leader: bool = True
+    is_for_repair: bool = False
 
     @property
     def is_from_follower(self) -> bool:

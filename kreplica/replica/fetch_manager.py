@@ -180,6 +180,9 @@ class FetchManager:
                 f"{cached.topic_partition}: its id is {known.topic_id}, not {cached.topic_id}"
             )
         replica_id = params.replica_id
+        if params.is_for_repair:
+            # Also where the range cannot be read here, either.
+            self._note_lost_range(partition, cached, params)
         throttled = params.is_from_follower and self._is_throttled(partition, replica_id)
         read = partition.fetch_records(
             cached.fetch_offset,
@@ -188,6 +191,7 @@ class FetchManager:
             replica_id=replica_id,
             current_leader_epoch=None if cached.current_leader_epoch < 0 else cached.current_leader_epoch,
             last_fetched_epoch=None if cached.last_fetched_epoch < 0 else cached.last_fetched_epoch,
+            only_leader=params.only_leader,
             at_least_one=at_least_one and not throttled,
         )
         if params.is_from_follower and cached.is_unanswered:
@@ -238,6 +242,14 @@ class FetchManager:
             cached.notify()
             return read
         return read._replace(high_watermark=log.high_watermark, last_stable_offset=log.last_stable_offset)
+
+    def _note_lost_range(self, partition: Partition, cached: CachedPartition, params: FetchParams) -> None:
+        if cached.is_unanswered:
+            cached.is_unanswered = False
+            effects = partition.note_lost_range(
+                params.replica_id, cached.fetch_offset, cached.current_leader_epoch, params.replica_epoch
+            )
+            self._act(partition, effects)
 
     def _count(self, params: FetchParams, read: LogReadInfo) -> None:
         if read.records is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower, UnknownTopicOrPartition
 from kreplica.common.locks import Lock
+from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -77,3 +78,18 @@ class HostedPartitions:
     @property
     def offline_count(self) -> int:
         return sum(partition is None for partition in list(self._partitions.values()))
+
+
+def add_gauges(metrics: MetricRegistry, partitions: HostedPartitions) -> None:
+    """How many partitions lead, and how many lack something."""
+
+    def gauge(name: str, holds: Callable[[Partition], bool]) -> None:
+        metrics.gauge("ReplicaManager", name, lambda: sum(map(holds, partitions)))
+
+    gauge("LeaderCount", lambda partition: partition.is_leader)
+    gauge("UnderReplicatedPartitions", lambda partition: partition.is_under_replicated)
+    gauge("UnderMinIsrPartitionCount", lambda partition: partition.is_under_min_isr)
+    gauge("AtMinIsrPartitionCount", lambda partition: partition.is_at_min_isr)
+    gauge("DamagedPartitionsCount", lambda partition: partition.is_damaged)
+    metrics.gauge("ReplicaManager", "PartitionCount", lambda: len(partitions))
+    metrics.gauge("ReplicaManager", "OfflineReplicaCount", lambda: partitions.offline_count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kreplica.replica.replica import Replica
+from kreplica.replica.replica_config import ReplicaConfig
 
 LAG_MAX_MESSAGES = 4_000
 LAG_TIME_MAX_MS = 30_000
@@ -64,3 +65,10 @@ class LagByMessages:
             replica.log_end_offset < 0
             or leader_end_offset - replica.log_end_offset < self.replica_lag_max_messages
         )
+
+
+def isr_policy_of(config: ReplicaConfig) -> IsrPolicy:
+    """The rule that the broker is configured for."""
+    if config.replica_lag_max_messages is None:
+        return LagByTime(config.replica_lag_time_max_ms)
+    return LagByMessages(config.replica_lag_max_messages, config.replica_lag_time_max_ms)

@@ -447,13 +447,14 @@ class Partition(PartitionStanding):
         """
         return partition_isr.maybe_shrink_isr(self, now_ms)
 
-    def set_damaged(self, replica_id: int, damaged: bool) -> None:
-        """Note that the follower lacks a range of its log, or has it again: it must not stay in the ISR, or
-        join."""
-        with self.leader_isr_update_lock:
-            replica = self._replicas.get(replica_id)
-            if replica is not None:
-                replica.damaged = damaged
+    def note_lost_range(
+        self, replica_id: int, fetch_offset: int, current_leader_epoch: int, broker_epoch: int
+    ) -> PartitionEffects:
+        """Note that the follower lacks a range of its log from `fetch_offset` on, or, where that is its log
+        end, that it has all again: it must not stay in the ISR with a range that is damaged, or join."""
+        return partition_isr.note_lost_range(
+            self, replica_id, fetch_offset, current_leader_epoch, broker_epoch
+        )
 
     def handle_alter_partition_response(
         self, pending: PendingPartitionChange, answer: LeaderAndIsr | BaseException
@@ -481,8 +482,7 @@ class Partition(PartitionStanding):
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a range of the log cannot be read. Until it is repaired, a follower should
-        not fetch as usual, so that it leaves the ISR."""
+        """Whether a range of the log cannot be read."""
         log = self.log
         return log is not None and bool(log.damages)
 

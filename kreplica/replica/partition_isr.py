@@ -144,6 +144,24 @@ def maybe_shrink_isr(partition: Partition, now_ms: int) -> PartitionEffects:
         return PartitionEffects(change, isr_change)
 
 
+def note_lost_range(
+    partition: Partition, replica_id: int, fetch_offset: int, current_leader_epoch: int, broker_epoch: int
+) -> PartitionEffects:
+    """As Partition.note_lost_range; takes the lock."""
+    with partition.leader_isr_update_lock:
+        replica = partition.replica(replica_id)
+        term = partition.term
+        if not term.leads or replica is None or term.leader_epoch != current_leader_epoch:
+            return NOTHING
+        if broker_epoch != partition.brokers.get_alive_broker_epoch(replica_id):
+            return NOTHING
+        replica.broker_epoch = broker_epoch
+        # A leader that has not heard of the follower's log yet goes by what the follower must have had.
+        end = partition.high_watermark if replica.log_end_offset < 0 else replica.log_end_offset
+        replica.damaged = fetch_offset < end
+        return maybe_shrink_isr(partition, partition.clock.monotonic_ns() // 1_000_000)
+
+
 def _shrink(partition: Partition, now_ms: int) -> IsrChangeProposed | None:
     state = partition.state
     if isinstance(state, PendingPartitionChange):

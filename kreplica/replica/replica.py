@@ -114,6 +114,9 @@ class Replica:
             and self.last_fetch_time_ms > self.last_caught_up_time_ms
         ):
             self.last_caught_up_time_ms = self.last_fetch_time_ms
+        if broker_epoch != self.broker_epoch:
+            # One that was restarted tells anew of what it lacks.
+            self.damaged = False
         self.log_end_offset = fetch_offset
         self.log_start_offset = log_start_offset
         if leader_end_offset > self.last_fetch_leader_log_end_offset:

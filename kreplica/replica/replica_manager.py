@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kreplica.common.errors import (
     KafkaStorageError,
     KreplicaError,
+    LogCleaningAborted,
     StaleControllerEpoch,
 )
 from kreplica.common.future import Future
@@ -29,8 +30,10 @@ from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, T
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log.log_manager import LogManager
 from kreplica.log.log_reader import TimestampOffset
+from kreplica.log.splice import splice_stopped
 from kreplica.replica.alter_partition_manager import AlterPartitionManager
 from kreplica.replica.append_manager import PRODUCE_TIMEOUT_MS, AppendManager
+from kreplica.replica.damage_repair import DamageRepair
 from kreplica.replica.delayed_delete_records import (
     DelayedDeleteRecords,
     DeleteRecordsPartitionStatus,
@@ -39,8 +42,8 @@ from kreplica.replica.delayed_delete_records import (
 from kreplica.replica.delayed_elect_leader import DelayedElectLeader, ElectionResults
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.fetch_manager import FetchManager
-from kreplica.replica.hosted_partitions import HostedPartitions
-from kreplica.replica.isr_policy import IsrPolicy, LagByMessages, LagByTime
+from kreplica.replica.hosted_partitions import HostedPartitions, add_gauges
+from kreplica.replica.isr_policy import isr_policy_of
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_effects import INCREASED, IsrChangeProposed, LeaderHwChange, PartitionEffects
@@ -53,7 +56,7 @@ from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
-from kreplica.replica.replication_quota import ReplicationQuotaManager
+from kreplica.replica.replication_quota import quota_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -114,8 +117,8 @@ class ReplicaManager:
         self.append = self.appends.append
         self.append_values = self.appends.append_values
         self.fetchers = ReplicaFetcherManager(config.num_replica_fetchers, self._new_fetcher, self.metrics)
-        self.leader_quota = _quota(config, clock, config.leader_replication_throttled_rate)
-        self.follower_quota = _quota(config, clock, config.follower_replication_throttled_rate)
+        self.leader_quota = quota_of(config, clock, config.leader_replication_throttled_rate)
+        self.follower_quota = quota_of(config, clock, config.follower_replication_throttled_rate)
         self._broker_epoch = broker_epoch
         self._metadata_cache = metadata_cache
         self._alter_partition = AlterPartitionManager(
@@ -125,16 +128,27 @@ class ReplicaManager:
             transport=transport,
             loop=new_loop("alter-partition"),
         )
+        self.repairs = DamageRepair(
+            broker_id,
+            broker_epoch=broker_epoch,
+            config=config,
+            transport=transport,
+            loop=new_loop("damage-repair"),
+            metrics=self.metrics,
+            mend_stopped=self._mend_stopped,
+            on_moved=self.fetches.moved,
+            on_failure=self._check_storage,
+        )
         self._transport = transport
         self._new_loop = new_loop
         self._clock = clock
         self._scheduler = scheduler
-        self._isr_policy = _isr_policy(config)
+        self._isr_policy = isr_policy_of(config)
         self._timers: list[Cancellable] = []
         self._isr_shrinks = self.metrics.meter("ReplicaManager", "IsrShrinksPerSec")
         self._isr_expands = self.metrics.meter("ReplicaManager", "IsrExpandsPerSec")
         self._failed_isr_updates = self.metrics.meter("ReplicaManager", "FailedIsrUpdatesPerSec")
-        self._add_gauges()
+        add_gauges(self.metrics, self.partitions)
         self._key_lock = Lock()
         self._keys = 0  # guarded by _key_lock
         self._role_lock = RLock()
@@ -162,6 +176,7 @@ class ReplicaManager:
         for timer in self._timers:
             timer.cancel()
         self._timers = []
+        self.repairs.shutdown()
         self.fetchers.shutdown()
         self._alter_partition.shutdown()
         self.delayed.shutdown()
@@ -212,6 +227,7 @@ class ReplicaManager:
         else:
             self._follow(partition, state, log)
         self.delayed.leader_known(topic_partition, state.leader)
+        self.repairs.role_changed(partition)
 
     def _lead(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
         # A leader runs no fetcher; and none may append between the end of following and the epoch's start.
@@ -230,6 +246,12 @@ class ReplicaManager:
             self.delayed.leadership_lost(partition)
         if is_new_epoch:
             self.fetches.moved(partition)
+            self._fetch_from_leader(partition, state)
+
+    def _fetch_from_leader(self, partition: Partition, state: LeaderAndIsr) -> None:
+        # Where recovery stopped at rot, what lies behind it must not be fetched, or cut, as if it were not
+        # there.
+        if partition.local_log.stopped_at is None:
             self.fetchers.follow(partition, state)
 
     def _new_partition(self, topic_partition: TopicPartition) -> Partition:
@@ -244,7 +266,7 @@ class ReplicaManager:
             brokers=self._metadata_cache,
             broker_epoch=self._broker_epoch,
             isr_policy=self._isr_policy,
-            on_damage=self._found_damage,
+            on_damage=self.repairs.found,
         )
 
     def stop_replicas(
@@ -448,36 +470,19 @@ class ReplicaManager:
                 if partition is not None:
                     self._close(partition)
 
-    def _found_damage(self, partition: Partition, damage: Damage) -> None:
-        self._loop.post(partial(self._handle_damage, partition, damage))
-
-    def _handle_damage(self, partition: Partition, damage: Damage) -> None:
-        raise NotImplementedError
-
-    # ---- metrics ------------------------------------------------------------------------------------------
-
-    def _add_gauges(self) -> None:
-        def gauge(name: str, holds: Callable[[Partition], bool]) -> None:
-            self.metrics.gauge("ReplicaManager", name, lambda: sum(map(holds, self.partitions)))
-
-        gauge("LeaderCount", lambda partition: partition.is_leader)
-        gauge("UnderReplicatedPartitions", lambda partition: partition.is_under_replicated)
-        gauge("UnderMinIsrPartitionCount", lambda partition: partition.is_under_min_isr)
-        gauge("AtMinIsrPartitionCount", lambda partition: partition.is_at_min_isr)
-        self.metrics.gauge("ReplicaManager", "PartitionCount", lambda: len(self.partitions))
-        self.metrics.gauge("ReplicaManager", "OfflineReplicaCount", lambda: self.partitions.offline_count)
-
-
-def _isr_policy(config: ReplicaConfig) -> IsrPolicy:
-    if config.replica_lag_max_messages is None:
-        return LagByTime(config.replica_lag_time_max_ms)
-    return LagByMessages(config.replica_lag_max_messages, config.replica_lag_time_max_ms)
-
-
-def _quota(config: ReplicaConfig, clock: Clock, bytes_per_second: int) -> ReplicationQuotaManager:
-    return ReplicationQuotaManager(
-        clock,
-        bytes_per_second,
-        windows=config.replication_quota_window_num,
-        window_ms=config.replication_quota_window_size_seconds * 1_000,
-    )
+    def _mend_stopped(self, partition: Partition, damage: Damage, data: bytes) -> None:
+        """Fill the range at which recovery stopped, and follow with the log that is opened then."""
+        topic_partition = partition.topic_partition
+        with self._role_lock:
+            known = partition.leader_and_isr
+            if known is None or partition.log is None or partition.log.stopped_at != damage:
+                raise LogCleaningAborted(f"{topic_partition}: its role changed while it was healed")
+            mend = partial(splice_stopped, partition.log.local.storage, damage, data)
+            try:
+                self.log_manager.reopen_log(topic_partition, mend)
+            finally:
+                # Also where the range could not be filled, the log is another one now.
+                log = self.log_manager.get_log(topic_partition)
+                if log is not None:
+                    partition.make_follower(known, log)
+                    self._fetch_from_leader(partition, known)

@@ -10,40 +10,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch, batches
-from kreplica.common.errors import InvalidFile, KreplicaError
+from kreplica.common.errors import KreplicaError
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import LOG_SUFFIX, file_name, parse_file_name
+from kreplica.log.lost_range import PeerDisagrees, Wanted, epoch_at
 from kreplica.log.quarantine import read_all
 from kreplica.log.repair.rewrite import Piece
 from kreplica.log.repair.survey import open_segment
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
-
-
-class PeerDisagrees(InvalidFile):
-    """A range cannot be taken from the other replica."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The offsets [`first_offset`, `next_offset`) of a log, and what it knows around them.
-
-    `before`, `after`: the bytes of the batches next to them. `epochs`: its leader epochs, None where they
-    cannot be read. `may_have_gaps`: the log was compacted.
-    """
-
-    first_offset: int
-    next_offset: int
-    before: bytes | None
-    after: bytes | None
-    epochs: Sequence[EpochEntry] | None
-    may_have_gaps: bool
 
 
 class Peer:
@@ -93,8 +73,7 @@ class Peer:
 
     def _pieces(self, wanted: Wanted) -> Iterator[Piece]:
         offset = wanted.first_offset
-        least = RecordBatch(wanted.before).leader_epoch if wanted.before else -1
-        most = RecordBatch(wanted.after).leader_epoch if wanted.after else None
+        least = wanted.least_epoch
         for base in self._bases[max(0, bisect_right(self._bases, offset) - 1) :]:
             if offset >= wanted.next_offset or base >= wanted.next_offset:
                 break
@@ -103,7 +82,7 @@ class Peer:
                 for batch in batches(segment.region.slice(begin, segment.size - begin), partial=True):
                     if batch.base_offset >= wanted.next_offset:
                         break
-                    self._check(batch, offset, least, most, wanted)
+                    self._check(batch, offset, least, wanted)
                     offset, least, end = batch.next_offset, batch.leader_epoch, end + batch.size
                     if offset >= wanted.next_offset:
                         break
@@ -114,17 +93,10 @@ class Peer:
                 f"the peer's batches end at offset {offset}, the range at {wanted.next_offset}"
             )
 
-    def _check(self, batch: RecordBatch, offset: int, least: int, most: int | None, wanted: Wanted) -> None:
+    def _check(self, batch: RecordBatch, offset: int, least_epoch: int, wanted: Wanted) -> None:
         base = batch.base_offset
-        if not batch.crc_valid:
-            raise PeerDisagrees(f"the peer's batch at offset {base} rotted, too")
-        if base < offset or (base > offset and not wanted.may_have_gaps):
-            raise PeerDisagrees(f"the peer has a batch at offset {base} where one at {offset} is missing")
-        if batch.next_offset > wanted.next_offset:
-            raise PeerDisagrees(f"the peer's batch at offset {base} reaches beyond the range")
-        if batch.leader_epoch < least or (most is not None and batch.leader_epoch > most):
-            raise PeerDisagrees(f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}")
-        known = _epoch_at(self._epochs, base)
+        wanted.check(batch, offset, least_epoch)
+        known = epoch_at(self._epochs, base)
         if known is not None and known != batch.leader_epoch:
             raise PeerDisagrees(
                 f"the peer's batch at offset {base} has another leader epoch than its checkpoint"
@@ -155,13 +127,8 @@ def _position(segment: LogSegment, offset: int) -> int:
     return segment.size if found is None else found[0]
 
 
-def _epoch_at(epochs: Sequence[EpochEntry], offset: int) -> int | None:
-    at = bisect_right([entry.start_offset for entry in epochs], offset) - 1
-    return epochs[at].epoch if at >= 0 else None
-
-
 def _over(epochs: Sequence[EpochEntry], first: int, following: int) -> list[tuple[int, int]]:
     """The epochs of the offsets, each with the first offset that it has among them."""
     inside = [(entry.epoch, entry.start_offset) for entry in epochs if first < entry.start_offset < following]
-    before = _epoch_at(epochs, first)
+    before = epoch_at(epochs, first)
     return inside if before is None else [(before, first), *inside]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import CorruptMessage, KreplicaError
 from kreplica.log.file_names import LOG_SUFFIX, file_name, parse_file_name
+from kreplica.log.lost_range import PeerDisagrees, Wanted
 from kreplica.log.quarantine import read_all
 from kreplica.log.repair.finding import BLOCKED, TAKE, Finding
-from kreplica.log.repair.peer import Peer, PeerDisagrees, Wanted
+from kreplica.log.repair.peer import Peer
 from kreplica.log.repair.plan import Lost, PartitionPlan
 from kreplica.log.repair.rewrite import Edit, Piece
 from kreplica.log.repair.survey import open_segment

@@ -72,17 +72,30 @@ def test_a_replica_that_was_never_assigned_does_not_stay(replicas):
     assert proposed.pending.changes[0].reason is IsrChangeReason.NEW
 
 
+def lost(replicas, follower, offset, *, leader_epoch=None, broker_epoch=None):
+    """A follower says that `offset` is the first one that it lacks."""
+    return replicas.leader.note_lost_range(
+        follower,
+        offset,
+        replicas.known.leader_epoch if leader_epoch is None else leader_epoch,
+        replicas.brokers.epochs.get(follower, -1) if broker_epoch is None else broker_epoch,
+    )
+
+
 def test_a_damaged_replica_leaves_at_once_and_stays_out(replicas):
+    replicas.append(b"a")
     replicas.catch_up(2, 3)
-    replicas.leader.set_damaged(2, True)
-    replicas.leader.set_damaged(9, True)
-    proposed = shrink(replicas, 0).isr_change
+    assert lost(replicas, 2, 0, broker_epoch=1) is NOTHING, "a fetch from before its restart"
+    assert lost(replicas, 2, 0, leader_epoch=7) is NOTHING
+    assert lost(replicas, 9, 0) is NOTHING
+    proposed = lost(replicas, 2, 0).isr_change
     assert proposed.leader_and_isr.isr == (1, 3)
     replicas.accept(proposed)
     assert replicas.catch_up(2).isr_change is None
     why = replicas.leader.why_not_in_isr(2)
     assert (why.reason, why.keeps_out) == (IsrChangeReason.DAMAGED, "a range of its log is damaged")
-    replicas.leader.set_damaged(2, False)
+    assert lost(replicas, 2, 0) is NOTHING
+    assert lost(replicas, 2, 1) is NOTHING
     assert replicas.catch_up(2).isr_change.leader_and_isr.isr == (1, 3, 2)
 
 

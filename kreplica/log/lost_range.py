@@ -1,0 +1,207 @@
+"""A range of a log that is lost, and whether another replica's batches may fill it.
+
+They may where both replicas agree: the batches around the range are byte-equal in both, leader epochs fit,
+and the other one's batches go from the range's first offset to its last with CRCs that fit. No files are
+touched here; an object belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kreplica._core.records import RecordBatch, batches
+from kreplica.common.errors import CorruptMessage, InvalidFile
+from kreplica.log import log_reader
+from kreplica.log.checkpoint import EpochEntry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica.log.damage import Damage
+    from kreplica.log.unified_log import UnifiedLog
+
+
+class PeerDisagrees(InvalidFile):
+    """A range cannot be taken from the other replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The offsets [`first_offset`, `next_offset`) of a log, and what it knows around them.
+
+    `before`, `after`: the bytes of the batches next to them. `epochs`: its leader epochs, None where they
+    cannot be read. `may_have_gaps`: the log was compacted.
+    """
+
+    first_offset: int
+    next_offset: int
+    before: bytes | None
+    after: bytes | None
+    epochs: Sequence[EpochEntry] | None
+    may_have_gaps: bool
+
+    def check(self, batch: RecordBatch, offset: int, least_epoch: int) -> None:
+        """Whether the peer's batch may stand at `offset`, behind one of leader epoch `least_epoch`. Raises
+        PeerDisagrees."""
+        base = batch.base_offset
+        most = RecordBatch(self.after).leader_epoch if self.after else None
+        if not batch.crc_valid:
+            raise PeerDisagrees(f"the peer's batch at offset {base} rotted, too")
+        if base < offset or (base > offset and not self.may_have_gaps):
+            raise PeerDisagrees(f"the peer has a batch at offset {base} where one at {offset} is missing")
+        if batch.next_offset > self.next_offset:
+            raise PeerDisagrees(f"the peer's batch at offset {base} reaches beyond the range")
+        if batch.leader_epoch < least_epoch or (most is not None and batch.leader_epoch > most):
+            raise PeerDisagrees(f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}")
+
+    @property
+    def least_epoch(self) -> int:
+        """No batch of the range has an earlier leader epoch."""
+        return RecordBatch(self.before).leader_epoch if self.before else -1
+
+
+def epoch_at(epochs: Sequence[EpochEntry], offset: int) -> int | None:
+    """The leader epoch of an offset; None below those that are known."""
+    at = bisect_right([entry.start_offset for entry in epochs], offset) - 1
+    return epochs[at].epoch if at >= 0 else None
+
+
+class RangeFromPeers:
+    """What peers send for a lost range, fetch by fetch; one may go on where another has no more.
+
+    `fetch_offset`: where the next fetch begins. `next_offset`: all below came. The batches beside what a peer
+    sends are compared where the peer can send them: it may have less behind the range than this log, or rot
+    of its own beside it.
+    """
+
+    __slots__ = ("_before", "_compared", "_epoch", "_pieces", "_wanted", "next_offset")
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._begin()
+
+    def _begin(self) -> None:
+        self.next_offset = self._wanted.first_offset
+        self._epoch = self._wanted.least_epoch
+        self._before = self._wanted.before
+        self._pieces: list[bytes] = []
+        self.begin_with_peer()
+
+    def begin_with_peer(self) -> None:
+        """Another peer is asked from now on."""
+        self._compared = self._before is None
+
+    def skip_before(self) -> bool:
+        """The peer cannot send the batch before the range: go on behind it; False if that was done."""
+        skips, self._compared = not self._compared, True
+        return skips
+
+    @property
+    def fetch_offset(self) -> int:
+        if not self._compared and self._before is not None:
+            return RecordBatch(self._before).base_offset
+        return self.next_offset
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every offset of the range came."""
+        return self.next_offset >= self._wanted.next_offset
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def take(self, records: Buffer) -> bool:
+        """Take over an answer to a fetch at `fetch_offset`; whether there is more to fetch.
+
+        Raises PeerDisagrees with the reason.
+        """
+        try:
+            for batch in batches(records, partial=True):
+                if not self._take(batch):
+                    return False
+        except CorruptMessage as error:
+            raise PeerDisagrees(f"what the peer sent is no batch: {error}") from error
+        return not (self.is_whole and self._wanted.after is None)
+
+    def _take(self, batch: RecordBatch) -> bool:
+        wanted, base, data = self._wanted, batch.base_offset, bytes(memoryview(batch))
+        if not self._compared:
+            if batch.crc_valid and data != self._before:
+                raise PeerDisagrees(f"the peer has another batch at offset {base}, before the range")
+            self._compared = True
+            return True
+        if wanted.may_have_gaps and base >= wanted.next_offset:
+            self.next_offset = wanted.next_offset
+        if self.is_whole:
+            if wanted.after is not None and batch.crc_valid and data != wanted.after:
+                self._begin()
+                raise PeerDisagrees(f"the peer has another batch at offset {base}, behind the range")
+            return False
+        wanted.check(batch, self.next_offset, self._epoch)
+        known = None if wanted.epochs is None else epoch_at(wanted.epochs, base)
+        if known is not None and known != batch.leader_epoch:
+            raise PeerDisagrees(
+                f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}, here it is {known}"
+            )
+        self._pieces.append(data)
+        self._before = data
+        self.next_offset, self._epoch = batch.next_offset, batch.leader_epoch
+        return True
+
+
+# ---- the range of a log ------------------------------------------------------------------------------------
+
+
+def wanted_by(log: UnifiedLog, damage: Damage) -> Wanted:
+    """What the log wants for its damaged range; one behind which nothing follows is never whole."""
+    epochs = None if log.stopped_at is damage else log.epochs.entries
+    return Wanted(
+        damage.first_offset,
+        damage.stop_offset,
+        _before(log, damage),
+        _after(log, damage),
+        epochs or None,
+        log.config.compact,
+    )
+
+
+def _before(log: UnifiedLog, damage: Damage) -> bytes | None:
+    offset = damage.first_offset - 1
+    if offset < log.log_start_offset or log.damages.at(offset) is not None:
+        return None
+    segments = log.local.segments
+    index = segments.index_for(offset)
+    if index < 0:
+        return None
+    segment = segments[index]
+    try:
+        found = log_reader.position_of(log, segment, offset)
+        if found is None or found[3] >= damage.first_offset:
+            return None
+        data = segment.region.read(found[0], found[1])
+        return data if RecordBatch(data).crc_valid else None
+    except CorruptMessage:
+        # It rotted, too: whoever comes to it finds that.
+        return None
+
+
+def _after(log: UnifiedLog, damage: Damage) -> bytes | None:
+    if damage.next_offset is None or log.damages.at(damage.next_offset) is not None:
+        return None
+    segments = log.local.segments
+    index = segments.index_for(damage.first_offset)
+    segment, position = segments[index], damage.end_position
+    if position >= segment.size:
+        if index + 1 == len(segments):
+            return None
+        segment, position = segments[index + 1], 0
+    try:
+        for batch in batches(segment.region.slice(position, segment.size - position), partial=True):
+            return bytes(memoryview(batch)) if batch.crc_valid else None
+    except CorruptMessage:
+        pass  # as before the range
+    return None

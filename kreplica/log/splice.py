@@ -1,0 +1,123 @@
+"""Putting the bytes of a lost range back into a log.
+
+Where the log runs, its segment is written anew and takes the old one's place (see segment_replacement), so a
+crash leaves the one or the other. Where recovery stopped at the range, the log does not run: its file is
+written anew before it is opened again. Thread rule: a splice is one thread's; appends and reads go on
+meanwhile. Both raise StorageFull and KafkaStorageError, and the log is as before then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.segment_scan import scan
+from kreplica.common.errors import LogCleaningAborted
+from kreplica.log import damage_search, segment_replacement
+from kreplica.log.file_names import parse_file_name
+from kreplica.log.local_log import MAX_SEGMENT_BYTES
+from kreplica.log.lost_range import PeerDisagrees
+from kreplica.log.repair import rewrite
+
+if TYPE_CHECKING:
+    from kreplica.common.ports import Storage
+    from kreplica.log.damage import Damage
+    from kreplica.log.unified_log import UnifiedLog
+
+COPY_BYTES = 8 << 20
+
+
+def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
+    """Let `data`, the batches of a damaged range, stand in its place, and forget the damage.
+
+    Raises LogCleaningAborted where the log has changed meanwhile, and PeerDisagrees where the batches do not
+    fit its segment.
+    """
+    with log.lock:
+        cuts, segments = log.state.cuts, log.local.segments
+        index = segments.index_for(damage.first_offset)
+        if damage not in log.damages or index < 0 or segments[index].region.path != damage.path:
+            raise LogCleaningAborted(f"{log.topic_partition}: the log changed while it was healed")
+        old = segments[index]
+        others = [each for each in log.damages if each.path == damage.path and each != damage]
+    shift = len(data) - (damage.end_position - damage.position)
+    _require_room(old, shift)
+    if shift and any(each.position > damage.position for each in others):
+        # Its place would be another one, and after a crash the file that remembers it might be the older one.
+        raise PeerDisagrees(f"{damage.path}: the range is of another size, and one behind it is damaged")
+    new = segment_replacement.open_cleaned(log.local, old.base_offset, old.size + shift)
+    try:
+        _write(new, old, damage, data)
+        bad = _index(new, others)
+        for entry in log.local.transaction_index(old).entries():
+            new.transaction_index.append(entry)
+    except BaseException:
+        new.close()
+        segment_replacement.discard(log.local, [new.base_offset])
+        raise
+    if bad is not None:
+        new.close()
+        segment_replacement.discard(log.local, [new.base_offset])
+        _look_again(log, old, bad)
+    log.replace_segments([new], [old], cuts)
+    with log.lock:
+        damage_search.forget(log, lambda known: known != damage)
+
+
+def _require_room(old: LogSegment, shift: int) -> None:
+    if old.size + shift > MAX_SEGMENT_BYTES:
+        raise PeerDisagrees(f"{old.region.path}: the batches are too many for one segment")
+
+
+def _write(new: LogSegment, old: LogSegment, damage: Damage, data: bytes) -> None:
+    size = old.size - (damage.end_position - damage.position) + len(data)
+    region = new.region
+    region.ensure(size)
+    at = _copy(old, 0, damage.position, new, 0)
+    region.write(at, data)
+    _copy(old, damage.end_position, old.size, new, at + len(data))
+    region.publish(size)
+    new.limit_to(size)
+
+
+def _copy(old: LogSegment, start: int, stop: int, new: LogSegment, at: int) -> int:
+    for position in range(start, stop, COPY_BYTES):
+        chunk = old.region.read(position, min(COPY_BYTES, stop - position))
+        new.region.write(at, chunk)
+        at += len(chunk)
+    return at
+
+
+def _index(new: LogSegment, others: list[Damage]) -> int | None:
+    """Feed the new segment's indexes, past ranges that are damaged still; the offset of other damage."""
+    position, offset = 0, new.base_offset
+    for known in [*sorted(others, key=lambda each: each.position), None]:
+        limit = new.size if known is None else known.position
+        status, epoch = 1, -1
+        while status > 0 and position < limit:
+            status, position, offset, header = scan(new, position, limit, offset, epoch, rebuild=True)
+            epoch = header[2] if header else epoch
+        if status < 0:
+            return offset
+        if known is not None:
+            position, offset = known.end_position, known.stop_offset
+    return None
+
+
+def _look_again(log: UnifiedLog, segment: LogSegment, offset: int) -> None:
+    # More of the segment has rotted since: the log is to know of that first.
+    damage_search.search(log, segment, offset)
+    raise LogCleaningAborted(f"{log.topic_partition}: more is damaged, at offset {offset}")
+
+
+def splice_stopped(storage: Storage, damage: Damage, data: bytes) -> None:
+    """Put `data` in the place of the range at which a log's recovery stopped; the log must not be open."""
+    directory, _, name = damage.path.rpartition("/")
+    found = parse_file_name(name)
+    assert found is not None
+    rewrite.rewrite(
+        storage,
+        directory,
+        found[0],
+        [rewrite.Edit(damage.position, damage.end_position, data)],
+    )

@@ -1,0 +1,327 @@
+"""DamageRepair: fills the damaged ranges of this broker's logs from the other replicas. Kafka has nothing
+like it.
+
+A follower tells its leader of the range by a fetch outside of any session at the first offset that it lacks,
+which takes it out of the ISR, and goes on replicating. It takes the range from the leader, or from another
+replica where the leader lacks it, too; a leader takes it from its followers, those in sync first. A range is
+taken only from a replica of the same leader epoch whose batches join on to this log's (see lost_range). Once
+the log is whole, the same kind of fetch at its end says so, and the usual rules let it back in. What no
+replica can fill stays damaged, is never served, and is tried again after a back-off.
+
+Thread rule: `found` and `role_changed` may come from any thread, under locks; all else runs in the loop. One
+request is in flight for each partition.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+
+from kreplica.common.errors import KreplicaError, LogCleaningAborted
+from kreplica.common.future import Future
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Loop, Transport
+from kreplica.common.types import TopicPartition
+from kreplica.log.lost_range import PeerDisagrees, RangeFromPeers, wanted_by
+from kreplica.log.splice import splice
+from kreplica.replica.delayed_fetch import CONSUMER
+from kreplica.replica.fetch_session import FINAL_EPOCH
+from kreplica.replica.remote_leader_endpoint import fetch_answers
+from kreplica.replica.replica_config import ReplicaConfig
+
+if TYPE_CHECKING:
+    from kio.schema.fetch.v17.response import FetchResponse
+    from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
+
+    from kreplica.log.damage import Damage
+    from kreplica.replica.partition import Partition
+
+# A consumer that names its rack may be answered by a follower (KIP-392).
+RACK = "damage-repair"
+# Puts a range into the log at which recovery stopped: (partition, damage, data).
+MendStopped = Callable[["Partition", "Damage", bytes], None]
+
+
+class _Repair:
+    """The work on one partition. `number` tells answers to an earlier try apart."""
+
+    __slots__ = ("damage", "is_scheduled", "number", "partition", "passed_over", "peers", "reached", "taken")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.number = 0
+        self.damage: Damage | None = None
+        self.peers: list[int] = []
+        self.taken: RangeFromPeers | None = None
+        # How far the range had come when its peers were last asked from the first one on.
+        self.reached = 0
+        # Ranges that nobody could fill in this round.
+        self.passed_over: set[Damage] = set()
+        self.is_scheduled = False
+
+
+class DamageRepair:
+    """The repairs of broker `broker_id`.
+
+    `on_wants_handover(partition)`: this broker leads and cannot put into its log what an in-sync follower
+    has, so that one should lead instead. `on_moved(partition)`: records can be read again.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        *,
+        broker_epoch: Callable[[], int],
+        config: ReplicaConfig,
+        transport: Transport,
+        loop: Loop,
+        metrics: MetricRegistry,
+        mend_stopped: MendStopped,
+        on_moved: Callable[[Partition], None],
+        on_failure: Callable[[TopicPartition, KreplicaError], None],
+    ) -> None:
+        self.on_wants_handover: Callable[[Partition], None] | None = None
+        self._broker_id = broker_id
+        self._broker_epoch = broker_epoch
+        self._config = config
+        self._transport = transport
+        self._loop = loop
+        self._mend_stopped = mend_stopped
+        self._on_moved = on_moved
+        self._on_failure = on_failure
+        self._repairs: dict[TopicPartition, _Repair] = {}
+        self._closed = False
+        self._repaired = metrics.meter("ReplicaManager", "DamageRepairsPerSec")
+        self._failed = metrics.meter("ReplicaManager", "FailedDamageRepairsPerSec")
+
+    def found(self, partition: Partition, _: Damage) -> None:
+        """A range was found damaged."""
+        self._loop.post(partial(self._take_note, partition))
+
+    def role_changed(self, partition: Partition) -> None:
+        """The partition has another role, leader or epoch: what is under way starts over."""
+        if partition.is_damaged:
+            self._loop.post(partial(self._begin, partition))
+
+    def shutdown(self) -> None:
+        """Do nothing any more."""
+        self._closed = True
+        self._repairs.clear()
+
+    def _take_note(self, partition: Partition) -> None:
+        known = self._repairs.get(partition.topic_partition)
+        # What is under way comes to the new range, too, and a log that was opened again tells of old ones.
+        if known is None or known.partition is not partition or known.damage is None:
+            self._begin(partition)
+
+    # ---- one round ----------------------------------------------------------------------------------------
+
+    def _begin(self, partition: Partition) -> None:
+        if self._closed:
+            return
+        known = self._repairs.get(partition.topic_partition)
+        if known is None or known.partition is not partition:
+            known = self._repairs[partition.topic_partition] = _Repair(partition)
+        known.passed_over.clear()
+        self._next_range(known)
+
+    def _next_range(self, repair: _Repair) -> None:
+        """Begin with the next damaged range, or end where there is none."""
+        partition, log = repair.partition, repair.partition.log
+        repair.number += 1
+        if self._closed or log is None or log.is_offline:
+            self._repairs.pop(partition.topic_partition, None)
+            return
+        if not log.damages:
+            self._say_whole(repair)
+            return
+        # The last one first: one that changes its segment's size moves those behind it.
+        left = [damage for damage in log.damages if damage not in repair.passed_over]
+        if log.stopped_at is not None:
+            left = [damage for damage in left if damage == log.stopped_at]
+        repair.peers = self._peers(partition)
+        if not left or not repair.peers:
+            self._again_later(repair)
+            return
+        damage = repair.damage = left[-1]
+        try:
+            repair.taken = RangeFromPeers(wanted_by(log, damage))
+        except KreplicaError as error:
+            self._on_failure(partition.topic_partition, error)
+            self._pass_over(repair, damage)
+            return
+        repair.reached = damage.first_offset
+        self._ask_next_peer(repair)
+
+    def _peers(self, partition: Partition) -> list[int]:
+        others = [each for each in partition.replicas if each != self._broker_id]
+        if partition.is_leader:
+            return sorted(others, key=lambda each: each not in partition.isr)
+        return sorted(others, key=lambda each: each != partition.leader)
+
+    def _again_later(self, repair: _Repair) -> None:
+        repair.passed_over.clear()
+        if repair.is_scheduled:
+            return
+        repair.is_scheduled = True
+
+        def again() -> None:
+            repair.is_scheduled = False
+            if self._repairs.get(repair.partition.topic_partition) is repair:
+                self._next_range(repair)
+
+        self._loop.post_later(again, self._config.replica_fetch_backoff_ms)
+
+    def _ask_next_peer(self, repair: _Repair) -> None:
+        damage, taken, log = repair.damage, repair.taken, repair.partition.log
+        assert damage is not None
+        assert taken is not None
+        if log is None or damage not in log.damages:
+            self._next_range(repair)
+            return
+        if not repair.peers and taken.next_offset > repair.reached:
+            # Each may lack another piece of the range: those that were asked first may go on now.
+            repair.reached = taken.next_offset
+            repair.peers = self._peers(repair.partition)
+        if not repair.peers:
+            self._pass_over(repair, damage)
+            return
+        peer = repair.peers.pop(0)
+        taken.begin_with_peer()
+        self._fetch(repair, peer, taken.fetch_offset)
+
+    def _pass_over(self, repair: _Repair, damage: Damage) -> None:
+        self._failed.mark()
+        repair.passed_over.add(damage)
+        self._next_range(repair)
+
+    # ---- messages -----------------------------------------------------------------------------------------
+
+    def _fetch(self, repair: _Repair, peer: int, offset: int) -> None:
+        partition = repair.partition
+        known, log = partition.leader_and_isr, partition.local_log
+        assert known is not None
+        # The leader takes whoever fetches so below its own end out of the ISR, and back in at its end.
+        tells = peer == partition.leader and (repair.damage is None or offset <= repair.damage.first_offset)
+        epoch = log.epochs.epoch_for_offset(offset - 1)
+        asked = FetchPartition(
+            partition=partition.topic_partition.partition,
+            current_leader_epoch=partition.leader_epoch,
+            fetch_offset=offset,
+            last_fetched_epoch=-1 if epoch is None else epoch,
+            log_start_offset=log.log_start_offset,
+            partition_max_bytes=self._config.replica_fetch_max_bytes,
+        )
+        replica = (
+            ReplicaState(replica_id=self._broker_id, replica_epoch=self._broker_epoch())
+            if tells
+            else ReplicaState(replica_id=CONSUMER, replica_epoch=-1)
+        )
+        request = FetchRequest(
+            replica_state=replica,
+            max_wait=timedelta(0),
+            min_bytes=0,
+            max_bytes=self._config.replica_fetch_response_max_bytes,
+            isolation_level=0,
+            session_id=0,
+            session_epoch=FINAL_EPOCH,
+            topics=(FetchTopic(topic_id=uuid.UUID(bytes=known.topic_id.raw), partitions=(asked,)),),
+            forgotten_topics_data=(),
+            rack_id="" if tells else RACK,
+        )
+        reply: Future[FetchResponse] = self._transport.send(
+            peer, request, timeout_ms=self._config.replica_socket_timeout_ms
+        )
+        answered = partial(self._answered, repair, repair.number, peer, offset)
+        reply.add_done_callback(lambda done: self._loop.post(partial(answered, done)))
+
+    def _answered(
+        self, repair: _Repair, number: int, peer: int, offset: int, reply: Future[FetchResponse]
+    ) -> None:
+        current = self._repairs.get(repair.partition.topic_partition)
+        if self._closed or current is not repair or number != repair.number:
+            return
+        answer = None if reply.exception() is not None else _answer_of(reply.result())
+        if repair.damage is None:
+            self._heard_whole(repair, offset, answer)
+            return
+        try:
+            self._take(repair, peer, answer)
+        except KreplicaError:
+            # This peer cannot give it: another one may.
+            self._ask_next_peer(repair)
+
+    def _take(self, repair: _Repair, peer: int, answer: FetchAnswer | None) -> None:
+        damage, taken = repair.damage, repair.taken
+        assert damage is not None
+        assert taken is not None
+        if answer is None or answer.diverging_epoch.end_offset >= 0:
+            raise PeerDisagrees(f"broker {peer} has no such range")
+        if answer.error_code:
+            if taken.skip_before():
+                self._fetch(repair, peer, taken.fetch_offset)
+            elif taken.is_whole:
+                self._put(repair, peer, taken.data)
+            else:
+                raise PeerDisagrees(f"broker {peer} has no batch at offset {taken.next_offset}")
+            return
+        before = taken.fetch_offset, taken.is_whole
+        records = answer.records
+        goes_on = bool(records) and taken.take(records)
+        if goes_on and (taken.fetch_offset, taken.is_whole) != before:
+            self._fetch(repair, peer, taken.fetch_offset)
+        elif taken.is_whole or (damage.next_offset is None and taken.data):
+            self._put(repair, peer, taken.data)
+        else:
+            raise PeerDisagrees(f"broker {peer} has the range up to offset {taken.fetch_offset} only")
+
+    def _put(self, repair: _Repair, peer: int, data: bytes) -> None:
+        partition, damage = repair.partition, repair.damage
+        log = partition.local_log
+        assert damage is not None
+        try:
+            if log.stopped_at is None:
+                splice(log, damage, data)
+            else:
+                self._mend_stopped(partition, damage, data)
+        except LogCleaningAborted:
+            self._again_later(repair)
+            return
+        except KreplicaError as error:
+            self._on_failure(partition.topic_partition, error)
+            if partition.is_leader and peer in partition.isr and self.on_wants_handover is not None:
+                self.on_wants_handover(partition)
+            raise
+        self._repaired.mark()
+        self._on_moved(partition)
+        self._next_range(repair)
+
+    # ---- whole again --------------------------------------------------------------------------------------
+
+    def _say_whole(self, repair: _Repair) -> None:
+        partition = repair.partition
+        repair.damage = repair.taken = None
+        if partition.is_leader or partition.leader not in partition.replicas:
+            del self._repairs[partition.topic_partition]
+            return
+        self._fetch(repair, partition.leader, partition.log_end_offset)
+
+    def _heard_whole(self, repair: _Repair, offset: int, answer: FetchAnswer | None) -> None:
+        if answer is None or answer.error_code or offset < answer.high_watermark:
+            # A leader that knows nothing of this follower yet believes it only from the high watermark on.
+            self._again_later(repair)
+        else:
+            del self._repairs[repair.partition.topic_partition]
+
+
+def _answer_of(response: FetchResponse) -> FetchAnswer | None:
+    if response.error_code:
+        return None
+    return next((answer for _, _, answer in fetch_answers(response)), None)
