@@ -137,6 +137,10 @@ class DelayedFetch:
         self._deliver(self._look_at_all())
         return True
 
+    def abandon(self) -> None:
+        """Its session has ended, so nobody will try it again: answer with nothing."""
+        self.future.set_result([])
+
     def _unpark(self) -> bool:
         # Whoever takes it from the session may work on it, and nobody else.
         session = self.session
@@ -151,22 +155,29 @@ class DelayedFetch:
         session = self.session
         while True:
             with session.lock:
-                if not session.ready:
+                is_alone = session.parked is None
+                if is_alone and not session.ready:
                     session.parked = self
                     return False
+            if not is_alone:
+                # Its fetcher gave one of the two up while this one was looked at, and only one can wait.
+                self._deliver(self._look_at_all())
+                return True
             if self._look():
                 return True
 
     def _look(self) -> bool:
         session, params = self.session, self.params
-        result = self._read_ready()
-        if not self._is_enough(result):
-            if params.max_wait_ms > 0 and session.partitions:
-                news = [pair for pair in result if has_news(*pair)] if params.wants_all else result
-                self._too_little = [cached for cached, _ in news]
-                self._has_marks = any(data.records is None for _, data in news)
-                return False
-        elif params.wants_all and len(result) < len(session.partitions):
+        result, again = self._read_ready()
+        if not self._is_enough(result) and params.max_wait_ms > 0 and session.partitions:
+            news = [pair for pair in result if has_news(*pair)] if params.wants_all else result
+            # What there was no room for is not ready meanwhile: nothing would be new about it.
+            self._too_little = list(dict.fromkeys([*(cached for cached, _ in news), *again]))
+            self._has_marks = any(data.records is None for _, data in news)
+            return False
+        if again:
+            session.put_back(again)
+        if params.wants_all and len(result) < len(session.partitions):
             result = self._look_at_all()
         self._deliver(result)
         return True
@@ -174,12 +185,13 @@ class DelayedFetch:
     def _look_at_all(self) -> FetchResult:
         if self.params.wants_all:
             self.session.put_back(list(self.session.partitions.values()))
-        return self._read_ready()
+        result, again = self._read_ready()
+        self.session.put_back(again)
+        return result
 
-    def _read_ready(self) -> FetchResult:
-        """Read the partitions that are ready, until the answer is full.
-
-        The others stay ready for the next fetch, and so do those with an error, which may be gone by then.
+    def _read_ready(self) -> tuple[FetchResult, list[CachedPartition]]:
+        """Read the partitions that are ready, until the answer is full; and what is to stay ready for the
+        next fetch: the others, and those with an error, which may be gone by then.
         """
         params = self.params
         ready = self.session.take_ready()
@@ -190,10 +202,11 @@ class DelayedFetch:
         again: list[CachedPartition] = []
         left = params.max_bytes
         for index, cached in enumerate(ready):
-            if left <= 0 and not params.wants_all:
+            # However little a fetcher asks for, it gets the first batch that there is.
+            is_first = left == params.max_bytes
+            if left <= 0 and not is_first and not params.wants_all:
                 again += ready[index:]
                 break
-            is_first = left == params.max_bytes
             data = self._read(cached, params, max(0, min(cached.max_bytes, left)), is_first)
             if data.is_throttled:
                 self._held_back.append(cached)
@@ -205,9 +218,7 @@ class DelayedFetch:
             left -= data.size
             if params.wants_all or has_news(cached, data):
                 result.append((cached, data))
-        if again:
-            self.session.put_back(again)
-        return result
+        return result, again
 
     def _is_enough(self, result: FetchResult) -> bool:
         params = self.params

@@ -110,6 +110,8 @@ class CachedPartition:
         self.partition = partition
         if partition is not None:
             partition.fetch_waiters[self] = None
+            if self.session is None:
+                partition.fetch_waiters.pop(self, None)
 
     def notify(self) -> DelayedFetch | None:
         """The partition moved; returns the fetch that waits for that, which its caller is to try."""
@@ -197,20 +199,23 @@ class FetchSession:
                 self.ready = dict.fromkeys([*mine, *self.ready])
 
     def end(self) -> None:
-        """Hear of nothing any more."""
+        """Hear of nothing any more; a fetch that waits is answered."""
         with self.lock:
             partitions = list(self.partitions.values())
             self.partitions.clear()
             self.ready.clear()
-            self.parked = None
+            parked, self.parked = self.parked, None
         for cached in partitions:
             self._leave(cached)
+        if parked is not None:
+            parked.abandon()
 
     def _leave(self, cached: CachedPartition) -> None:
         if cached.partition is not None and self.is_lasting:
             cached.partition.detach_fetch_clock(self.clock)
-        cached.listen(None)
+        # In this order: `listen` in another thread looks whether it still has a session once it listens.
         cached.session = None
+        cached.listen(None)
 
     def __len__(self) -> int:
         return len(self.partitions)

@@ -281,3 +281,76 @@ def test_a_fetch_that_its_fetcher_gave_up_is_answered_when_the_next_comes() -> N
     committed(at, b"a")
     [(cached, data)] = second.result(0)
     assert (cached.topic_partition, data.high_watermark) == (T0, 1)
+
+
+def test_what_there_is_no_room_for_waits_with_the_fetch() -> None:
+    at = Replicas(partitions=2)
+    for each in at.partitions:
+        at.manager().append(each, batch(b"x" * 50))
+    at.settle()
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(2, is_privileged=False, now_ms=0)
+    topic_id = at.controller.topic_id("t")
+    # Each partition may give one byte, which only the first batch of an answer may be more than.
+    session.ask([CachedPartition(each, topic_id, fetch_offset=0, max_bytes=1) for each in at.partitions])
+    answer = fetches.fetch_messages(session, FetchParams(CONSUMER, -1, 500, 1000, 1 << 20, "high_watermark"))
+    assert not answer.done()
+    at.pass_time(501)
+    assert [data.records is not None for _, data in answer.result(0)] == [True, False]
+    # The other partition's turn comes with the next fetch.
+    first, second = (session.partitions[topic_id, number] for number in (0, 1))
+    assert first not in session.ready
+    assert second in session.ready
+
+
+def test_a_fetch_for_no_bytes_at_all_gets_the_first_batch() -> None:
+    at = Replicas()
+    committed(at, b"a")
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(1, is_privileged=False, now_ms=0)
+    session.ask([CachedPartition(T0, at.controller.topic_id("t"), fetch_offset=0, max_bytes=0)])
+    answer = fetches.fetch_messages(session, FetchParams(CONSUMER, -1, 500, 1, 0, "high_watermark", False))
+    assert data_of(answer).records is not None
+
+
+def test_a_fetch_is_answered_when_its_session_is_evicted() -> None:
+    at = Replicas()
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(1, is_privileged=False, now_ms=0)
+    session.ask([CachedPartition(T0, at.controller.topic_id("t"), fetch_offset=0, max_bytes=100)])
+    answer = fetches.fetch_messages(session, FetchParams(CONSUMER, -1, 500, 1, 100, "high_watermark", False))
+    assert not answer.done()
+    fetches.sessions.remove(session.id)
+    assert answer.result(0) == []
+    assert not [cached for cached in at.partition().fetch_waiters if not cached.session]
+    at.pass_time(501)
+
+
+def test_of_two_fetches_of_a_session_that_overlap_none_is_lost() -> None:
+    at = Replicas()
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(1, is_privileged=False, now_ms=0)
+    session.ask([CachedPartition(T0, at.controller.topic_id("t"), fetch_offset=0, max_bytes=100)])
+    params = FetchParams(CONSUMER, -1, 10_000, 1, 100, "high_watermark", False)
+    first = fetches.fetch_messages(session, params)
+    old = session.parked
+    assert old is not None
+    # Another thread is looking at the first one when the second comes.
+    assert old._unpark()
+    second = fetches.fetch_messages(session, params)
+    assert old._park()
+    assert first.done()
+    assert not second.done()
+    committed(at, b"a")
+    assert data_of(second).high_watermark == 1
+
+
+def test_a_partition_hears_no_more_of_a_session_that_ends_while_it_is_read() -> None:
+    at = Replicas()
+    session = FetchSession(1, now_ms=0)
+    cached = CachedPartition(T0, at.controller.topic_id("t"), fetch_offset=0, max_bytes=100)
+    session.ask([cached])
+    session.end()
+    # The thread that reads was about to listen.
+    cached.listen(at.partition())
+    assert cached not in at.partition().fetch_waiters
