@@ -19,6 +19,7 @@ from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_effects import INCREASED, SAME
 from kreplica.replica.partition_fetch_state import ReplicaState
+from kreplica.replica.partition_standing import PartitionStanding
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.sim.controller import ScriptedController
 
@@ -94,6 +95,16 @@ def commit_without_those_about_to_join(set_state: Replacement) -> Replacement:
         partition._others = ()
 
     return set_committed
+
+
+@mutant(PartitionStanding, "is_under_min_isr")
+def commit_below_min_isr(_: Replacement) -> Replacement:
+    """The high watermark moves on though fewer than min.insync.replicas are in sync (KAFKA-15583)."""
+
+    def is_under(_: Any) -> bool:
+        return False
+
+    return property(is_under)  # type: ignore[return-value]
 
 
 @mutant(partition_isr, "what_keeps_out")

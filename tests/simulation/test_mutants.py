@@ -47,6 +47,7 @@ TOLD = [
     ("kafka_7128_join_at_a_lagging_mark", ["join_at_the_mark"]),
     ("kafka_7164_the_same_leader_again", ["never_diverge", "trust_the_same_leader"]),
     ("kafka_7415_elections_without_writes", ["note_no_epoch"]),
+    ("produce_completion", ["commit_below_min_isr"]),
 ]
 # A change of the code under test makes other histories of the same seeds, so the next ones have a try, too.
 SEEDS_TO_TRY = 40
