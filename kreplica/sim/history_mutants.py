@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kreplica.log import truncation
+from kreplica.replica import partition_fetch, partition_isr, partition_role, replica_fetcher
+from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
+from kreplica.replica.partition_fetch_state import ReplicaState
+from kreplica.replica.partition_standing import PartitionStanding
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica_fetcher import ReplicaFetcher
+from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_manager import ReplicaManager
 from kreplica.sim.mutants import Mutant, Replacement
 
@@ -116,3 +121,74 @@ def leave_the_mark_behind(truncate_fully_and_start_at: Replacement) -> Replaceme
         return gone
 
     return truncate
+
+
+@history_mutant(PartitionStanding, "is_under_min_isr")
+def commit_below_min_isr(_: Replacement) -> Replacement:
+    """The high watermark moves on though fewer than min.insync.replicas are in sync (KAFKA-15583)."""
+
+    def is_under(_: Any) -> bool:
+        return False
+
+    return property(is_under)  # type: ignore[return-value]
+
+
+@history_mutant(partition_isr, "what_keeps_out")
+def join_at_the_mark(what_keeps_out: Replacement) -> Replacement:
+    """A replica may join the ISR at the high watermark, though a new leader's lags (KAFKA-7128)."""
+
+    def keeps_out(partition: Any, replica: Any) -> Any:
+        is_at_mark = replica.log_end_offset >= partition.high_watermark
+        if is_at_mark and replica.fetched_in_epoch and not replica.diverged:
+            return partition_isr.what_makes_ineligible(partition, replica)
+        return what_keeps_out(partition, replica)
+
+    return keeps_out
+
+
+@history_mutant(replica_fetcher, "offset_truncation_state")
+def cut_where_any_epoch_ends(truncation_state: Replacement) -> Replacement:
+    """A follower cuts where the leader's answer ends, whatever epoch that is of (KIP-279)."""
+
+    def end_alone(log: Any, leader_epoch: int, leader_end_offset: int) -> OffsetTruncationState:
+        cut: OffsetTruncationState = truncation_state(log, min(leader_epoch, -1), leader_end_offset)
+        return cut
+
+    return end_alone
+
+
+@history_mutant(partition_fetch, "log_with_epoch")
+def answer_in_any_epoch(log_with_epoch: Replacement) -> Replacement:
+    """A leader answers whoever asks, also one who knows of a later leader epoch (KIP-320)."""
+
+    def log_in_any_epoch(partition: Any, _: int | None, only_leader: bool) -> Any:
+        return log_with_epoch(partition, None, only_leader)
+
+    return log_in_any_epoch
+
+
+@history_mutant(ReplicaFetcherManager, "follow")
+def trust_the_same_leader(follow: Replacement) -> Replacement:
+    """A follower whose leader stays the same goes on where it is, also if it missed an epoch (KAFKA-7164)."""
+
+    leaders: dict[Any, int] = {}
+
+    def go_on(manager: Any, partition: Any, told: Any) -> None:
+        follow(manager, partition, told)
+        if leaders.get(partition) == told.leader:
+            fetcher = manager.fetcher_of(partition.topic_partition)
+            state = fetcher.state_of(partition.topic_partition)
+            fetcher._put(state._replace(state=ReplicaState.FETCHING))
+        leaders[partition] = told.leader
+
+    return go_on
+
+
+@history_mutant(partition_role, "_begin_epoch")
+def note_no_epoch(_: Replacement) -> Replacement:
+    """A new leader notes its epoch with its first record only (KAFKA-7415)."""
+
+    def begin_nothing(*_: Any) -> None:
+        return None
+
+    return begin_nothing

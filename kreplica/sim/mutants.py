@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kreplica.common.future import resolved
-from kreplica.replica import partition_fetch, partition_isr, partition_role, replica_fetcher
+from kreplica.replica import partition_fetch, partition_isr
 from kreplica.replica.delayed_requests import DelayedRequests
-from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_effects import INCREASED, SAME
-from kreplica.replica.partition_fetch_state import ReplicaState
-from kreplica.replica.partition_standing import PartitionStanding
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.sim.controller import ScriptedController
 
@@ -97,35 +94,12 @@ def commit_without_those_about_to_join(set_state: Replacement) -> Replacement:
     return set_committed
 
 
-@mutant(PartitionStanding, "is_under_min_isr")
-def commit_below_min_isr(_: Replacement) -> Replacement:
-    """The high watermark moves on though fewer than min.insync.replicas are in sync (KAFKA-15583)."""
-
-    def is_under(_: Any) -> bool:
-        return False
-
-    return property(is_under)  # type: ignore[return-value]
-
-
 @mutant(partition_isr, "what_keeps_out")
 def join_too_early(_: Replacement) -> Replacement:
     """A replica may join the ISR as soon as it has fetched, wherever it stands."""
 
     def keeps_out(partition: Any, replica: Any) -> str | None:
         return partition_isr.what_makes_ineligible(partition, replica)
-
-    return keeps_out
-
-
-@mutant(partition_isr, "what_keeps_out")
-def join_at_the_mark(what_keeps_out: Replacement) -> Replacement:
-    """A replica may join the ISR at the high watermark, though a new leader's lags (KAFKA-7128)."""
-
-    def keeps_out(partition: Any, replica: Any) -> Any:
-        is_at_mark = replica.log_end_offset >= partition.high_watermark
-        if is_at_mark and replica.fetched_in_epoch and not replica.diverged:
-            return partition_isr.what_makes_ineligible(partition, replica)
-        return what_keeps_out(partition, replica)
 
     return keeps_out
 
@@ -173,54 +147,6 @@ def cut_to_the_mark(follow: Replacement) -> Replacement:
         follow(manager, partition, state)
 
     return cut_and_follow
-
-
-@mutant(replica_fetcher, "offset_truncation_state")
-def cut_where_any_epoch_ends(truncation_state: Replacement) -> Replacement:
-    """A follower cuts where the leader's answer ends, whatever epoch that is of (KIP-279)."""
-
-    def end_alone(log: Any, leader_epoch: int, leader_end_offset: int) -> OffsetTruncationState:
-        cut: OffsetTruncationState = truncation_state(log, min(leader_epoch, -1), leader_end_offset)
-        return cut
-
-    return end_alone
-
-
-@mutant(partition_fetch, "log_with_epoch")
-def answer_in_any_epoch(log_with_epoch: Replacement) -> Replacement:
-    """A leader answers whoever asks, also one who knows of a later leader epoch (KIP-320)."""
-
-    def log_in_any_epoch(partition: Any, _: int | None, only_leader: bool) -> Any:
-        return log_with_epoch(partition, None, only_leader)
-
-    return log_in_any_epoch
-
-
-@mutant(ReplicaFetcherManager, "follow")
-def trust_the_same_leader(follow: Replacement) -> Replacement:
-    """A follower whose leader stays the same goes on where it is, also if it missed an epoch (KAFKA-7164)."""
-
-    leaders: dict[Any, int] = {}
-
-    def go_on(manager: Any, partition: Any, told: Any) -> None:
-        follow(manager, partition, told)
-        if leaders.get(partition) == told.leader:
-            fetcher = manager.fetcher_of(partition.topic_partition)
-            state = fetcher.state_of(partition.topic_partition)
-            fetcher._put(state._replace(state=ReplicaState.FETCHING))
-        leaders[partition] = told.leader
-
-    return go_on
-
-
-@mutant(partition_role, "_begin_epoch")
-def note_no_epoch(_: Replacement) -> Replacement:
-    """A new leader notes its epoch with its first record only (KAFKA-7415)."""
-
-    def begin_nothing(*_: Any) -> None:
-        return None
-
-    return begin_nothing
 
 
 @mutant(DelayedRequests, "await_commit")
