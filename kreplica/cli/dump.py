@@ -29,6 +29,7 @@ from kreplica.log.producer_snapshot import parse_snapshot
 from kreplica.log.transaction_index import parse_entries
 from kreplica.log.verify.indexes import used_bytes
 from kreplica.log.verify.segment import BatchWalk
+from kreplica.metadata.serde import decode, to_json
 from kreplica.record import Record, RecordBatch
 from kreplica.record.control import ControlRecordType, parse_control_key
 from kreplica.runtime.storage import FileStorage
@@ -38,6 +39,8 @@ BATCH_COLUMNS = (
     *("producer_id", "producer_epoch", "base_sequence", "transactional", "control", "problem"),
 )
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers", "control", "problem")
+METADATA_COLUMNS = ("offset", "timestamp", "type", "version", "data", "control", "problem")
+METADATA_LOG = "__cluster_metadata-0"
 
 
 def run(paths: Sequence[str], deep: bool, as_json: bool) -> int:
@@ -51,7 +54,7 @@ def run(paths: Sequence[str], deep: bool, as_json: bool) -> int:
         else:
             # A table of records leaves their batches out: they would be most of its columns.
             shown = (fact for fact in dump if not (deep and fact.get("what") == "batch"))
-            print_table(str(path), _columns(path.name, deep), shown)
+            print_table(str(path), _columns(path, deep), shown)
         found_problem |= dump.found_problem
     return 1 if found_problem else 0
 
@@ -105,13 +108,21 @@ def _reader(name: str) -> Reader | None:
     return next((kind.read for kind in KINDS if kind.name.fullmatch(name)), None)
 
 
-def _columns(name: str, deep: bool) -> Sequence[str]:
-    columns = next(kind.columns for kind in KINDS if kind.name.fullmatch(name))
-    return RECORD_COLUMNS if deep and columns is BATCH_COLUMNS else columns
+def _columns(path: Path, deep: bool) -> Sequence[str]:
+    columns = next(kind.columns for kind in KINDS if kind.name.fullmatch(path.name))
+    if deep and columns is BATCH_COLUMNS:
+        return METADATA_COLUMNS if _holds_metadata(path) else RECORD_COLUMNS
+    return columns
+
+
+def _holds_metadata(path: Path) -> bool:
+    """Whether a file of batches is of the metadata log, or a snapshot of it."""
+    return path.suffix == ".checkpoint" or path.absolute().parent.name == METADATA_LOG
 
 
 def _segment(path: str, deep: bool) -> Iterator[Fact]:
     storage = FileStorage()
+    of_metadata = _holds_metadata(Path(path))
     with storage.open_region(path, max(1, storage.size(path)), writable=False) as region:
         walk = BatchWalk(region)
         for position, batch in walk:
@@ -120,7 +131,7 @@ def _segment(path: str, deep: bool) -> Iterator[Fact]:
                 continue
             yield _batch_fact(batch, position)
             if deep:
-                yield from _record_facts(batch, position)
+                yield from _record_facts(batch, position, of_metadata)
         if walk.error is not None:
             left = walk.end - walk.position
             if walk.rest_is_zero():
@@ -160,10 +171,13 @@ def _batch_fact(batch: RecordBatch, position: int) -> Fact:
     return fact
 
 
-def _record_facts(batch: RecordBatch, position: int) -> Iterator[Fact]:
+def _record_facts(batch: RecordBatch, position: int, of_metadata: bool) -> Iterator[Fact]:
     try:
         for record in batch:
-            yield _record_fact(record, position, batch.is_control)
+            if of_metadata and not batch.is_control:
+                yield _metadata_fact(record, position)
+            else:
+                yield _record_fact(record, position, batch.is_control)
     except KreplicaError:
         return  # the batch's own line has it
 
@@ -181,6 +195,19 @@ def _record_fact(record: Record, position: int, is_control: bool) -> Fact:
     if is_control:
         fact["control"] = _control_name(parse_control_key(record.key))
     return fact
+
+
+def _metadata_fact(record: Record, position: int) -> Fact:
+    fact: dict[str, object] = {
+        "what": "record",
+        "position": position,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+    }
+    try:
+        return fact | to_json(decode(record.value or b""))
+    except KreplicaError as error:
+        return fact | {"value": record.value, "problem": str(error)}
 
 
 def _control_name(number: int | None) -> str:

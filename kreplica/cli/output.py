@@ -25,7 +25,7 @@ ROWS_A_TABLE = 1000
 WIDTH_WITHOUT_TERMINAL = 200
 LONGEST_CELL = 60
 # What is never shortened: it may be the answer.
-WHOLE = {"path", "text", "problem"}
+WHOLE = {"path", "text", "problem", "data"}
 # Kafka's value for an id, an epoch or an offset that is not there.
 NONE = -1
 
@@ -84,6 +84,8 @@ def _cell(name: str, value: object) -> str:
         return "yes" if value else ""
     if name.endswith("timestamp") and isinstance(value, int):
         return moment(value)
+    if isinstance(value, Mapping):
+        value = json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):
         value = ", ".join(_pair(item) if isinstance(item, Mapping) else str(item) for item in value)
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

@@ -523,6 +523,10 @@ class OffsetsOutOfOrder(CorruptMessage):
     """A batch starts below the end of the log, or its leader epoch goes back."""
 
 
+class UnknownMetadataRecord(UnsupportedVersion):
+    """The metadata log holds a kind of record that is not known here."""
+
+
 class StorageFull(KafkaStorageError):
     """The disk, the quota or the file size limit is reached; reads go on."""
 

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 import kreplica
 from kreplica.cli.app import app
 from kreplica.cli.output import moment
+from kreplica.metadata.records import NoOpRecord
+from kreplica.metadata.serde import encode
 from kreplica.record import RecordBatch
 
 KAFKA = Path(__file__).resolve().parents[2] / "data" / "kafka-4.3" / "clean" / "logs"
@@ -73,6 +75,37 @@ def test_records(codec: str) -> None:
     assert records[1]["key"] is None
     assert records[7]["headers"][:2] == [{"name": "plain", "value": "1"}, {"name": "plain", "value": "2"}]
     assert "tombstone" in dump("--deep", path)
+
+
+def test_records_of_the_metadata_log() -> None:
+    path = KAFKA / "__cluster_metadata-0" / "00000000000000000000.log"
+    records = [fact for fact in facts("--deep", path) if fact["what"] == "record"]
+    assert [record["offset"] for record in records] == list(range(len(records)))
+    assert records[0]["control"] == "leader_change"
+    assert without(records[2], "file", "position", "timestamp") == {
+        "what": "record",
+        "offset": 2,
+        "type": "FEATURE_LEVEL_RECORD",
+        "version": 0,
+        "data": {"name": "metadata.version", "featureLevel": 30},
+    }
+    assert '{"name": "metadata.version", "featureLevel": 30}' in dump("--deep", path)
+    snapshot = [fact.get("type") for fact in facts("--deep", KAFKA / "bootstrap.checkpoint")]
+    assert snapshot.count("FEATURE_LEVEL_RECORD") == 6
+
+
+def test_what_is_no_metadata_record_is_shown_and_the_rest_too(tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "__cluster_metadata-0") as log:
+        log.append([encode(NoOpRecord(), 0), b"\x01\x06\x00\x00", None, encode(NoOpRecord(), 0)])
+    path = tmp_path / "__cluster_metadata-0" / "00000000000000000000.log"
+    records = [fact for fact in facts("--deep", path, exit_code=1) if fact["what"] == "record"]
+    assert [(fact.get("type"), "problem" in fact) for fact in records] == [
+        ("NO_OP_RECORD", False),
+        (None, True),
+        (None, True),
+        ("NO_OP_RECORD", False),
+    ]
+    assert "api key 6" in dump("--deep", path, exit_code=1)
 
 
 def test_bytes_that_are_no_text() -> None:

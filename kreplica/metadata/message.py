@@ -1,0 +1,206 @@
+"""Messages that are declared, and the one codec that reads and writes what is declared.
+
+A message is a frozen dataclass whose annotations name the type of each field on the wire, since which version
+it is there, and its tag if it has one:
+
+    isr: Annotated[tuple[int, ...] | None, Array(INT32, nullable=True), Tag(0)] = None
+    directories: Annotated[tuple[Uuid, ...], Array(UUID), Since(1)] = ()
+
+Fields without a tag stand in the order of their declaration; then come the number of tagged fields and the
+tagged fields by ascending tag, each with its size. One that has its default is not written. Tagged fields
+that the version does not know are kept as they are, and written again.
+
+Messages are immutable. A Layout is made once for a class and version, and any thread may use it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from kreplica._core.varint import encode_unsigned_varint
+from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.metadata.wire_types import ByteReader, WireType
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The first version that has the field; before, it has to be left at its default."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """The number of a field that is written only where it differs from its default."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedField:
+    """A field of a later version: its tag and its bytes."""
+
+    tag: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What all messages have: the tagged fields that their version does not know, by ascending tag."""
+
+    unknown_tagged_fields: tuple[TaggedField, ...] = ()
+
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field as it is declared; `default` is dataclasses.MISSING where a value has to be given."""
+
+    name: str
+    type: WireType
+    since: int
+    tag: int | None
+    default: Any
+
+    @property
+    def json_name(self) -> str:
+        """The name in Kafka's schema, but for a capital."""
+        head, *rest = self.name.split("_")
+        return head + "".join(part.capitalize() for part in rest)
+
+
+def declared_fields(kind: type[Message]) -> Iterator[Field]:
+    """The fields of a message in their order, but for those that are not known."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if field.name == "unknown_tagged_fields":
+            continue
+        wire_type, *marks = hints[field.name].__metadata__
+        since = next((mark.version for mark in marks if isinstance(mark, Since)), 0)
+        tag = next((mark.number for mark in marks if isinstance(mark, Tag)), None)
+        if field.default is MISSING and (since or tag is not None):
+            raise TypeError(f"{kind.__name__}.{field.name} is not always there, and has no default")
+        yield Field(field.name, wire_type, since, tag, field.default)
+
+
+class Layout(Generic[M]):
+    """How a message of one version stands in bytes."""
+
+    def __init__(self, kind: type[M], version: int) -> None:
+        declared = list(declared_fields(kind))
+        there = [field for field in declared if field.since <= version]
+        self._kind: type[M] = kind
+        self._version = version
+        self._plain = [field for field in there if field.tag is None]
+        self._tagged = {field.tag: field for field in there if field.tag is not None}
+        self._absent = [field for field in declared if field.since > version]
+        self._there = there
+
+    def read(self, reader: ByteReader) -> M:
+        """The message that is next. Raises InvalidRecord."""
+        values: dict[str, Any] = {field.name: field.type.read(reader) for field in self._plain}
+        count = reader.unsigned_varint()
+        if count:
+            values["unknown_tagged_fields"] = tuple(self._read_tagged(reader, count, values))
+        return self._kind(**values)
+
+    def _read_tagged(self, reader: ByteReader, count: int, values: dict[str, Any]) -> Iterator[TaggedField]:
+        """Add the tagged fields to `values`, and give those that the version does not know."""
+        last = -1
+        for _ in range(count):
+            start = reader.position
+            tag = reader.unsigned_varint()
+            size = reader.unsigned_varint()
+            if tag <= last or size > reader.left:
+                raise InvalidRecord(
+                    f"tag {tag} behind tag {last}, with {size} bytes of {reader.left} left, at byte {start}",
+                    where=start,
+                )
+            last = tag
+            field = self._tagged.get(tag)
+            if field is None:
+                yield TaggedField(tag, reader.take(size))
+                continue
+            end = reader.position + size
+            values[field.name] = field.type.read(reader)
+            if reader.position != end:
+                raise InvalidRecord(
+                    f"{field.name} ends at byte {reader.position}, its size says {end}", where=start
+                )
+
+    def write(self, out: bytearray, message: M) -> None:
+        """Append the message.
+
+        Raises InvalidRecord where a value does not fit its field, UnsupportedVersion where one is set that
+        the version does not have.
+        """
+        for field in self._absent:
+            if getattr(message, field.name) != field.default:
+                raise UnsupportedVersion(
+                    f"{self._kind.__name__} of version {self._version} has no {field.name}"
+                )
+        for field in self._plain:
+            self._write_field(out, field, message)
+        tagged = {each.tag: each.data for each in message.unknown_tagged_fields}
+        if len(tagged) != len(message.unknown_tagged_fields) or not tagged.keys().isdisjoint(self._tagged):
+            raise InvalidRecord(f"{self._kind.__name__}: two tagged fields with one tag")
+        for tag, field in self._tagged.items():
+            if getattr(message, field.name) != field.default:
+                data = bytearray()
+                self._write_field(data, field, message)
+                tagged[tag] = bytes(data)
+        out += encode_unsigned_varint(len(tagged))
+        for tag in sorted(tagged):
+            out += encode_unsigned_varint(tag) + encode_unsigned_varint(len(tagged[tag])) + tagged[tag]
+
+    def _write_field(self, out: bytearray, field: Field, message: M) -> None:
+        try:
+            field.type.write(out, getattr(message, field.name))
+        except InvalidRecord as error:
+            raise InvalidRecord(f"{self._kind.__name__}.{field.name}: {error}") from None
+
+    def to_json(self, message: M) -> dict[str, object]:
+        """The fields as Kafka's tools show them; tagged ones only where they differ from their default."""
+        shown = {
+            field.json_name: field.type.to_json(getattr(message, field.name))
+            for field in self._there
+            if field.tag is None or getattr(message, field.name) != field.default
+        }
+        if message.unknown_tagged_fields:
+            shown["unknownTaggedFields"] = [
+                {"tag": each.tag, "data": base64.b64encode(each.data).decode()}
+                for each in message.unknown_tagged_fields
+            ]
+        return shown
+
+
+_LAYOUTS: dict[tuple[type[Message], int], Layout[Any]] = {}
+
+
+def layout_of(kind: type[M], version: int) -> Layout[M]:
+    """The layout of the class in a version."""
+    layout = _LAYOUTS.get((kind, version))
+    return layout or _LAYOUTS.setdefault((kind, version), Layout(kind, version))
+
+
+class Structure(Generic[M]):
+    """The type of a field that holds messages; their fields are the same in all versions."""
+
+    def __init__(self, kind: type[M]) -> None:
+        self.kind = kind
+
+    def read(self, reader: ByteReader) -> M:
+        return layout_of(self.kind, 0).read(reader)
+
+    def write(self, out: bytearray, value: Any) -> None:
+        if not isinstance(value, self.kind):
+            raise InvalidRecord(f"{str(value)[:60]!r} is no {self.kind.__name__}")
+        layout_of(self.kind, 0).write(out, value)
+
+    def to_json(self, value: Any) -> object:
+        return layout_of(self.kind, 0).to_json(value)

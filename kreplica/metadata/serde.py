@@ -1,0 +1,90 @@
+"""The value of a record in the metadata log: a frame, and in it a message.
+
+    frame version   unsigned varint, 1
+    api key         unsigned varint: the kind of record
+    version         unsigned varint: of its schema
+    message         see kreplica.metadata.message
+
+Bytes come from disks and other nodes, so nothing in them is believed: what is cut short, has bytes too many
+or a length out of bounds is an InvalidRecord; a frame, kind or version that is not known is an
+UnsupportedVersion.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from kreplica._core.varint import encode_unsigned_varint
+from kreplica.common.errors import InvalidRecord, UnknownMetadataRecord, UnsupportedVersion
+from kreplica.metadata.message import layout_of
+from kreplica.metadata.records import RECORDS, MetadataRecord
+from kreplica.metadata.wire_types import ByteReader
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+FRAME_VERSION = 1
+
+R = TypeVar("R", bound=MetadataRecord, covariant=True)
+
+
+class ApiMessageAndVersion(NamedTuple, Generic[R]):
+    """A record, and the version of its schema that it is written in."""
+
+    message: R
+    version: int
+
+
+def encode(message: MetadataRecord, version: int) -> bytes:
+    """The value of the record in the log.
+
+    Raises InvalidRecord where a field's value does not fit, UnsupportedVersion for a version that is not
+    known, or that lacks a field which is set.
+    """
+    kind = type(message)
+    out = bytearray()
+    for number in (FRAME_VERSION, kind.API_KEY, _checked(kind, version)):
+        out += encode_unsigned_varint(number)
+    layout_of(kind, version).write(out, message)
+    return bytes(out)
+
+
+def decode(value: Buffer) -> ApiMessageAndVersion[MetadataRecord]:
+    """The record in a value of the log.
+
+    Raises InvalidRecord, UnsupportedVersion, or UnknownMetadataRecord for an api key that is not known.
+    """
+    reader = ByteReader(bytes(value))
+    frame_version = reader.unsigned_varint()
+    if frame_version != FRAME_VERSION:
+        raise UnsupportedVersion(f"a metadata record's frame of version {frame_version}")
+    api_key = reader.unsigned_varint()
+    version = reader.unsigned_varint()
+    kind = RECORDS.get(api_key)
+    if kind is None:
+        raise UnknownMetadataRecord(f"a metadata record with api key {api_key}")
+    layout = layout_of(kind, _checked(kind, version))
+    try:
+        message = layout.read(reader)
+    except InvalidRecord as error:
+        raise InvalidRecord(f"{kind.__name__}: {error}", where=error.where) from None
+    if reader.left:
+        raise InvalidRecord(f"{kind.__name__}: {reader.left} bytes behind it", where=reader.position)
+    return ApiMessageAndVersion(message, version)
+
+
+def to_json(record: ApiMessageAndVersion[MetadataRecord]) -> dict[str, object]:
+    """The record as Kafka's DumpLogSegments shows it: its `type`, `version` and `data`."""
+    kind = type(record.message)
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper()
+    data = layout_of(kind, _checked(kind, record.version)).to_json(record.message)
+    return {"type": name, "version": record.version, "data": data}
+
+
+def _checked(kind: type[MetadataRecord], version: int) -> int:
+    if not 0 <= version <= kind.HIGHEST_VERSION:
+        raise UnsupportedVersion(
+            f"{kind.__name__} of version {version}; 0 to {kind.HIGHEST_VERSION} are known"
+        )
+    return version
