@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kreplica._core.follower_append import append_run
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.records import BatchIterator, RecordBatch, batches
-from kreplica.common.errors import FencedLeaderEpoch, OffsetsOutOfOrder
+from kreplica.common.errors import FencedLeaderEpoch, OffsetsOutOfOrder, StorageIOError
 from kreplica.common.types import INT64_MAX, AppendOrigin
 from kreplica.log import producer_batches
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
@@ -96,15 +96,15 @@ def _append(
         raise FencedLeaderEpoch(
             f"{log.topic_partition}: a batch of epoch {leader_epoch} after one of {log.leader_epoch}"
         )
-    if leader_epoch > log.leader_epoch or log.epochs.latest_epoch is None:
-        if not leads:
-            _require_whole(log, batch)
-        log.begin_epoch(leader_epoch, base)
     stable = log.state.stable
-    if batch.is_transactional:
-        # From this append on readers of committed data stop before it.
-        log.state.stable = False
     try:
+        if leader_epoch > log.leader_epoch or log.epochs.latest_epoch is None:
+            if not leads:
+                _require_whole(log, batch)
+            log.begin_epoch(leader_epoch, base)
+        if batch.is_transactional:
+            # From this append on readers of committed data stop before it.
+            log.state.stable = False
         info = _append_to_active(log, data, leader_epoch, leads, may_roll=True, append_time=append_time)
         if info is None:
             if not leads:
@@ -113,6 +113,11 @@ def _append(
             # a lost segment can be told. Where the gap would not fit the index, it begins behind it.
             log.roll(base if base - log.log_end_offset > LARGEST_GAP else None)
             info = _append_to_active(log, data, leader_epoch, leads, may_roll=False, append_time=append_time)
+    except StorageIOError as error:
+        log.state.stable = stable
+        # While the lock is held, so that no second append comes before the log is offline (KAFKA-10778).
+        log.fail(error)
+        raise
     except BaseException:
         log.state.stable = stable
         raise

@@ -21,6 +21,7 @@ from kreplica.common.errors import (
     KreplicaError,
     LogCleaningAborted,
     StaleControllerEpoch,
+    StorageIOError,
 )
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
@@ -453,12 +454,14 @@ class ReplicaManager:
     # ---- disks --------------------------------------------------------------------------------------------
 
     def _check_storage(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
-        """Where a log has failed, its whole directory is offline; a full disk or a damaged range is no
-        failure.
+        """Where a log has failed, or the disk refused what it was asked for a log, the whole directory is
+        offline; a full disk or a damaged range is no failure.
         """
         log = self.log_manager.get_log(topic_partition)
-        if isinstance(error, KafkaStorageError) and log is not None and log.failure is not None:
-            self.handle_log_directory_failure(os.path.dirname(log.local.directory), log.failure)
+        if isinstance(error, KafkaStorageError) and log is not None:
+            failure = error if isinstance(error, StorageIOError) else log.failure
+            if failure is not None:
+                self.handle_log_directory_failure(os.path.dirname(log.local.directory), failure)
 
     def handle_log_directory_failure(self, path: str, error: BaseException) -> None:
         """The directory's disk failed: its partitions are offline until the broker starts anew."""

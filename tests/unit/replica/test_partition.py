@@ -414,3 +414,24 @@ def test_a_log_that_failed_takes_no_second_append():
     with pytest.raises(errors.KafkaStorageError):
         replicas.append(b"b", required_acks=-1)
     assert replicas.high_watermark == 0
+
+
+@pytest.mark.parametrize("refused", ["create", "write"])
+def test_a_log_that_could_not_roll_takes_no_second_append(refused):
+    """Nothing was appended; but who can tell what the disk has of the attempt (KAFKA-10778)."""
+    replicas = Replicas(segment_bytes=100)
+    replicas.lead(1)
+    node = replicas.node(1)
+    replicas.append(b"a")
+
+    def refuse(operation, _path):
+        if operation == refused:
+            raise errors.StorageIOError("refused")
+
+    node.storage.before = refuse
+    with pytest.raises(errors.StorageIOError):
+        replicas.append(b"b")
+    node.storage.before = None
+    with pytest.raises(errors.KafkaStorageError, match="offline"):
+        replicas.append(b"b")
+    assert node.log.log_end_offset == 1

@@ -285,6 +285,19 @@ def test_a_directory_that_fails_takes_its_partitions_offline() -> None:
     assert again.result(0).base_offset == 1
 
 
+def test_a_disk_that_refuses_a_leader_epoch_is_offline() -> None:
+    at = Replicas()
+
+    def refuse(operation: str, path: str) -> None:
+        raise StorageIOError(f"{operation} of {path}")
+
+    at.cluster.set_disk_fault(2, refuse)
+    at.elect(2)
+    at.cluster.set_disk_fault(2, None)
+    assert isinstance(error_of(at.manager(2).append(T0, batch(b"a"))), KafkaStorageError)
+    assert list(at.broker(2).log_manager.offline_directories) == ["/data"]
+
+
 def test_metrics_are_plain_numbers() -> None:
     at = Replicas(settings={"min.insync.replicas": 2})
     numbers = at.broker(1).metrics.values()
