@@ -81,8 +81,8 @@ class SimCluster:
     def kill(self, broker_id: int) -> None:
         self.brokers[broker_id].kill()
 
-    def power_cut(self, broker_id: int, chance: Random | None = None) -> None:
-        self.brokers[broker_id].power_cut(chance)
+    def power_cut(self, broker_id: int, chance: Random | None = None, *, keeps_names: bool = False) -> None:
+        self.brokers[broker_id].power_cut(chance, keeps_names=keeps_names)
 
     def pause(self, broker_id: int) -> None:
         self.brokers[broker_id].pause()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kreplica.log import truncation
+from kreplica.log.log_loader import _LogLoader
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import partition_fetch, partition_isr, partition_role, replica_fetcher
 from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
@@ -21,6 +23,7 @@ from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_manager import ReplicaManager
 from kreplica.sim.mutants import Mutant, Replacement
+from kreplica.sim.storage import TEMPORARY_SUFFIX, SimStorage
 
 HISTORY_MUTANTS: dict[str, Mutant] = {}
 
@@ -192,3 +195,47 @@ def note_no_epoch(_: Replacement) -> Replacement:
         return None
 
     return begin_nothing
+
+
+@history_mutant(UnifiedLog, "fail")
+def go_on_with_a_failed_log(_: Replacement) -> Replacement:
+    """A log does not know that its disk has failed (KAFKA-10778)."""
+
+    def fail(*_: Any) -> None:
+        return None
+
+    return fail
+
+
+@history_mutant(ReplicaManager, "_check_storage")
+def go_on_with_a_failed_directory(_: Replacement) -> Replacement:
+    """A directory whose disk has failed stays online (KAFKA-10778)."""
+
+    def check_storage(*_: Any) -> None:
+        return None
+
+    return check_storage
+
+
+@history_mutant(_LogLoader, "_is_clean")
+def trust_a_crashed_log(_: Replacement) -> Replacement:
+    """A log counts as closed in order until all logs are loaded (KAFKA-10471)."""
+
+    def is_clean(loader: Any, _: Any) -> bool:
+        return loader.standing is not None
+
+    return is_clean
+
+
+@history_mutant(SimStorage, "write_file_atomically")
+def name_epochs_before_their_flush(write_file_atomically: Replacement) -> Replacement:
+    """The checkpoint of leader epochs gets its name before its contents are on disk (KAFKA-16541)."""
+
+    def write(storage: Any, path: str, data: bytes) -> None:
+        if not path.endswith("leader-epoch-checkpoint"):
+            write_file_atomically(storage, path, data)
+            return
+        storage.write_file(path + TEMPORARY_SUFFIX, data)
+        storage.rename(path + TEMPORARY_SUFFIX, path)
+
+    return write

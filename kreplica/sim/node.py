@@ -141,10 +141,11 @@ class SimBroker:
         self._end(silently=False)
         self.storage = self.storage.after_kill()
 
-    def power_cut(self, chance: Random | None = None) -> None:
-        """The machine loses its power: what was not flushed is lost, or with `chance` some of it."""
+    def power_cut(self, chance: Random | None = None, *, keeps_names: bool = False) -> None:
+        """The machine loses its power: what was not flushed is lost, or with `chance` some of it; see
+        SimStorage.after_power_cut."""
         self._end(silently=True)
-        self.storage = self.storage.after_power_cut(chance)
+        self.storage = self.storage.after_power_cut(chance, keeps_names=keeps_names)
 
     def _end(self, *, silently: bool) -> None:
         self.life.is_alive = False

@@ -269,16 +269,18 @@ class SimStorage:
         ]
         return made
 
-    def after_power_cut(self, random: Random | None = None) -> SimStorage:
+    def after_power_cut(self, random: Random | None = None, *, keeps_names: bool = False) -> SimStorage:
         """The storage after a power cut at this moment and a new start of the machine.
 
         Without `random` everything is lost that was not flushed. With it each change of a name, each page and
-        the size of a file may have reached the disk or not, in any order, and a page may be torn.
+        the size of a file may have reached the disk or not, in any order, and a page may be torn. With
+        `keeps_names` every change of a name has, before the contents: so files get lost that were renamed
+        without a flush.
         """
         made = SimStorage(boot=self._boot + 1, process_id=self._process_id)
         names = dict(self._durable)
         for entry in self._pending:
-            if random is not None and random.randrange(2):
+            if keeps_names or (random is not None and random.randrange(2)):
                 _apply(names, entry)
         images: dict[int, bytes] = {}
         for path in sorted(names):

@@ -140,7 +140,7 @@ class RealCluster:
         broker.endpoint = broker.program = None
         self._held = [each for each in self._held if broker_id not in (each.sender_id, each.receiver)]
 
-    def power_cut(self, broker_id):
+    def power_cut(self, broker_id, **_):
         pytest.skip(f"broker {broker_id}: only a simulated machine can lose its power")
 
     def set_disk_fault(self, broker_id, fault):

@@ -121,13 +121,17 @@ def records(script: Transcript, arguments: Arguments) -> Iterator[str]:
     asked = [number_of(word, "a broker") for word in arguments.words]
     for broker_id in asked or _brokers(script, topic_partition):
         log = log_of(script, broker_id, topic_partition)
-        yield f"{broker_id}  {'down' if log is None else _contents(log)}"
+        yield f"{broker_id}  {_absent(script, broker_id) if log is None else _contents(log)}"
 
 
 def log_of(script: Transcript, broker_id: int, topic_partition: Any) -> Any:
     """The partition's log on the broker, with a role or without; None where it does not run, or has none."""
     program = script.cluster.program(broker_id)
     return None if program is None else program.log_manager.get_log(topic_partition)
+
+
+def _absent(script: Transcript, broker_id: int) -> str:
+    return "down" if script.cluster.program(broker_id) is None else "no log"
 
 
 def _contents(log: Any) -> str:
@@ -150,7 +154,20 @@ def epochs(script: Transcript, arguments: Arguments) -> Iterator[str]:
         log = log_of(script, broker_id, topic_partition)
         known = () if log is None else log.epochs.entries
         told = " ".join(f"e{entry.epoch}@{entry.start_offset}" for entry in known) or "none"
-        yield f"{broker_id}  {'down' if log is None else told}"
+        yield f"{broker_id}  {_absent(script, broker_id) if log is None else told}"
+
+
+@command("recovery [PARTITION] BROKER...")
+def recovery(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """What a broker had to do when it opened the log: nothing after a clean end of the one before it."""
+    topic_partition = script.the_partition(arguments)
+    for broker_id in [number_of(word, "a broker") for word in arguments.words]:
+        log = log_of(script, broker_id, topic_partition)
+        yield f"{broker_id}  {_absent(script, broker_id) if log is None else _recovered(log.recovered)}"
+
+
+def _recovered(recovery: Any) -> str:
+    return "nothing" if recovery.clean else f"{recovery.scanned_bytes} bytes read through"
 
 
 @command("why [PARTITION] BROKER")

@@ -185,11 +185,15 @@ def kill(script: Transcript, arguments: Arguments) -> Iterator[str]:
     yield from ()
 
 
-@command("power-cut BROKER...")
+@command("power-cut BROKER... [names=kept]")
 def power_cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Cut a machine from power: everything that was not flushed is lost."""
+    """Cut a machine from power: everything that was not flushed is lost, or with `names=kept` all but the
+    names of files."""
+    names = arguments.option("names", "lost")
+    if names not in ("kept", "lost"):
+        raise ScriptError(f"names are kept or lost, not {names!r}")
     for word in arguments.words:
-        script.cluster.power_cut(script.broker(word, runs=True))
+        script.cluster.power_cut(script.broker(word, runs=True), keeps_names=names == "kept")
     yield from ()
 
 

@@ -42,6 +42,16 @@ def test_bytes_last_once_the_file_is_flushed(storage):
     assert storage.after_power_cut().read_file("/d/f") == b"x"
 
 
+def test_a_name_may_be_on_the_disk_before_what_the_file_holds(storage):
+    storage.write_file_atomically("/d/f", b"old")
+    storage.write_file("/d/g", b"new")
+    storage.rename("/d/g", "/d/f")
+    assert storage.after_power_cut().read_file("/d/f") == b"old"
+    left = storage.after_power_cut(keeps_names=True)
+    assert left.list_directory("/d") == ["f"]
+    assert left.read_file("/d/f") == b""
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_rename_that_was_not_flushed_is_done_or_not_and_loses_no_file(storage, seed):
     for name in ("a", "b"):
