@@ -73,6 +73,7 @@ class Partition(PartitionStanding):
         "clock",
         "damage_listener",
         "fetch_waiters",
+        "is_offline",
         "isr_history",
         "isr_policy",
         "key",
@@ -104,6 +105,8 @@ class Partition(PartitionStanding):
         self.brokers = brokers
         self.broker_epoch = broker_epoch
         self.isr_policy = isr_policy
+        # Whether its role ended with its disk.
+        self.is_offline = False
         self.damage_listener = on_damage
         self.isr_history = IsrHistory()
         # What waits for this partition to move, kept by its owners (delayed_fetch; DelayedDeleteRecords); in
@@ -171,8 +174,9 @@ class Partition(PartitionStanding):
         """
         return partition_role.make_follower(self, leader_and_isr, log)
 
-    def close(self) -> None:
-        """End this broker's role: the replica is stopped, deleted, or its directory offline."""
+    def close(self, *, is_offline: bool = False) -> None:
+        """End this broker's role: the replica is stopped or deleted, or its directory is offline."""
+        self.is_offline = is_offline
         partition_role.close(self)
 
     # ---- append -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica._core.purgatory import Watermark
 from kreplica.common.errors import (
+    KafkaStorageError,
     KreplicaError,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
@@ -138,4 +139,8 @@ def after_append(partition: Partition) -> KreplicaError | None:
 
 
 def no_longer_leader(partition: Partition) -> KreplicaError:
-    return NotLeaderOrFollower(f"{partition.topic_partition}: led elsewhere before the append was committed")
+    """Why what this broker's leadership would have committed is not known to be: case A or B."""
+    topic_partition = partition.topic_partition
+    if partition.is_offline:
+        return KafkaStorageError(f"{topic_partition}: its disk failed before the append was committed")
+    return NotLeaderOrFollower(f"{topic_partition}: led elsewhere before the append was committed")

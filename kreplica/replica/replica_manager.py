@@ -294,8 +294,8 @@ class ReplicaManager:
                 return error
         return None
 
-    def _close(self, partition: Partition) -> None:
-        partition.close()
+    def _close(self, partition: Partition, *, is_offline: bool = False) -> None:
+        partition.close(is_offline=is_offline)
         self.delayed.leadership_lost(partition)
         self.fetches.moved(partition)
 
@@ -471,7 +471,7 @@ class ReplicaManager:
             for topic_partition in gone:
                 partition = self.partitions.take_offline(topic_partition)
                 if partition is not None:
-                    self._close(partition)
+                    self._close(partition, is_offline=True)
 
     def _mend_stopped(self, partition: Partition, damage: Damage, data: bytes) -> None:
         """Fill the range at which recovery stopped, and follow with the log that is opened then."""

@@ -273,8 +273,11 @@ def test_a_directory_that_fails_takes_its_partitions_offline() -> None:
     at = Replicas()
     at.manager().append(T0, batch(b"a"))
     at.settle()
+    at.cluster.cut(1, 2)
+    waiting = at.manager(1).append(T0, batch(b"waits"))
     failure = StorageIOError("the disk is gone")
     at.manager(1).handle_log_directory_failure("/data", failure)
+    assert isinstance(error_of(waiting), KafkaStorageError)
     assert isinstance(error_of(at.manager(1).append(T0, batch(b"b"))), KafkaStorageError)
     assert at.manager(1).stop_replicas({T0: False})[T0] is not None
     assert at.broker(1).metrics.values()["kafka.server:type=ReplicaManager,name=OfflineReplicaCount"] == 1
