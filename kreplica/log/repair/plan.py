@@ -38,7 +38,7 @@ from kreplica.log.repair.survey import (
     survey,
 )
 from kreplica.log.verify.directory import small_files
-from kreplica.log.verify.partition import PartitionVerifier
+from kreplica.log.verify.partition import PartitionVerifier, has_no_gaps, may_be_missing
 from kreplica.log.verify.problem import Problem
 from kreplica.record.empty_batch import empty_batch
 
@@ -296,10 +296,12 @@ class _Planner:
         if any(problem.kind == "OffsetRegression" for problem in self._damaged):
             # Then verify was misled about gaps.
             self.plan.is_compacted = any(found.has_gaps for found in self._surveys.values())
-        for base, following in pairwise(self._bases):
-            found = self._surveys.get(base)
-            if found is not None and found.next_offset < following and not self.plan.is_compacted:
-                missing[base] = following
+        standing = self.plan.standing
+        if has_no_gaps(standing) or not self.plan.is_compacted:
+            for base, following in pairwise(self._bases):
+                found = self._surveys.get(base)
+                if found is not None and may_be_missing(standing, following - found.next_offset):
+                    missing[base] = following
         last = self._bases[-1]
         if self._surveys[last].next_offset < self._promised():
             missing[last] = self._promised()

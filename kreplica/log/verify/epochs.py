@@ -22,28 +22,25 @@ class EpochCheck:
         self.segment = ""
         self._path = path
         self._entries = entries
-        self._at = -1  # the entry that covers the last batch
 
     def see(self, batch: RecordBatch, position: int) -> Iterator[Problem]:
-        entries = self._entries
-        while self._at + 1 < len(entries) and entries[self._at + 1].start_offset <= batch.base_offset:
-            self._at += 1
+        # By itself, for an offset that lies must not mislead about those behind it.
+        at = self._covering(batch.base_offset)
         # What is below the first entry lies before the log's start; -1 is from before there were epochs.
-        if (
-            self._at < 0
-            or batch.leader_epoch == NO_LEADER_EPOCH
-            or batch.leader_epoch == entries[self._at].epoch
-        ):
+        if at < 0 or batch.leader_epoch in (NO_LEADER_EPOCH, self._entries[at].epoch):
             return
-        text = f"leader epoch {batch.leader_epoch}, where the checkpoint has {entries[self._at].epoch}"
+        text = f"leader epoch {batch.leader_epoch}, where the checkpoint has {self._entries[at].epoch}"
         yield Problem(self.segment, "EpochMismatch", text, batch.base_offset, position)
 
     def reach(self, offset: int, epoch: int) -> int:
         """The offset up to which batches of leader epoch `epoch` from `offset` on have the right one."""
-        at = bisect_right(self._entries, offset, key=itemgetter(1)) - 1
+        at = self._covering(offset)
         if at >= 0 and epoch not in (NO_LEADER_EPOCH, self._entries[at].epoch):
             return offset
         return self._entries[at + 1].start_offset if at + 1 < len(self._entries) else INT64_MAX
+
+    def _covering(self, offset: int) -> int:
+        return bisect_right(self._entries, offset, key=itemgetter(1)) - 1
 
     def finish(self, whole: bool) -> Iterator[Problem]:
         del whole

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.errors import KreplicaError
+from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpointFile
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.producer_snapshot import offset_of, parse_snapshot
@@ -34,6 +36,17 @@ Index = TypeVar("Index", OffsetIndexCheck, TimeIndexCheck)
 
 SEGMENT = re.compile(r"(\d{20})\.log")
 _OF_A_SEGMENT = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
+
+
+def has_no_gaps(standing: LogStanding | None) -> bool:
+    """Whether the segments of a log must follow each other: kreplica alone wrote it, and its cleaner leaves
+    no gap between them."""
+    return standing is not None and not standing.has_gaps
+
+
+def may_be_missing(standing: LogStanding | None, gap: int) -> bool:
+    """Whether so many offsets between two segments can be lost; a follower's leader may leave out more."""
+    return gap > 0 and (not has_no_gaps(standing) or gap <= LARGEST_GAP)
 
 
 class PartitionVerifier:
@@ -94,25 +107,25 @@ class PartitionVerifier:
 
     def _walk(self) -> Iterator[Problem]:
         missing: list[Problem] = []
-        for base in self._bases:
+        for base, stop in zip_longest(self._bases, self._bases[1:]):
             path = self._path(base, ".log")
-            if base > self.next_offset and base != self._bases[0]:
+            if base != self._bases[0] and may_be_missing(self._standing, base - self.next_offset):
                 text = f"offsets {self.next_offset} to {base - 1} are in no segment"
                 missing.append(Problem(path, "MissingOffsets", text, self.next_offset, 0))
             try:
-                yield from self._segment(base)
+                yield from self._segment(base, stop)
             except KreplicaError as error:
                 if self._only is None and not self._storage.exists(path):
                     continue  # retention removed it meanwhile
                 self.whole = False
                 yield _unreadable(path, error)
-        if not self.has_gaps:
+        if has_no_gaps(self._standing) or not self.has_gaps:
             yield from missing
 
-    def _segment(self, base: int) -> Iterator[Problem]:
+    def _segment(self, base: int, stop: int | None) -> Iterator[Problem]:
         path = self._path(base, ".log")
         self.next_offset = max(self.next_offset, base)
-        records = RecordsCheck(path, base, self.next_offset, self._leader_epoch, self._quarantines)
+        records = RecordsCheck(path, base, self.next_offset, self._leader_epoch, self._quarantines, stop)
         end = self._end_of(base)
         offsets = self._index(base, OffsetIndexCheck, end)
         times = self._index(base, TimeIndexCheck, end)

@@ -147,6 +147,55 @@ def test_a_missing_segment_becomes_a_known_gap(log: Path) -> None:
         assert writer.damage is None
 
 
+@pytest.mark.parametrize(
+    ("base", "batch", "at", "data"),
+    [
+        pytest.param(24, 1, 1, b"\x08", id="an offset behind it jumps"),
+        pytest.param(0, 1, 1, b"\x08", id="an offset before it jumps past it"),
+        pytest.param(0, 1, 7, b"\x0f", id="an offset before it jumps into it"),
+        pytest.param(0, 1, 60, b"\x07", id="a count of records before it is wrong"),
+        pytest.param(24, 1, 60, b"\x07", id="a count of records behind it is wrong"),
+    ],
+)
+def test_a_missing_segment_is_noticed_beside_other_damage(
+    log: Path, base: int, batch: int, at: int, data: bytes
+) -> None:
+    path = segment(log, base)
+    position, _, first, following = frames(path)[batch]
+    damage(path, position + at, data)
+    segment(log, 12).unlink()
+    missing = [problem for problem in verify(STORAGE, str(log)) if problem.kind == "MissingOffsets"]
+    assert [problem.path for problem in missing] == [str(segment(log, 24))]
+    mend(log)
+    spoilt = range(first, following) if at == 60 else range(0)
+    assert offsets(log) == [o for o in (*range(12), *range(24, 36)) if o not in spoilt]
+    assert open_problems(log) == []
+    with kreplica.Log.open(log) as writer:
+        assert writer.damage is None
+
+
+def test_a_segment_of_a_compacted_log_is_missed(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with kreplica.Log.open(path, cleanup_policy="compact", segment_bytes=200) as log:
+        for number in range(20):
+            log.append([(b"%d" % (number % 7), b"value " * 8)])
+        log.compact()
+    _, second, *_ = sorted(path.glob("*.log"))
+    base, kept = int(second.stem), offsets(path)
+    second.unlink()
+    assert ("MissingOffsets", base) in [(p.kind, p.offset) for p in verify(STORAGE, str(path))]
+    mend(path)
+    assert open_problems(path) == []
+    assert offsets(path) == [offset for offset in kept if offset not in lost_of(path)]
+    with kreplica.Log.open(path, cleanup_policy="compact") as writer:
+        assert writer.damage is None
+
+
+def lost_of(path: Path) -> set[int]:
+    notes = read_all(STORAGE, str(path), [file.name for file in path.iterdir()]).values()
+    return {offset for note in notes for offset in range(note.first_offset, note.next_offset)}
+
+
 def test_an_offset_that_lost_a_bit_is_set_right(log: Path) -> None:
     path = segment(log, 12)
     before = path.read_bytes()
