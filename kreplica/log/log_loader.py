@@ -186,6 +186,7 @@ class _LogLoader:
                 self._check_indexes(segment, segments[index + 1].base_offset)
         if not self.options.read_only:
             self._look_for_gaps(LogSegments(tuple(segments[: first + 1])))
+            self.recovery.unreadable += self.producers.remove_unreadable()
         self._load_producers(start, segments[first].base_offset)
         # The log may start inside a batch, so the scan begins at the segment's own offset.
         self.next_offset = segments[first].base_offset

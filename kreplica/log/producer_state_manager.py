@@ -238,6 +238,22 @@ class ProducerStateManager:
         path = self.snapshot_path(offset)
         return parse_snapshot(self._storage.read_file(path), path)
 
+    def remove_unreadable(self) -> list[str]:
+        """Remove all snapshots that were never flushed and that a power cut has torn; returns their paths.
+
+        No one but the newest is ever needed, until a truncation goes back to it.
+        """
+        torn = [offset for offset in self.snapshot_offsets if not self._is_readable(offset)]
+        self._remove_for_good(torn)
+        return [self.snapshot_path(offset) for offset in torn]
+
+    def _is_readable(self, offset: int) -> bool:
+        try:
+            self.read_snapshot(offset)
+        except InvalidFile:
+            return False
+        return True
+
     def take_snapshot(self, sync: bool = False) -> str | None:
         """Write the state at `map_end_offset`, if there is news since the last time; returns the path.
 

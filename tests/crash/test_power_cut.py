@@ -11,7 +11,9 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.crashing import Run, abandon, open_log
+from kreplica.log.verify import verify
+from tests.support.batches import build
+from tests.support.crashing import DIRECTORY, Run, abandon, open_log
 
 SIZES = st.integers(1, 6000)
 STEPS = st.lists(
@@ -64,3 +66,20 @@ def test_what_was_acknowledged_survives_a_kill(steps, durability, stop_at):
     log = open_log(run.storage.after_kill(), durability=durability)
     run.check(log, run.least_end)
     assert not log.recovery.cut, "a kill tears nothing that was published"
+
+
+@LIMITS
+@given(st.integers(2, 12), st.integers(0, 1 << 30))
+def test_producers_states_that_were_torn_are_not_left(segments, seed):
+    run = Run()
+    run.open()
+    for number in range(segments):
+        batch = build([b"value"], producer_id=number % 3, producer_epoch=0, base_sequence=number // 3)
+        run.log._log.append_as_leader(batch, 0)
+        run.log.roll()
+    run.flush(0)
+    storage = run.storage.after_power_cut(random.Random(seed))
+    log = open_log(storage)
+    assert log.log_end_offset == segments
+    log.close()
+    assert list(verify(storage, DIRECTORY)) == []

@@ -219,6 +219,20 @@ def test_damaged_snapshot_is_removed_named_and_an_older_one_taken(damage: bytes)
     assert snapshots(storage) == [1, 2]
 
 
+def test_every_snapshot_that_cannot_be_read_is_removed() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    for sequence in range(4):
+        append(manager, 1, sequence)
+        manager.take_snapshot(sync=True)
+    for offset in (1, 3):
+        storage.write_file_atomically(f"{DIRECTORY}/{file_name(offset)}", b"")
+    again = open_manager(storage)
+    assert again.remove_unreadable() == [f"{DIRECTORY}/{file_name(offset)}" for offset in (1, 3)]
+    storage.crash()
+    assert snapshots(storage) == again.snapshot_offsets == [2, 4]
+
+
 def test_no_snapshot_that_fits_means_the_whole_log_is_fed_in() -> None:
     storage = MemoryStorage()
     manager = open_manager(storage)
