@@ -2,10 +2,14 @@
 
 A machine under load is slow, not wrong, so no example has a deadline. `HYPOTHESIS_PROFILE=search` looks for
 new examples, as a run by hand does.
+
+A callback of a future that fails is only logged, so a test in which one does has failed.
 """
 
+import logging
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,3 +17,22 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("search"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "search"))
+
+
+class _Failures(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record.exc_info[1])
+
+
+@pytest.fixture(autouse=True)
+def _no_callback_fails(request):
+    failures, logger = _Failures(), logging.getLogger("kreplica.common.future")
+    logger.addHandler(failures)
+    yield
+    logger.removeHandler(failures)
+    if request.node.get_closest_marker("callbacks_may_fail") is None:
+        assert failures.records == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -105,13 +106,10 @@ class KafkaApis:
             required_acks=request.acks,
             timeout_ms=int(request.timeout.total_seconds() * 1000),
         )
-        answer: Future[ProduceResponse | None] = Future()
-        result.add_done_callback(
-            lambda done: answer.set_result(
-                _produce_response({**done.result(), **refused}) if request.acks else None
-            )
+        return _then(
+            result,
+            lambda responses: _produce_response({**responses, **refused}) if request.acks else None,
         )
-        return answer
 
     # ---- Fetch --------------------------------------------------------------------------------------------
 
@@ -148,10 +146,7 @@ class KafkaApis:
             only_leader=is_from_follower or not request.rack_id,
             is_for_repair=is_from_follower and request.session_epoch == FINAL_EPOCH,
         )
-        answer: Future[FetchResponse] = Future()
-        result = fetches.fetch_messages(session, params)
-        result.add_done_callback(lambda done: answer.set_result(_fetch_response(session, done.result())))
-        return answer
+        return _then(fetches.fetch_messages(session, params), partial(_fetch_response, session))
 
     def _asked(self, request: FetchRequest) -> Iterator[CachedPartition]:
         for topic in request.topics:
@@ -203,13 +198,15 @@ class KafkaApis:
 
     def handle_list_offsets(self, request: ListOffsetsRequest) -> Future[ListOffsetsResponse]:
         """ListOffsets (2): the first offset at or after a time, the log's start (-2) or end (-1)."""
-        isolation = "log_end" if request.replica_id >= 0 else ISOLATION.get(request.isolation_level, "")
+        isolation = "log_end" if request.replica_id >= 0 else ISOLATION.get(request.isolation_level)
         topics = []
         for topic in request.topics:
             answers = []
             for asked in topic.partitions:
                 error, timestamp, offset, epoch = ErrorCode.none, -1, -1, -1
                 try:
+                    if isolation is None:
+                        raise InvalidRequest(f"isolation level {request.isolation_level}")
                     timestamp, offset, epoch = self._replicas.fetch_offset_for_timestamp(
                         TopicPartition(topic.name, asked.partition_index),
                         asked.timestamp,
@@ -229,6 +226,22 @@ class KafkaApis:
                 )
             topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
         return resolved(ListOffsetsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics)))
+
+
+def _then(result: Future[Any], make: Callable[[Any], Any]) -> Future[Any]:
+    """What `make` makes of the result; fails as the result does, or as `make`."""
+    answer: Future[Any] = Future()
+
+    def finish(done: Future[Any]) -> None:
+        try:
+            made = make(done.result())
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(made)
+
+    result.add_done_callback(finish)
+    return answer
 
 
 def code_of(error: KreplicaError) -> ErrorCode:

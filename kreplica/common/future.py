@@ -4,11 +4,15 @@ It has the interface of `concurrent.futures.Future` and is one (asyncio.wrap_fut
 concurrent.futures.wait take it), but a condition variable is made only where somebody waits, so one that
 waits costs some hundred bytes. Thread rule: any thread may ask, wait and add callbacks; one owner resolves.
 `_LOCK` guards the passage of every future from pending to done; nothing is called under it.
+
+A callback that fails is logged, as concurrent.futures does it: whoever resolves a future has others to
+resolve after it, and no part in what its callbacks do.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, InvalidStateError
 from typing import Any, Generic, TypeVar, cast
@@ -21,6 +25,8 @@ T = TypeVar("T")
 PENDING = "PENDING"
 CANCELLED = "CANCELLED_AND_NOTIFIED"
 FINISHED = "FINISHED"
+
+LOGGER = logging.getLogger(__name__)
 
 _LOCK = Lock()
 
@@ -80,8 +86,14 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 self._tell(seen_by or ())
                 changed.notify_all()
         for callback in callbacks or ():
-            callback(self)
+            self._call(callback)
         return True
+
+    def _call(self, callback: Callable[[Any], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            LOGGER.exception("a callback of %r failed", self)
 
     def _tell(self, waiters: Iterable[Any]) -> None:
         # The waiters of concurrent.futures.wait and as_completed.
@@ -138,7 +150,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                     self._callbacks = []
                 self._callbacks.append(fn)
                 return
-        fn(self)
+        self._call(fn)
 
     def _wait(self, timeout: float | None) -> None:
         condition = self._condition

@@ -8,6 +8,7 @@ resolved in that thread. Nothing is called back from below.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from kreplica.replica.partition import Partition
 
 
+STOPPED = "the broker stopped before the append was committed"
+
+
 class DelayedRequests:
     """The purgatories of one broker, whose operations wait under the `key` of their partition."""
 
@@ -48,6 +52,7 @@ class DelayedRequests:
             gauge("NumDelayedOperations", partial(getattr, purgatory, "delayed"))
         # A number for each leader that was ever waited for, of each partition.
         self._elections: dict[tuple[TopicPartition, int], int] = {}
+        self._numbers = itertools.count()
         self.expired = metrics.meter("DelayedOperationMetrics", "ExpiresPerSec")
 
     # ---- produce ------------------------------------------------------------------------------------------
@@ -68,6 +73,8 @@ class DelayedRequests:
         if not self.produce.watch(partition.key, required_offset, timeout_ms, future, mark):
             covered = mark.value >= required_offset
             _finish(future, after_append(partition) if covered else no_longer_leader(partition))
+        if self.produce.is_closed:
+            self._fail_produces()
         return future
 
     def await_commits(
@@ -83,6 +90,8 @@ class DelayedRequests:
         ]
         if not self.produce.watch_all(parts, timeout_ms, operation):
             operation.complete()
+        if self.produce.is_closed:
+            self._fail_produces()
         return operation.future
 
     def high_watermark_moved(self, partition: Partition) -> None:
@@ -113,7 +122,7 @@ class DelayedRequests:
             if type(token) is Future:
                 token.set_exception(RequestTimedOut(NOT_IN_TIME))
             else:
-                token.complete(timed_out=True)
+                token.complete(RequestTimedOut(NOT_IN_TIME))
 
     # ---- deletion of records ------------------------------------------------------------------------------
 
@@ -129,6 +138,8 @@ class DelayedRequests:
         if not parts or not self.delete_records.watch_all(parts, timeout_ms, operation):
             operation.complete()
             return
+        if self.delete_records.is_closed:
+            self._deletions_expired(self.delete_records.drain())
         # No lock was held from the look to the wait, so a mark may have moved in between: look once more.
         for status in waiting:
             self.low_watermark_moved(status.partition)
@@ -151,11 +162,13 @@ class DelayedRequests:
         """Let the operation wait until the leaders it expects are known here."""
         awaited = [(tp, leader) for tp, leader in operation.expected.items() if not operation.is_known(tp)]
         for election in awaited:
-            self._elections.setdefault(election, len(self._elections))
+            self._elections.setdefault(election, next(self._numbers))
         parts: list[tuple[int, int, Watermark | None]] = [(self._elections[e], 1, None) for e in awaited]
         if not parts or not self.elect_leader.watch_all(parts, timeout_ms, operation):
             operation.complete()
             return
+        if self.elect_leader.is_closed:
+            self._elections_expired(self.elect_leader.drain())
         # No lock was held from the look to the wait, so a leader may have become known in between.
         for topic_partition, leader in awaited:
             if operation.is_known(topic_partition):
@@ -176,14 +189,20 @@ class DelayedRequests:
     # ---- end ----------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Fail everything that still waits: this broker goes."""
-        for token in self.produce.shutdown():
-            if type(token) is Future:
-                token.set_exception(NotLeaderOrFollower("the broker stopped before the append was committed"))
-            else:
-                token.complete()
+        """Fail everything that still waits: this broker goes. What comes later does not wait."""
+        self._stopped(self.produce.shutdown())
         for token in self.delete_records.shutdown() + self.elect_leader.shutdown():
             token.complete()
+
+    def _fail_produces(self) -> None:
+        self._stopped(self.produce.drain())
+
+    def _stopped(self, tokens: list[Any]) -> None:
+        for token in tokens:
+            if type(token) is Future:
+                token.set_exception(NotLeaderOrFollower(STOPPED))
+            else:
+                token.complete(NotLeaderOrFollower(STOPPED))
 
 
 def _finish(future: Future[Any], error: KreplicaError | None) -> None:

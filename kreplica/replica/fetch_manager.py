@@ -93,6 +93,8 @@ class FetchManager:
                 self._linger(fetch)
             else:
                 fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
+            if self._purgatory.is_closed:
+                fetch.expire()
             if fetch.future.done():
                 self._end_wait(fetch)
         if not session.is_lasting:

@@ -16,7 +16,6 @@ from kreplica.common.errors import (
     KreplicaError,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
-    RequestTimedOut,
 )
 from kreplica.common.future import Future
 from kreplica.common.types import NO_OFFSET, NO_TIMESTAMP, TopicPartition
@@ -85,8 +84,8 @@ class ProducePartitionStatus:
     response: PartitionResponse
     acks_pending: bool = True
 
-    def settle(self, timed_out: bool = False) -> None:
-        """Look whether it is done, and with what error."""
+    def settle(self, given_up: KreplicaError | None = None) -> None:
+        """Look whether it is done, and with what error; `given_up`: the error where it is not."""
         if not self.acks_pending:
             return
         error: KreplicaError | None = None
@@ -94,8 +93,8 @@ class ProducePartitionStatus:
             error = after_append(self.partition)
         elif self.mark.closed:
             error = no_longer_leader(self.partition)
-        elif timed_out:
-            error = RequestTimedOut(NOT_IN_TIME)
+        elif given_up is not None:
+            error = given_up
         else:
             return
         self.acks_pending = False
@@ -121,10 +120,10 @@ class DelayedProduce:
         self._waiting = waiting
         self.future: Future[dict[TopicPartition, PartitionResponse]] = Future()
 
-    def complete(self, timed_out: bool = False) -> None:
-        """Answer, with what each partition has come to."""
+    def complete(self, given_up: KreplicaError | None = None) -> None:
+        """Answer, with what each partition has come to; `given_up`: the error of those that wait still."""
         for topic_partition, status in self._waiting.items():
-            status.settle(timed_out)
+            status.settle(given_up)
             self._responses[topic_partition] = status.response
         self.future.set_result(self._responses)
 

@@ -55,6 +55,11 @@ class DelayedOperationPurgatory:
             self._arm(deadline_ms)
         return handle
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was shut down. What waits nevertheless, since it came meanwhile, is for `drain`."""
+        return self._closed
+
     def watch_all(self, parts: list[tuple[int, int, Watermark | None]], timeout_ms: int, token: Any) -> bool:
         """One operation for several (key, required offset, mark); False where nothing is to be waited for."""
         deadline_ms = self.now_ms() + timeout_ms
@@ -80,6 +85,10 @@ class DelayedOperationPurgatory:
             self._closed = True
             if self._alarm is not None:
                 self._alarm.cancel()
+        return self.drain()
+
+    def drain(self) -> list[Any]:
+        """Whatever waits, which does so no longer."""
         return self._native.drain()
 
     # ---- the alarm ----------------------------------------------------------------------------------------

@@ -52,6 +52,18 @@ def test_callbacks_come_once_each_in_their_order_and_late_ones_at_once() -> None
     assert seen == ["first", "second 1", "late"]
 
 
+@pytest.mark.callbacks_may_fail
+def test_a_callback_that_fails_is_logged_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[object] = []
+    future: Future[int] = Future()
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(told.append)
+    future.set_result(1)
+    assert told == [future]
+    future.add_done_callback(lambda _: 1 / 0)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
+
+
 def test_a_cancelled_future_takes_no_result() -> None:
     future: Future[int] = Future()
     assert future.cancel()

@@ -18,7 +18,9 @@ from kreplica.common.errors import (
     StorageIOError,
     UnknownTopicOrPartition,
 )
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
+from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from kreplica.replica.produce import ACKS_LEADER, ACKS_NONE
 from tests.support.replicas import Replicas, batch
 
@@ -28,6 +30,44 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 def error_of(future):
     assert future.done()
     return future.exception(0)
+
+
+# ---- waits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.callbacks_may_fail
+def test_a_callback_that_fails_keeps_nobody_else_waiting() -> None:
+    at = Replicas()
+    futures = [at.manager().append(T0, batch(b"a")) for _ in range(5)]
+    futures[1].add_done_callback(lambda _: 1 / 0)
+    at.settle()
+    assert [each.result(0).base_offset for each in futures] == [0, 1, 2, 3, 4]
+
+
+def test_a_shutdown_acknowledges_nothing_that_is_not_committed() -> None:
+    at = Replicas(partitions=2)
+    at.cluster.kill(2)
+    at.cluster.kill(3)
+    answer = at.manager().append_records({T0: batch(b"a"), T1: batch(b"b")})
+    alone = at.manager().append(T0, batch(b"c"))
+    at.manager().shutdown()
+    assert [type(each.error) for each in answer.result(0).values()] == [NotLeaderOrFollower] * 2
+    assert isinstance(error_of(alone), NotLeaderOrFollower)
+
+
+def test_after_the_shutdown_nothing_waits_any_more() -> None:
+    at = Replicas()
+    at.cluster.kill(2)
+    at.cluster.kill(3)
+    manager = at.manager()
+    manager.shutdown()
+    assert isinstance(error_of(manager.append(T0, batch(b"a"))), NotLeaderOrFollower)
+    [response] = manager.append_records({T0: batch(b"a")}).result(0).values()
+    assert isinstance(response.error, NotLeaderOrFollower)
+    session = FetchSession(now_ms=0)
+    session.ask([CachedPartition(T0, Uuid.ZERO, fetch_offset=0, max_bytes=100)])
+    params = FetchParams(CONSUMER, -1, 500, 1, 100, "high_watermark")
+    assert manager.fetches.fetch_messages(session, params).done()
 
 
 # ---- one partition -----------------------------------------------------------------------------------------
