@@ -22,6 +22,7 @@ CAUGHT = [
     ("cut_where_any_epoch_ends", "kip_279_fast_failovers", "2  e0@0 e1@1 e3@2"),
     ("join_at_the_mark", "kafka_7128_join_at_a_lagging_mark", "IsrGrowth"),
     ("note_no_epoch", "kafka_7415_elections_without_writes", "LeaderCompleteness"),
+    ("commit_below_min_isr", "high_watermark_frozen_under_min_isr", "m1: NotEnoughReplicasAfterAppend"),
     ("commit_below_min_isr", "produce_completion", "c1: NotEnoughReplicasAfterAppend"),
     (
         "keep_epochs_at_the_end",
@@ -77,6 +78,13 @@ def test_a_history_of_before_with_its_bug_does_not_hold(name, script, shown):
     with built_in(MUTANTS["never_diverge"]):
         assert replay_simulated(text) == text
         assert shown in what_shows(name, text)
+
+
+@pytest.mark.parametrize("durability", ["page_cache", "fsync"])
+def test_only_fsync_on_a_quorum_survives_what_its_script_does(durability):
+    text = (TRANSCRIPTS / "durability_fsync_on_a_quorum.txt").read_text()
+    with pytest.raises(InvariantViolated, match="LeaderCompleteness"):
+        replay_simulated(text.replace("durability=fsync_quorum", f"durability={durability}"))
 
 
 def what_shows(name, text):
