@@ -21,12 +21,12 @@ LINES: list[str] = []
 
 
 class Row:
-    """The time of one thing in ns, and those beside it."""
+    """The time of one thing in ns, and those beside it; `ns` is None where benchmarks are switched off."""
 
     def __init__(self, benchmark: Any, what: str) -> None:
         self._benchmark = benchmark
         self._what = what
-        self._ns: float | None = None
+        self.ns: float | None = None
         self._beside_ns: dict[str, float] = {}
         self._notes: list[str] = []
 
@@ -41,7 +41,7 @@ class Row:
         """Time rounds of `function`, which does the thing `count` times, on the arguments `setup` returns."""
         self._benchmark.pedantic(function, setup=lambda: (setup(), {}), rounds=rounds, warmup_rounds=1)
         if self._benchmark.stats is not None:
-            self._ns = self._benchmark.stats.stats.median / count * 1e9
+            self.ns = self._benchmark.stats.stats.median / count * 1e9
 
     def beside(
         self,
@@ -71,18 +71,23 @@ class Row:
         """A peer's time for one thing, in ns, that was taken elsewhere."""
         self._beside_ns[peer] = ns
 
+    def percentile_ns(self, share: float) -> float:
+        """The time in ns below which this share of the rounds was."""
+        rounds = self._benchmark.stats.stats.sorted_data
+        return rounds[int(len(rounds) * share)] * 1e9
+
     def note(self, fact: str) -> None:
         """What else was seen."""
         self._notes.append(fact)
 
     def line(self) -> str | None:
         """The figures for the reader; None where benchmarks are switched off."""
-        if self._ns is None:
+        if self.ns is None:
             return None
-        self._benchmark.extra_info |= {"ns": self._ns, "beside_ns": self._beside_ns}
-        digits = 1 if self._ns >= 10 else 3
-        peers = [f"{peer} {ns:,.{digits}f} ns ({self._ns / ns:.2f}x)" for peer, ns in self._beside_ns.items()]
-        return "; ".join([f"{self._what}: {self._ns:,.{digits}f} ns", *peers, *self._notes])
+        self._benchmark.extra_info |= {"ns": self.ns, "beside_ns": self._beside_ns}
+        digits = 1 if self.ns >= 10 else 3
+        peers = [f"{peer} {ns:,.{digits}f} ns ({self.ns / ns:.2f}x)" for peer, ns in self._beside_ns.items()]
+        return "; ".join([f"{self._what}: {self.ns:,.{digits}f} ns", *peers, *self._notes])
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ def _logging_file(level: str) -> Path:
 # ---- a node ----------------------------------------------------------------------------------------------
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that were free a moment ago, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:
@@ -209,21 +209,29 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Node:
-    """One combined broker and controller, alone in its cluster, on free ports of 127.0.0.1.
+    """One combined broker and controller, alone in its cluster, on free ports of 127.0.0.1; or on `ports`, its
+    own and its controller's, of a cluster whose voters `settings` name.
 
     `directory` takes its configuration and its output; `log_directory` (by default a folder of it) is Kafka's
     log.dirs. The same Node may be started again after `stop` (clean) or `kill` (SIGKILL). As a context
     manager it is started on entry, and not left running on exit.
     """
 
-    def __init__(self, directory: Path, *, log_directory: Path | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        log_directory: Path | None = None,
+        ports: tuple[int, int] | None = None,
+        **settings: object,
+    ) -> None:
         self.directory = directory
         self.log_directory = log_directory or directory / "logs"
         self.output = directory / "node.out"
         self._properties = directory / "node.properties"
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        self._port, controller_port = _free_ports(2)
+        self._port, controller_port = ports or free_ports(2)
         properties = {
             "process.roles": "broker,controller",
             "node.id": 1,
@@ -249,12 +257,21 @@ class Node:
 
     def start(self, *, timeout_s: float = 60) -> None:
         """Start on what the log directory holds; returns when the node serves."""
-        command = java_command("kafka.Kafka", str(self._properties))
+        self.launch()
+        self.await_start(timeout_s=timeout_s)
+
+    def launch(self, *, heap: str = "512m") -> None:
+        """Begin to start, which one of several voters cannot finish alone."""
+        command = java_command("kafka.Kafka", str(self._properties), heap=heap)
         command[2] = f"-Dlog4j2.configurationFile={_logging_file('info')}"
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
+
+    def await_start(self, *, timeout_s: float = 60) -> None:
+        """Return when the node that was launched serves."""
+        assert self._process is not None, "not launched"
         deadline = time.monotonic() + timeout_s
         while b"Kafka Server started" not in self.output.read_bytes():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -1,0 +1,85 @@
+"""Three nodes of Kafka over loopback, and its own producer in a JVM of its own: the peer of replication.
+
+    with KafkaCluster(directory) as kafka:
+        kafka.latency_ns(records=2_000, size=100)       # p50 and p99 of one record in flight, acks=all
+        kafka.batch_ns(total_bytes=256 << 20)           # a 16 x 1000 B batch, as many in flight as it likes
+
+The nodes are combined ones, on one disk, each with a heap of 1 GiB; the topic has one partition, three
+replicas and min.insync.replicas 2. `missing()` says why there is no Kafka here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from tests.conformance.kafka_peer import Node, PeerError, free_ports, missing, run_java
+
+__all__ = ["KafkaCluster", "missing"]
+
+SOURCES = (Path(__file__).parent / "KafkaReplication.java",)
+NODES = (1, 2, 3)
+
+
+class KafkaCluster:
+    """Starts the nodes on entry; on exit they are killed and their files removed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="kafka-cluster-", dir=directory))
+        ports = free_ports(2 * len(NODES))
+        clients = dict(zip(NODES, ports[::2], strict=True))
+        controllers = dict(zip(NODES, ports[1::2], strict=True))
+        voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in controllers.items())
+        self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in clients.values())
+        self._nodes = [
+            Node(
+                self._root / str(node),
+                ports=(clients[node], controllers[node]),
+                node_id=node,
+                controller_quorum_voters=voters,
+                min_insync_replicas=2,
+            )
+            for node in NODES
+        ]
+
+    def latency_ns(self, *, records: int, size: int) -> tuple[float, float]:
+        """(p50, p99) in ns of one record of `size` bytes at a time, linger 0, acks=all; warmed up before."""
+        figures = self._ask("latency", records, size)
+        return figures["p50"], figures["p99"]
+
+    def batch_ns(self, *, total_bytes: int) -> float:
+        """ns for each batch of 16 records of 1000 B, one producer, acks=all, its own number in flight."""
+        return self._ask("throughput", total_bytes, 1000)["batch"]
+
+    def _ask(self, measure: str, amount: int, size: int) -> dict[str, float]:
+        arguments = (self.bootstrap, measure, str(amount), str(size))
+        figures: dict[str, float] = json.loads(
+            run_java("KafkaReplication", *arguments, sources=SOURCES, timeout_s=900)
+        )
+        return figures
+
+    def __enter__(self) -> KafkaCluster:
+        try:
+            for node in self._nodes:
+                node.format()
+            for node in self._nodes:
+                node.launch(heap="1g")
+            for node in self._nodes:
+                node.await_start()
+        except PeerError:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for node in self._nodes:
+            node.kill()
+        shutil.rmtree(self._root, ignore_errors=True)
