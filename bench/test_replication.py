@@ -25,14 +25,13 @@ from bench.conftest import LINES, Row
 from bench.local_cluster import TOPIC, LocalCluster
 from bench.peers.kafka_cluster import KafkaCluster, missing
 from kreplica._core.batch_builder import BatchBuilder
-from kreplica._core.purgatory import Purgatory, Watermark
+from kreplica._core.purgatory import Purgatory
 from kreplica.common.future import Future
-from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.produce import PartitionResponse
 from kreplica.replica.wire import uuid_of
-from kreplica.runtime.clock import SystemClock
+from tests.support.waiting import Led, delayed_requests
 
 MIB = 1 << 20
 ROUND_BYTES = int(os.environ.get("KREPLICA_BENCH_BYTES", 256 * MIB))
@@ -148,31 +147,13 @@ class BusyThread:
 # ---- waits that end at once --------------------------------------------------------------------------------
 
 
-class Led:
-    """As much of a partition as its waiting produces ask for: it leads, and enough replicas are in sync."""
-
-    key = 1
-    is_leader = has_enough_in_sync = True
-
-    def __init__(self) -> None:
-        self.watermark = Watermark()
-
-
-class NoLoop:
-    """No deadline comes in a benchmark."""
-
-    def post(self, task: object) -> None: ...
-
-    def post_later(self, task: object, delay_ms: int) -> Any: ...
-
-
 def test_great_step_of_futures(row: Row) -> None:
     """complete one of 100,000 waiting produces by one step of the high watermark, its future resolved"""
     waiting: list[Future[PartitionResponse]] = []
 
     def wait() -> tuple[object, ...]:
         assert all(future.done() for future in waiting)
-        delayed, led = DelayedRequests(SystemClock(), NoLoop(), MetricRegistry()), Led()
+        delayed, led = delayed_requests(), Led(1)
         answers = [PartitionResponse(offset, offset) for offset in range(WAITING)]
         waiting[:] = [
             delayed.await_commit(led, led.watermark, offset + 1, answer, NEVER_MS)

@@ -209,8 +209,8 @@ def free_ports(count: int) -> list[int]:
 
 
 class Node:
-    """One combined broker and controller, alone in its cluster, on free ports of 127.0.0.1; or on `ports`, its
-    own and its controller's, of a cluster whose voters `settings` name.
+    """One combined broker and controller, alone in its cluster, on free ports of 127.0.0.1; or on `ports`
+    (its own and its controller's), one of the voters that `settings` name.
 
     `directory` takes its configuration and its output; `log_directory` (by default a folder of it) is Kafka's
     log.dirs. The same Node may be started again after `stop` (clean) or `kill` (SIGKILL). As a context

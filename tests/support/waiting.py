@@ -1,0 +1,36 @@
+"""What waiting produces need of a broker, and no more of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kreplica._core.purgatory import Watermark
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.types import TopicPartition
+from kreplica.replica.delayed_requests import DelayedRequests
+from kreplica.runtime.clock import SystemClock
+
+
+class Led:
+    """As much of a partition as its waiting produces ask for: it leads, and enough replicas are in sync."""
+
+    is_leader = has_enough_in_sync = True
+    is_offline = False
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.topic_partition = TopicPartition("t", key)
+        self.watermark = Watermark()
+
+
+class NoLoop:
+    """A loop in which no deadline ever comes."""
+
+    def post(self, task: object) -> None: ...
+
+    def post_later(self, task: object, delay_ms: int) -> Any: ...
+
+
+def delayed_requests() -> DelayedRequests:
+    """Requests that wait until they are completed or failed."""
+    return DelayedRequests(SystemClock(), NoLoop(), MetricRegistry())
