@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kreplica.common.errors import InvalidRequiredAcks, InvalidTopic, KreplicaError, NotLeaderOrFollower
+from kreplica.common.errors import (
+    InvalidRequiredAcks,
+    InvalidTopic,
+    KreplicaError,
+    LogClosed,
+    NotLeaderOrFollower,
+)
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import AppendOrigin, TopicPartition
@@ -124,8 +130,7 @@ class AppendManager:
             mark = partition.watermark
             info, change = append(partition)
         except KreplicaError as error:
-            self._refused(topic_partition, error)
-            return failed(error)
+            return failed(self._refused(topic_partition, error))
         self._count(info)
         response = response_of(info)
         if required_acks == ACKS_ALL:
@@ -158,8 +163,7 @@ class AppendManager:
                     topic_partition, records, required_acks, internal_topics_allowed, origin
                 )
             except KreplicaError as error:
-                self._refused(topic_partition, error)
-                responses[topic_partition] = response_to(error)
+                responses[topic_partition] = response_to(self._refused(topic_partition, error))
                 continue
             responses[topic_partition] = status.response
             waiting[topic_partition] = status
@@ -204,6 +208,11 @@ class AppendManager:
         self._bytes_in.mark(info.size)
         self._messages_in.mark(info.record_count)
 
-    def _refused(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+    def _refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError:
+        """What to answer."""
         self._failed.mark()
         self._on_error(topic_partition, error)
+        if isinstance(error, LogClosed):
+            # The replica was stopped after the look at its role.
+            return NotLeaderOrFollower(f"{topic_partition}: stopped on broker {self._broker_id}")
+        return error

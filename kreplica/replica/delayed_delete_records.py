@@ -57,6 +57,7 @@ class DelayedDeleteRecords:
     def complete(self) -> None:
         """Answer, with what each partition has come to."""
         for topic_partition, status in self.waiting.items():
-            status.partition.low_watermark_waiters -= 1
+            with status.partition.leader_isr_update_lock:
+                status.partition.low_watermark_waiters -= 1
             self._results[topic_partition] = status.result()
         self.future.set_result(self._results)

@@ -131,7 +131,8 @@ class DelayedRequests:
         waiting = operation.waiting.values()
         # From now on the partitions tell when their low watermark moves.
         for status in waiting:
-            status.partition.low_watermark_waiters += 1
+            with status.partition.leader_isr_update_lock:
+                status.partition.low_watermark_waiters += 1
         parts: list[tuple[int, int, Watermark | None]] = [
             (status.partition.key, status.required_offset, None) for status in waiting
         ]

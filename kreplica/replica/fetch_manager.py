@@ -14,7 +14,7 @@ from kreplica.common.errors import InconsistentTopicId, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Loop, Random
-from kreplica.common.types import Uuid
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import DelayedFetch, FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.fetch_session import CachedPartition, FetchSession, FetchSessionCache
 from kreplica.replica.hosted_partitions import HostedPartitions
@@ -38,7 +38,8 @@ def never_throttled(_: Partition, __: int) -> bool:
 
 
 class FetchManager:
-    """`act`: what is to be done about the effects of a follower's fetch. `sessions`: those of this broker."""
+    """`act`: what is to be done about the effects of a follower's fetch. `topic_name`: of a topic's id, None
+    where that is not known. `sessions`: those of this broker."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class FetchManager:
         metrics: MetricRegistry,
         act: Act,
         is_throttled: IsThrottled = never_throttled,
+        topic_name: Callable[[Uuid], str | None] = lambda _: None,
     ) -> None:
         self.sessions = FetchSessionCache(
             config.max_incremental_fetch_session_cache_slots,
@@ -60,6 +62,7 @@ class FetchManager:
         self._partitions = partitions
         self._act = act
         self._is_throttled = is_throttled
+        self._topic_name = topic_name
         self._purgatory = DelayedOperationPurgatory("Fetch", clock, loop, self._expired)
         self._numbers = itertools.count(1)
         self._linger_ms = config.replica_fetch_high_watermark_linger_ms
@@ -162,6 +165,10 @@ class FetchManager:
         self, cached: CachedPartition, params: FetchParams, max_bytes: int, at_least_one: bool
     ) -> FetchPartitionData:
         try:
+            if not cached.topic_partition.topic:
+                # This broker had not heard of the topic when the session was asked for it (KIP-516).
+                name = self._topic_name(cached.topic_id) or ""
+                cached.topic_partition = TopicPartition(name, cached.topic_partition.partition)
             partition = self._partitions.get_or_error(cached.topic_partition)
             cached.listen(partition)
             return self._read_from(partition, cached, params, max_bytes, at_least_one)
@@ -222,7 +229,9 @@ class FetchManager:
         """
         cached.is_unanswered = False
         session = cached.session
-        assert session is not None
+        if session is None:
+            # It has ended meanwhile, and its fetcher has gone on to another.
+            return read
         effects = partition.update_follower_fetch_state(
             params.replica_id, read, cached.log_start_offset, self.now_ms(), params.replica_epoch
         )

@@ -105,6 +105,7 @@ class ReplicaManager:
             metrics=self.metrics,
             act=self.act_on,
             is_throttled=self._is_throttled,
+            topic_name=metadata_cache.topic_name,
         )
         self.appends = AppendManager(
             broker_id,
@@ -214,12 +215,12 @@ class ReplicaManager:
             return results
 
     def _take_role(self, state: LeaderAndIsr) -> None:
+        if self.broker_id not in state.replicas:
+            return
         topic_partition = state.topic_partition
         partition = self.partitions.get_or_create(
             topic_partition, partial(self._new_partition, topic_partition)
         )
-        if self.broker_id not in state.replicas:
-            return
         log = partition.log
         if log is None:
             log = self.log_manager.get_or_create_log(topic_partition, topic_id=state.topic_id)

@@ -354,3 +354,35 @@ def test_a_partition_hears_no_more_of_a_session_that_ends_while_it_is_read() -> 
     # The thread that reads was about to listen.
     cached.listen(at.partition())
     assert cached not in at.partition().fetch_waiters
+
+
+def test_a_session_finds_a_topic_that_becomes_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Replicas()
+    committed(at, b"a")
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(1, is_privileged=False, now_ms=0)
+    # As a request is taken in whose topic's id is not known.
+    unnamed = TopicPartition("", 0)
+    session.ask([CachedPartition(unnamed, at.controller.topic_id("t"), fetch_offset=0, max_bytes=100)])
+    params = FetchParams(CONSUMER, -1, 500, 1, 100, "high_watermark", False)
+    with monkeypatch.context() as unheard:
+        unheard.setattr(fetches, "_topic_name", lambda _: None)
+        answer = fetches.fetch_messages(session, params)
+        assert isinstance(data_of(answer).error, UnknownTopicOrPartition)
+    assert data_of(fetches.fetch_messages(session, params)).records is not None
+
+
+def test_a_session_that_ends_while_a_follower_is_read_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Replicas()
+    fetches = at.manager().fetches
+    session = fetches.sessions.create(1, is_privileged=True, now_ms=0)
+    session.ask([CachedPartition(T0, at.controller.topic_id("t"), fetch_offset=0, max_bytes=100)])
+    read = type(at.partition()).fetch_records
+
+    def end_while_it_reads(*given, **named):
+        fetches.sessions.remove(session.id)
+        return read(*given, **named)
+
+    monkeypatch.setattr(type(at.partition()), "fetch_records", end_while_it_reads)
+    follower = FetchParams(2, -1, 0, 1, 100, "log_end", False)
+    assert data_of(fetches.fetch_messages(session, follower)).error is None

@@ -70,6 +70,23 @@ def test_after_the_shutdown_nothing_waits_any_more() -> None:
     assert manager.fetches.fetch_messages(session, params).done()
 
 
+def test_an_append_to_a_log_that_is_closed_already_is_told_to_look_elsewhere() -> None:
+    at = Replicas()
+    at.manager().shutdown()
+    at.partition().local_log.close()
+    assert isinstance(error_of(at.manager().append(T0, batch(b"a"))), NotLeaderOrFollower)
+    [response] = at.manager().append_records({T0: batch(b"a")}).result(0).values()
+    assert isinstance(response.error, NotLeaderOrFollower)
+
+
+def test_a_partition_of_other_brokers_is_not_hosted() -> None:
+    at = Replicas()
+    elsewhere = TopicPartition("t", 7)
+    at.tell(at.controller.create(elsewhere, (2, 3)))
+    assert at.manager(1).partitions.get(elsewhere) is None
+    assert at.manager(2).partitions.get(elsewhere) is not None
+
+
 # ---- one partition -----------------------------------------------------------------------------------------
 
 
