@@ -176,7 +176,7 @@ class RandomDriver:
         request = client.ProduceRequest(partition, values, acks, PRODUCE_TIMEOUT_MS)
         epoch = self.checker.view.partitions[partition].unclean_epoch
         answer = self.cluster.send(receiver, request, timeout_ms=2 * PRODUCE_TIMEOUT_MS)
-        answer.add_done_callback(partial(self._produced, request, epoch))
+        answer.add_done_callback(self.checker.watched(partial(self._produced, request, epoch)))
 
     def _produced(self, request: client.ProduceRequest, unclean_epoch: int, answer: Future[Any]) -> None:
         outcome = client.produced(answer)
@@ -194,7 +194,7 @@ class RandomDriver:
         request = client.fetch_request(state.topic_id, partition.partition, offset)
         epoch = self.checker.view.partitions[partition].unclean_epoch
         answer = self.cluster.send(state.leader, request, timeout_ms=PRODUCE_TIMEOUT_MS)
-        answer.add_done_callback(partial(self._consumed, partition, offset, epoch))
+        answer.add_done_callback(self.checker.watched(partial(self._consumed, partition, offset, epoch)))
 
     def _consumed(
         self, partition: TopicPartition, offset: int, unclean_epoch: int, answer: Future[Any]

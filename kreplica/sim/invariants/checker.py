@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.cluster_view import ClusterView
@@ -40,14 +41,28 @@ class InvariantChecker:
     def __init__(self, cluster: SimCluster, invariants: Sequence[type[Invariant]] = INVARIANTS) -> None:
         self.view = ClusterView(cluster)
         self.checks = 0
+        self._failure: Exception | None = None
         self._invariants = [invariant() for invariant in invariants]
         cluster.scheduler.after_event = self.check
+
+    def watched(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The callback for a future, which lets none fail: what it raises is raised by the next check."""
+
+        def call(answer: Any) -> None:
+            try:
+                callback(answer)
+            except Exception as error:
+                self._failure = self._failure or error
+
+        return call
 
     def check(self, event: SimEvent | None = None) -> None:
         """Check what the event has touched (None: whatever has changed anything).
 
         Raises InvariantViolated; the scheduler adds the seed and the number of the event as a note.
         """
+        if self._failure is not None:
+            raise self._failure
         touched = self.view.look(event)
         for partition in touched:
             for invariant in self._invariants:
