@@ -105,12 +105,9 @@ class MetricRegistry:
         """A number that is computed when somebody asks for it."""
         self._metrics[_name(type_, name, tags)] = value
 
-    def remove(self, type_: str, tags: Tags) -> None:
-        """Forget the metrics of a type that have all these tags."""
-        wanted = set(tags.items())
-        gone = [name for name in self._metrics if name.type == type_ and wanted <= set(name.tags)]
-        for name in gone:
-            del self._metrics[name]
+    def remove(self, type_: str, name: str, tags: Tags | None = None) -> None:
+        """Forget the metric of this name, if there is one."""
+        self._metrics.pop(_name(type_, name, tags), None)
 
     def __iter__(self) -> Iterator[tuple[MetricName, Value]]:
         return iter(list(self._metrics.items()))

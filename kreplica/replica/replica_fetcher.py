@@ -173,7 +173,7 @@ class ReplicaFetcher:
             self._by_id.pop((state.topic_id, topic_partition.partition), None)
             topic, number = topic_partition
             tags = {"clientId": self.name, "topic": topic, "partition": str(number)}
-            self._metrics.remove("FetcherLagMetrics", tags)
+            self._metrics.remove("FetcherLagMetrics", "ConsumerLag", tags)
         return state
 
     def _put(self, state: PartitionFetchState) -> None:
@@ -265,7 +265,13 @@ class ReplicaFetcher:
         now_ns = self._clock.monotonic_ns()
         self._request_time.update((now_ns - started_ns) / 1e6)
         if reply.exception() is None:
-            answered(reply.result())
+            try:
+                answered(reply.result())
+            except Exception:
+                # Nobody foresaw that. It is told, and the fetcher's other partitions go on after a while.
+                self._session.failed(is_unknown=False)
+                self._back_off()
+                raise
         else:
             self._session.failed(is_unknown=False)
             self._back_off()

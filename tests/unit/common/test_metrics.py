@@ -35,5 +35,15 @@ def test_a_registry_has_each_name_once() -> None:
     }
     with pytest.raises(ValueError, match="Meter already"):
         metrics.duration("ReplicaManager", "IsrShrinksPerSec")
-    metrics.remove("FetcherStats", {"clientId": "f-0-2"})
+    metrics.remove("FetcherStats", "TotalTime", {"clientId": "f-0-2"})
+    metrics.remove("FetcherStats", "TotalTime", {"clientId": "another"})
     assert len(metrics.values()) == 2
+
+
+def test_a_metric_is_removed_by_its_name_alone_and_not_by_a_search() -> None:
+    # A broker removes one for each partition whose leader changes, while other threads add theirs.
+    metrics = MetricRegistry()
+    for number in range(3):
+        metrics.gauge("FetcherLagMetrics", "ConsumerLag", lambda: 0, {"partition": str(number)})
+    metrics.remove("FetcherLagMetrics", "ConsumerLag", {"partition": "1"})
+    assert [dict(name.tags)["partition"] for name, _ in metrics] == ["0", "2"]

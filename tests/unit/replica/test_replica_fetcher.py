@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica.common.types import TopicPartition
+from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
 from tests.support.replicas import Replicas, batch
 
@@ -251,3 +252,21 @@ def test_its_lag_is_a_plain_number() -> None:
     assert at.broker(2).metrics.values()[name] == 0
     at.elect(2)
     assert name not in at.broker(2).metrics.values()
+
+
+def test_a_fetcher_outlives_what_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Replicas(partitions=2)
+    apply = Partition.append_records_to_follower
+
+    def fail_once(*_):
+        monkeypatch.setattr(Partition, "append_records_to_follower", apply)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Partition, "append_records_to_follower", fail_once)
+    append(at, 1, b"a")
+    with pytest.raises(ZeroDivisionError):
+        at.settle()
+    append(at, 1, b"b", number=1)
+    at.pass_time(5_000)
+    assert same(at) == [b"a"]
+    assert same(at, 1) == [b"b"]
