@@ -75,11 +75,27 @@ def batch_of(records: int, size: int) -> bytes:
     return bytes(BatchBuilder().build([b"v" * size] * records, now_ms=1))
 
 
-def test_throughput(row: Row, cluster: LocalCluster, peer: KafkaCluster | None) -> None:
+def write_thrice(directory: Path, batch: bytes, count: int) -> None:
+    """The limit: the same bytes by plain writes, as often as there are replicas."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    files = [os.open(directory / str(number), os.O_WRONLY | os.O_CREAT) for number in range(3)]
+    for _ in range(count):
+        for file in files:
+            os.write(file, batch)
+    for file in files:
+        os.close(file)
+
+
+def test_throughput(row: Row, scratch: Path, cluster: LocalCluster, peer: KafkaCluster | None) -> None:
     """produce a batch of 16 x 1000 B, RF 3, acks=all, 64 in flight, in process"""
     batch = batch_of(16, 1000)
     count = ROUND_BYTES // len(batch)
     used: list[TopicPartition] = []
+
+    def plain_files() -> tuple[object, ...]:
+        memory.warm(WARM_BYTES)
+        return scratch / "plain", batch, count
 
     def fresh() -> tuple[object, ...]:
         if used:
@@ -89,8 +105,11 @@ def test_throughput(row: Row, cluster: LocalCluster, peer: KafkaCluster | None) 
         memory.warm(WARM_BYTES)
         return used[-1], batch, count, IN_FLIGHT
 
-    row.time(cluster.append_batches, count, fresh, rounds=3 if ROUND_BYTES < 1 << 30 else 1)
+    rounds = 3 if ROUND_BYTES < 1 << 30 else 1
+    row.time(cluster.append_batches, count, fresh, rounds=rounds)
     cluster.check(used[-1])
+    # Over some GiB the disk bounds both, as the page cache takes no more than vm.dirty_ratio of memory.
+    row.beside("written to three files, nothing else", write_thrice, count, plain_files, rounds=rounds)
     if row.ns is not None:
         row.note(
             f"{len(batch) / row.ns * 1e9 / MIB:,.0f} MiB/s acknowledged, {ROUND_BYTES >> 20:,} MiB a round"
