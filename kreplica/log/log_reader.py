@@ -242,6 +242,13 @@ def check_crc(log: UnifiedLog, batch: RecordBatch) -> None:
         )
 
 
+def check_records(log: UnifiedLog, records: Slice) -> None:
+    """Look at the CRC of each batch of what was read, before it is given away. Raises InvalidCrc; the log
+    knows of the damage then."""
+    for batch in batches_in(records):
+        check_crc(log, batch)
+
+
 def upper_bound(log: UnifiedLog, isolation: str) -> int:
     """The offset up to which (exclusive) a reader of this isolation level may look."""
     if isolation == "log_end":

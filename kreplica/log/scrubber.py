@@ -42,8 +42,8 @@ class Scrubber:
 
     def __init__(self, logs: Logs, clock: Clock, on_error: OnError, config: LogManagerConfig) -> None:
         self._logs = logs
-        self._clock = clock
-        self._on_error = on_error
+        self.clock = clock
+        self.on_error = on_error
         self._config = config
         self._rounds = self._segments = self._bytes = self._damages = 0
         # The round that is under way: when it began, the logs that are left, the last one first.
@@ -61,7 +61,7 @@ class Scrubber:
 
     def do_work(self) -> int:
         """Take one step; the milliseconds until the next one is due."""
-        now_ms, interval_ms = self._clock.monotonic_ns() // 1_000_000, self._config.log_scrub_interval_ms
+        now_ms, interval_ms = self.clock.monotonic_ns() // 1_000_000, self._config.log_scrub_interval_ms
         if not self._left:
             if self._started_at_ms is not None and now_ms - self._started_at_ms < interval_ms:
                 return self._started_at_ms + interval_ms - now_ms
@@ -94,7 +94,7 @@ class Scrubber:
             self._examination = None
             if there:
                 self._go_on()
-                self._on_error(log, error)
+                self.on_error(log, error)
 
     def _go_on(self) -> None:
         self._left.pop()

@@ -8,8 +8,8 @@ taken only from a replica of the same leader epoch whose batches join on to this
 the log is whole, the same kind of fetch at its end says so, and the usual rules let it back in. What no
 replica can fill stays damaged, is never served, and is tried again after a back-off.
 
-Thread rule: `found` and `role_changed` may come from any thread, under locks; all else runs in the loop. One
-request is in flight for each partition.
+Thread rule: `found`, `role_changed` and `refused_to_lead` may come from any thread, under locks; all else
+runs in the loop. One request is in flight for each partition.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -70,8 +70,9 @@ class _Repair:
 class DamageRepair:
     """The repairs of broker `broker_id`.
 
-    `on_wants_handover(partition)`: this broker leads and cannot put into its log what an in-sync follower
-    has, so that one should lead instead. `on_moved(partition)`: records can be read again.
+    `on_wants_handover(partition)`: another replica should lead, since this broker cannot put into its log
+    what an in-sync follower has, or was to lead with a log at whose rot recovery stopped.
+    `on_moved(partition)`: records can be read again.
     """
 
     def __init__(
@@ -109,6 +110,10 @@ class DamageRepair:
         """The partition has another role, leader or epoch: what is under way starts over."""
         if partition.is_damaged:
             self._loop.post(partial(self._begin, partition))
+
+    def refused_to_lead(self, partition: Partition) -> None:
+        """Nothing can be written where recovery stopped at rot: another replica should lead."""
+        self._loop.post(partial(self._want_handover, partition))
 
     def shutdown(self) -> None:
         """Do nothing any more."""
@@ -296,12 +301,16 @@ class DamageRepair:
             return
         except KreplicaError as error:
             self._on_failure(partition.topic_partition, error)
-            if partition.is_leader and peer in partition.isr and self.on_wants_handover is not None:
-                self.on_wants_handover(partition)
+            if partition.is_leader and peer in partition.isr:
+                self._want_handover(partition)
             raise
         self._repaired.mark()
         self._on_moved(partition)
         self._next_range(repair)
+
+    def _want_handover(self, partition: Partition) -> None:
+        if not self._closed and self.on_wants_handover is not None:
+            self.on_wants_handover(partition)
 
     # ---- whole again --------------------------------------------------------------------------------------
 

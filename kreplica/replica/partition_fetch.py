@@ -85,6 +85,10 @@ def fetch_records(
         return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch)
     try:
         read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)
+        # A follower in sync asks for what was just written, and checks it itself; what is older may have
+        # rotted, and a consumer is never given that.
+        if read.records is not None and (replica_id < 0 or fetch_offset < mark):
+            log_reader.check_records(log, read.records)
     except LogClosed as error:
         # The replica was stopped after the look at its role.
         raise NotLeaderOrFollower(

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kreplica.common.errors import (
+    DamagedLog,
     KafkaStorageError,
     KreplicaError,
     LogCleaningAborted,
@@ -235,7 +236,11 @@ class ReplicaManager:
         # A leader runs no fetcher; and none may append between the end of following and the epoch's start.
         if not partition.is_leader and state.partition_epoch >= partition.partition_epoch:
             self.fetchers.remove_fetcher_for_partitions([partition.topic_partition])
-        became = partition.make_leader(state, log)
+        try:
+            became = partition.make_leader(state, log)
+        except DamagedLog:
+            self.repairs.refused_to_lead(partition)
+            raise
         # A replica that the controller took out of the ISR may have been the one that all waited for.
         self.act_on(partition, became.effects)
         if became.is_new_leader or became.is_new_epoch:

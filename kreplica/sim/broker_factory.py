@@ -34,7 +34,7 @@ def broker_factory(
     """What a cluster makes its brokers with."""
 
     def make_broker(ports: BrokerPorts, controller: ScriptedController) -> Broker:
-        return Broker(
+        broker = Broker(
             ports.broker_id,
             ports.directories,
             cluster_id=CLUSTER_ID,
@@ -52,5 +52,9 @@ def broker_factory(
             configs=controller.configs(),
             replica_config=replica_config,
         )
+        broker.replica_manager.repairs.on_wants_handover = lambda partition: controller.handover_wanted(
+            ports.broker_id, partition.topic_partition
+        )
+        return broker
 
     return make_broker

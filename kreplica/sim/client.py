@@ -17,7 +17,7 @@ from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopi
 from kio.schema.fetch.v17.response import FetchResponse
 
 from kreplica._core.records import batches
-from kreplica.common.errors import BY_CODE, KreplicaError, UnknownServerError
+from kreplica.common.errors import BY_CODE, CorruptMessage, KreplicaError, UnknownServerError
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition, Uuid
 
@@ -105,7 +105,12 @@ def consumed(answer: Future[FetchResponse], offset: int) -> Consumed:
     error = _error_of(partition.error_code)
     if error is not None:
         return Consumed((), partition.high_watermark, error)
-    return Consumed(records_in(partition.records, offset), partition.high_watermark, None)
+    try:
+        records = records_in(partition.records, offset)
+    except CorruptMessage as corrupt:
+        # A broker looks at what it reads, so this one has given away what rotted.
+        return Consumed((), partition.high_watermark, corrupt)
+    return Consumed(records, partition.high_watermark, None)
 
 
 def records_in(data: Any, offset: int) -> list[tuple[int, int, bytes | None]]:

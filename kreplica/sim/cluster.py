@@ -15,8 +15,9 @@ from kreplica.common.ports import Random
 from kreplica.sim.clock import VirtualTime
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
 from kreplica.sim.network import LinkConditions, Message, SimEndpoint, SimNetwork
-from kreplica.sim.node import BrokerPorts, MakeBroker, SimBroker
+from kreplica.sim.node import DIRECTORY, BrokerPorts, MakeBroker, SimBroker
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimScheduler
+from kreplica.sim.storage import SimStorage
 
 T = TypeVar("T")
 
@@ -105,6 +106,10 @@ class SimCluster:
     def set_disk_fault(self, broker_id: int, fault: Callable[[str, str], None] | None) -> None:
         """Ask `fault(operation, path)` before each change of the broker's disk; it raises what is refused."""
         self.brokers[broker_id].disk_fault = fault
+
+    def disk(self, broker_id: int) -> tuple[SimStorage, str]:
+        """The broker's files, and the directory that its logs are in; it may be down."""
+        return self.brokers[broker_id].storage, DIRECTORY
 
     def now_ms(self) -> int:
         """The monotonic time."""

@@ -65,6 +65,7 @@ class ScriptedController:
         self.shutting_down: set[int] = set()
         self.holds = False
         self.waiting: list[AlterPartitionWaiting] = []
+        self.handovers: list[tuple[int, TopicPartition]] = []  # (leader, partition), as they were asked for
         self.epoch = 1
         self._last_broker_epoch = 0
 
@@ -167,6 +168,12 @@ class ScriptedController:
                 isr=state.isr if isr is None else tuple(isr),
                 leader_recovery_state=recovery,
             )
+
+    def handover_wanted(self, broker_id: int, topic_partition: TopicPartition) -> None:
+        """The broker was to lead the partition and cannot: somebody has to decide."""
+        with self._lock:
+            if (broker_id, topic_partition) not in self.handovers:
+                self.handovers.append((broker_id, topic_partition))
 
     # ---- AlterPartition -----------------------------------------------------------------------------------
 

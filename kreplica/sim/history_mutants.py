@@ -7,13 +7,14 @@ Kept apart from `mutants.MUTANTS`, of which each is caught in random runs. Threa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from kreplica.log import truncation
+from kreplica.log import log_reader, truncation
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
-from kreplica.replica import partition_fetch, partition_isr, partition_role, replica_fetcher
+from kreplica.replica import damage_repair, partition_fetch, partition_isr, partition_role, replica_fetcher
 from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_fetch_state import ReplicaState
@@ -239,3 +240,23 @@ def name_epochs_before_their_flush(write_file_atomically: Replacement) -> Replac
         storage.rename(path + TEMPORARY_SUFFIX, path)
 
     return write
+
+
+@history_mutant(log_reader, "check_records")
+def serve_what_rotted(_: Replacement) -> Replacement:
+    """A broker gives away what its disk has, whatever the checksums say, as Kafka's do."""
+
+    def check_nothing(*_: Any) -> None:
+        return None
+
+    return check_nothing
+
+
+@history_mutant(damage_repair, "wanted_by")
+def believe_any_epoch(wanted_by: Replacement) -> Replacement:
+    """A damaged range is filled with what another replica has at those offsets, of whatever leader epoch."""
+
+    def wanted_of_any_epoch(log: Any, damage: Any) -> Any:
+        return dataclasses.replace(wanted_by(log, damage), epochs=None)
+
+    return wanted_of_any_epoch

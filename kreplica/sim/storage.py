@@ -146,7 +146,17 @@ class SimStorage:
         self._write(path, bytes(data), 0, len(data))
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write at byte `position` of the file, which is created if missing; nothing is flushed."""
+        """Write at byte `position` of the file, which is created if missing; nothing is flushed.
+
+        Regions of the file see what is written within its size.
+        """
+        node = self._names.get(normpath(path))
+        if isinstance(node, _File) and position + len(data) <= node.data.size:
+            self._note(Event("write", normpath(path), position, position + len(data)))
+            region = node.data.open(path, node.data.capacity, writable=True)
+            region.write(position, data)
+            region.close()
+            return
         old = self.read_file(path, UNLIMITED) if self.exists(path) else b""
         whole = old[:position].ljust(position, b"\0") + data + old[position + len(data) :]
         self._write(path, whole, position, position + len(data))

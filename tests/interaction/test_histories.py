@@ -43,6 +43,8 @@ CAUGHT = [
         "2       follower  0      5      1   5",
     ),
     ("show_the_uncommitted", "kafka_9196_roll_at_the_high_watermark", "2=m2 3=m3"),
+    ("serve_what_rotted", "rot_on_the_leader", "InvalidCrc"),
+    ("believe_any_epoch", "rot_and_a_stale_peer", "LogMatching"),
     (
         "go_on_with_a_failed_log and go_on_with_a_failed_directory",
         "kafka_10778_append_that_failed",

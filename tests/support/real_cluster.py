@@ -146,6 +146,9 @@ class RealCluster:
     def set_disk_fault(self, broker_id, fault):
         pytest.skip(f"broker {broker_id}: only a simulated disk fails when it is told to ({fault})")
 
+    def disk(self, broker_id):
+        return FileStorage(), str(self.brokers[broker_id].directory)
+
     def pause(self, broker_id):
         self._paused[broker_id] = self.hold(lambda message: broker_id == message.receiver)
 

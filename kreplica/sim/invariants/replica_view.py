@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kreplica._core.records import batches
 from kreplica.common.types import TopicPartition
+from kreplica.log.damage import NO_DAMAGE
 from kreplica.sim.invariants.violation import InvariantViolated
 
 READ_BYTES = 1 << 20
@@ -39,6 +40,7 @@ class ReplicaView:
         "broker_epoch",
         "broker_id",
         "cells",
+        "damages",
         "excused",
         "former_epoch",
         "former_high_watermark",
@@ -75,6 +77,7 @@ class ReplicaView:
         self.program: Any = None
         self.partition: Any = None
         self.log: Any = None
+        self.damages: Any = NO_DAMAGE
         self.state: Any = None
         self.truncations = 0
         self.is_running = False
@@ -126,19 +129,28 @@ class ReplicaView:
             return False
         if self.log is not None:
             self.former_high_watermark, self.former_epoch = self.high_watermark, self.leader_epoch
-        log = self.program.log_manager.get_log(self.topic_partition) if self.log is None else self.log
+        log = self.log
+        if log is None or log.closed:
+            # A log that was mended while it was closed is another one.
+            log = self.program.log_manager.get_log(self.topic_partition)
         if log is None:
             return False
         changed = False
         if self.log is not log:
             self.log = log
-            self._forget(0)
+            self.batch_start = 0
             changed = True
-        changed = self._look_at_role() or changed
         high_watermark, end = log.high_watermark, log.log_end_offset
-        if end != len(self.cells) or log.log_start_offset != self.log_start:
+        if log.damages is not self.damages:
+            # Something has rotted, which this view still knows, or was mended, and must be what it was.
+            self.damages, self.batch_start = log.damages, 0
+            changed = True
+        is_other = changed or end != len(self.cells) or log.log_start_offset != self.log_start
+        # Where recovery stopped at rot, nobody knows where the log ends.
+        if is_other and log.stopped_at is None:
             self._read(end)
             changed = True
+        changed = self._look_at_role() or changed
         if high_watermark != self.high_watermark:
             self.high_watermark = high_watermark
             changed = True
@@ -177,6 +189,11 @@ class ReplicaView:
             self.cells += [None] * start
         offset = max(min(self.batch_start, len(self.cells)), start)
         while offset < end:
+            damage = log.damages.at(offset)
+            if damage is not None:
+                self.cells += [None] * (min(damage.stop_offset, end) - len(self.cells))
+                offset = damage.stop_offset
+                continue
             data = log.read(offset, READ_BYTES, isolation="log_end").records
             assert data is not None, f"{self}: nothing at offset {offset}"
             for batch in batches(data):
@@ -185,6 +202,10 @@ class ReplicaView:
 
     def _see(self, batch: Any) -> None:
         if not batch.crc_valid:
+            known = self.cells[batch.base_offset] if batch.base_offset < len(self.cells) else None
+            if known is not None and known.crc == batch.crc:
+                # It rotted where nobody has looked yet; what it was stays known.
+                return
             raise InvariantViolated("Crc", f"{self}: the batch at offset {batch.base_offset} rotted")
         epoch, crc, cells = batch.leader_epoch, batch.crc, self.cells
         self.batch_start = batch.base_offset

@@ -25,6 +25,8 @@ class OneFetcher:
                 continue
             found = [fetcher.leader.leader_id for fetcher in fetchers if fetcher.state_of(at) is not None]
             follows = not replica.is_leader and replica.leader not in (NO_LEADER, replica.broker_id)
+            # Where recovery stopped at rot, it fetches nothing but what is damaged, until that is mended.
+            follows = follows and (replica.log is None or replica.log.stopped_at is None)
             if found != ([replica.leader] if follows else []):
                 raise InvariantViolated(self.name, f"{replica} fetches from {found}; {partition}")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from kreplica.common.future import Future
+from kreplica.common.ports import Storage
 from kreplica.sim.controller import ScriptedController
 
 T = TypeVar("T")
@@ -70,6 +71,10 @@ class Backend(Protocol):
 
     def set_disk_fault(self, broker_id: int, fault: Callable[[str, str], None] | None) -> None:
         """Ask `fault(operation, path)` before each change of the broker's disk; it raises what is refused."""
+        ...
+
+    def disk(self, broker_id: int) -> tuple[Storage, str]:
+        """The broker's files, and the directory that its logs are in; it may be down."""
         ...
 
     def program(self, broker_id: int) -> Any:

@@ -155,6 +155,10 @@ class Transcript:
         for state in decided:
             isr, epoch = listed(state.isr), state.partition_epoch
             yield f"controller: {state.topic_partition} has ISR {isr} (partition epoch {epoch})"
+        controller = self._cluster.controller if self._cluster is not None else None
+        while controller is not None and controller.handovers:
+            broker_id, topic_partition = controller.handovers.pop(0)
+            yield f"{broker_id}: another one should lead {topic_partition}"
         waiting = []
         for label, future in self._produces:
             if not future.done():

@@ -9,11 +9,11 @@ from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.checker import InvariantChecker
 
 # Each registers its commands.
-from kreplica.sim.transcript import client_commands, cluster_commands, network_commands
+from kreplica.sim.transcript import client_commands, cluster_commands, damage_commands, network_commands
 from kreplica.sim.transcript.runner import Transcript
 from kreplica.sim.transcript.script import replay
 
-MODULES = (client_commands, cluster_commands, network_commands)
+MODULES = (client_commands, cluster_commands, damage_commands, network_commands)
 
 
 def simulated_cluster(settings: Mapping[str, str]) -> SimCluster:

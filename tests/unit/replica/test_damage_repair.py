@@ -369,6 +369,52 @@ def test_a_full_disk_puts_off_the_repair_of_a_log_at_whose_rot_recovery_stopped(
     assert set(at.partition(1).isr) == {1, 2, 3}
 
 
+def test_who_is_to_lead_a_log_at_whose_rot_recovery_stopped_refuses_and_says_so() -> None:
+    at = filled()
+    log = at.partition(2).local_log
+    whole = image(at, 2)
+    at.cluster.kill(2)
+    rot_file(at, 2, 9, log)
+    at.cluster.start(2)
+    asked = []
+    at.manager(2).repairs.on_wants_handover = lambda partition: asked.append(partition.topic_partition)
+    refused = at.broker(2).become_leader_or_follower([at.controller.elect(T0, 2)], at.controller.epoch)
+    assert isinstance(refused[T0], DamagedLog)
+    at.settle()
+    assert asked == [T0]
+    assert not at.partition(2).is_leader
+    at.elect(1)
+    at.pass_time(5_000)
+    assert image(at, 2) == whole
+    assert asked == [T0]
+    at.elect(2)
+    assert at.partition(2).is_leader
+
+
+# ---- what is read ------------------------------------------------------------------------------------------
+
+
+def fetched(at: Replicas, offset: int, replica_id: int) -> bytes:
+    isolation = "high_watermark" if replica_id < 0 else "log_end"
+    read = at.partition(1).fetch_records(offset, 500, isolation=isolation, replica_id=replica_id)
+    assert read.records is not None
+    return bytes(read.records)
+
+
+@pytest.mark.parametrize("replica_id", [-1, 2])
+def test_a_fetch_below_the_high_watermark_gives_no_rotten_bytes(replica_id: int) -> None:
+    at = filled()
+    before, behind = fetched(at, 8, replica_id), fetched(at, 10, replica_id)
+    rot(at, 1, 9)
+    with pytest.raises(CorruptMessage) as caught:
+        fetched(at, 8, replica_id)
+    assert caught.value.retriable
+    assert before.startswith(fetched(at, 8, replica_id))
+    with pytest.raises(DamagedLog):
+        fetched(at, 9, replica_id)
+    assert fetched(at, 10, replica_id) == behind
+
+
 # ---- at random ---------------------------------------------------------------------------------------------
 
 

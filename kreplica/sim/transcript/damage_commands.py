@@ -1,0 +1,85 @@
+"""Commands about bytes that rot on a disk, and about what the brokers know of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from kreplica._core.records import batches
+from kreplica.common.types import TopicPartition
+from kreplica.log.file_names import LOG_SUFFIX
+from kreplica.log.scrubber import Scrubber
+from kreplica.sim.transcript.client_commands import log_of
+from kreplica.sim.transcript.runner import Arguments, Transcript, brokers_of, command, listed
+from kreplica.sim.transcript.script import ScriptError
+
+
+@command("rot [PARTITION] BROKER OFFSET")
+def rot(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Flip a bit of the batch that holds the offset, in that broker's file; nobody is told. It may be
+    down."""
+    topic_partition = script.the_partition(arguments)
+    broker_id = script.broker(arguments.word("a broker"))
+    offset = arguments.number("an offset")
+    arguments.end()
+    storage, root = script.cluster.disk(broker_id)
+    script.cluster.do(partial(flip_a_bit, storage, root, topic_partition, offset))
+    yield from ()
+
+
+def flip_a_bit(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> None:
+    """Flip the lowest bit of the last value in the batch that holds the offset. Raises ScriptError."""
+    directory = f"{root}/{topic_partition}"
+    names = [name for name in storage.list_directory(directory) if name.endswith(LOG_SUFFIX)]
+    held = [name for name in names if int(name.removesuffix(LOG_SUFFIX)) <= offset]
+    if held:
+        path, position = f"{directory}/{max(held)}", 0
+        data = storage.read_file(path)
+        for batch in batches(data, partial=True):
+            position += batch.size
+            if batch.last_offset >= offset:
+                # The last byte counts the last record's headers, of which these have none.
+                at = position - 2
+                storage.write_at(path, at, bytes([data[at] ^ 1]))
+                return
+    raise ScriptError(f"offset {offset} is in no file of {directory}")
+
+
+@command("scrub BROKER...")
+def scrub(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let brokers' scrubbers read all closed segments, at once."""
+    for word in arguments.words:
+        program = script.cluster.program(script.broker(word, runs=True))
+        script.cluster.do(partial(_scrub, program.log_manager))
+    yield from ()
+
+
+def _scrub(manager: Any) -> None:
+    # One of its own: that of the broker is in the middle of a round, which takes a week.
+    own = manager.scrubber
+    scrubber = Scrubber(manager.logs, own.clock, own.on_error, manager.settings)
+    while scrubber.status.rounds == 0:
+        scrubber.do_work()
+
+
+@command("damage [PARTITION] [BROKER...]")
+def damage(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """What brokers know to be damaged of their logs."""
+    topic_partition = script.the_partition(arguments)
+    asked = [script.broker(word) for word in arguments.words]
+    for broker_id in asked or brokers_of(listed(script.decided(topic_partition).replicas)):
+        yield f"{broker_id}  {_damages(log_of(script, broker_id, topic_partition))}"
+
+
+def _damages(log: Any) -> str:
+    if log is None:
+        return "down"
+    ranges = [_range(each) for each in log.damages]
+    if log.stopped_at is not None:
+        return f"offsets {', '.join(ranges)}: recovery stopped there"
+    return f"offsets {', '.join(ranges)}" if ranges else "none"
+
+
+def _range(known: Any) -> str:
+    return f"{known.first_offset}-" + ("" if known.next_offset is None else f"{known.next_offset - 1}")
