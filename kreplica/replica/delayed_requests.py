@@ -9,7 +9,7 @@ resolved in that thread. Nothing is called back from below.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -106,14 +106,22 @@ class DelayedRequests:
             else:
                 token.set_exception(after_append(partition))
 
-    def leadership_lost(self, partition: Partition) -> None:
-        """Fail what only this broker's leadership, which has ended, could have completed."""
-        for token in self.produce.fail(partition.key):
+    def leadership_lost(self, partition: Partition) -> Callable[[], None]:
+        """Take out what only this broker's leadership, which has ended, could have completed.
+
+        They fail when the function that is returned is called, which needs that no lock is held.
+        """
+        produces = self.produce.fail(partition.key)
+        deletions = self.delete_records.fail(partition.key)
+        return partial(self._fail, partition, produces, deletions)
+
+    def _fail(self, partition: Partition, produces: list[Any], deletions: list[Any]) -> None:
+        for token in produces:
             if type(token) is Future:
                 token.set_exception(no_longer_leader(partition))
             else:
                 token.complete()
-        for token in self.delete_records.fail(partition.key):
+        for token in deletions:
             token.complete()
 
     def _produces_expired(self, tokens: list[Any]) -> None:

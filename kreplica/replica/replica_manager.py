@@ -12,6 +12,7 @@ that a partition and its fetcher agree; it is outside every partition's lock.
 from __future__ import annotations
 
 import os.path
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -155,7 +156,9 @@ class ReplicaManager:
         self._key_lock = Lock()
         self._keys = 0  # guarded by _key_lock
         self._role_lock = RLock()
-        self._controller_epoch = 0  # guarded by _role_lock
+        # Guarded by _role_lock: the controller heard of last, and what a change of roles leaves to be done.
+        self._controller_epoch = 0
+        self._due: deque[Callable[[], object]] = deque()
 
     # ---- life ---------------------------------------------------------------------------------------------
 
@@ -200,20 +203,30 @@ class ReplicaManager:
         A state that is older than what the partition knows changes nothing. Raises StaleControllerEpoch
         where a later controller has been heard of.
         """
+        results: dict[TopicPartition, KreplicaError | None] = {}
         with self._role_lock:
             if controller_epoch < self._controller_epoch:
                 text = f"controller epoch {controller_epoch} after {self._controller_epoch}"
                 raise StaleControllerEpoch(text)
             self._controller_epoch = controller_epoch
-            results: dict[TopicPartition, KreplicaError | None] = {}
             for state in states:
+                results[state.topic_partition] = None
                 try:
                     self._take_role(state)
-                    results[state.topic_partition] = None
                 except KreplicaError as error:
-                    self._check_storage(state.topic_partition, error)
                     results[state.topic_partition] = error
-            return results
+                    self._due.append(partial(self._check_storage, state.topic_partition, error))
+        self._do_what_is_due()
+        return results
+
+    def _do_what_is_due(self) -> None:
+        """Act on what changes of roles have left to be done, with no lock held: futures are resolved here."""
+        while self._due:
+            try:
+                act = self._due.popleft()
+            except IndexError:
+                return  # another thread took the last one
+            act()
 
     def _take_role(self, state: LeaderAndIsr) -> None:
         if self.broker_id not in state.replicas:
@@ -229,7 +242,7 @@ class ReplicaManager:
             self._lead(partition, state, log)
         else:
             self._follow(partition, state, log)
-        self.delayed.leader_known(topic_partition, state.leader)
+        self._due.append(partial(self.delayed.leader_known, topic_partition, state.leader))
         self.repairs.role_changed(partition)
 
     def _lead(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
@@ -242,17 +255,17 @@ class ReplicaManager:
             self.repairs.refused_to_lead(partition)
             raise
         # A replica that the controller took out of the ISR may have been the one that all waited for.
-        self.act_on(partition, became.effects)
+        self._due.append(partial(self.act_on, partition, became.effects))
         if became.is_new_leader or became.is_new_epoch:
-            self.fetches.moved(partition)
+            self._due.append(partial(self.fetches.moved, partition))
 
     def _follow(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
         led = partition.is_leader
         is_new_epoch = partition.make_follower(state, log)
         if led and not partition.is_leader:
-            self.delayed.leadership_lost(partition)
+            self._due.append(self.delayed.leadership_lost(partition))
         if is_new_epoch:
-            self.fetches.moved(partition)
+            self._due.append(partial(self.fetches.moved, partition))
             self._fetch_from_leader(partition, state)
 
     def _fetch_from_leader(self, partition: Partition, state: LeaderAndIsr) -> None:
@@ -280,12 +293,13 @@ class ReplicaManager:
         self, stopped: Mapping[TopicPartition, bool]
     ) -> dict[TopicPartition, KreplicaError | None]:
         """Be no replica of these partitions any more; True: delete the log too. Each one's error, or None."""
+        results: dict[TopicPartition, KreplicaError | None] = {}
         with self._role_lock:
-            results: dict[TopicPartition, KreplicaError | None] = {}
             self.fetchers.remove_fetcher_for_partitions(list(stopped))
             for topic_partition, delete in stopped.items():
                 results[topic_partition] = self._stop(topic_partition, delete)
-            return results
+        self._do_what_is_due()
+        return results
 
     def _stop(self, topic_partition: TopicPartition, delete: bool) -> KreplicaError | None:
         if self.partitions.is_offline(topic_partition):
@@ -302,8 +316,8 @@ class ReplicaManager:
 
     def _close(self, partition: Partition, *, is_offline: bool = False) -> None:
         partition.close(is_offline=is_offline)
-        self.delayed.leadership_lost(partition)
-        self.fetches.moved(partition)
+        self._due.append(self.delayed.leadership_lost(partition))
+        self._due.append(partial(self.fetches.moved, partition))
 
     # ---- followers ----------------------------------------------------------------------------------------
 
@@ -478,6 +492,7 @@ class ReplicaManager:
                 partition = self.partitions.take_offline(topic_partition)
                 if partition is not None:
                     self._close(partition, is_offline=True)
+        self._do_what_is_due()
 
     def _mend_stopped(self, partition: Partition, damage: Damage, data: bytes) -> None:
         """Fill the range at which recovery stopped, and follow with the log that is opened then."""

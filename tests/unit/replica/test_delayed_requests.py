@@ -40,7 +40,7 @@ def test_a_million_produces_over_ten_thousand_partitions() -> None:
             assert len(answered[key]) == produces_below(steps, committed[key])
     for key in lost:
         partitions[key].watermark.close()
-        delayed.leadership_lost(partitions[key])
+        delayed.leadership_lost(partitions[key])()
     for key in set(range(PARTITIONS)) - lost:
         committed[key] = ends[key]
         move(delayed, partitions[key], ends[key])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from kreplica.common.errors import (
@@ -375,3 +377,26 @@ def test_metrics_are_plain_numbers() -> None:
     at.pass_time(5_000)
     assert at.partition().isr == (1, 2, 3)
     assert at.broker(1).metrics.values()[name + "IsrExpandsPerSec"] == 1
+
+
+def test_no_lock_is_held_when_a_change_of_roles_resolves_futures() -> None:
+    at = Replicas()
+    at.cluster.cut(1, 2)
+    free: list[bool] = []
+
+    def try_the_lock() -> None:
+        lock = at.manager()._role_lock
+        free.append(lock.acquire(blocking=False))
+        if free[-1]:
+            lock.release()
+
+    def look(_: object) -> None:
+        # Another thread could take the lock at this moment.
+        thread = threading.Thread(target=try_the_lock)
+        thread.start()
+        thread.join()
+
+    at.manager().append(T0, batch(b"a")).add_done_callback(look)
+    at.manager().elect_leaders({T0: 2}).add_done_callback(look)
+    at.elect(2)
+    assert free == [True, True]
