@@ -112,12 +112,8 @@ sanitize: .make/venv
 
 # ---- to look at --------------------------------------------------------------------------------------
 
-bench: .make/build .make/bench
+bench: .make/build
 	$(BIN)/python -m pytest bench --benchmark-only
-
-.make/bench: .make/venv
-	$(INSTALL_SELF) --editable '.[test,bench]'
-	@touch $@
 
 demo: .make/build .make/demo
 	$(BIN)/python bench/demo.py
@@ -141,7 +137,7 @@ constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --upgrade pip setuptools wheel
-	build/constraints/bin/python -m pip install --quiet '.[arrow,test,lint,bench,demo]' cython
+	build/constraints/bin/python -m pip install --quiet '.[arrow,test,lint,demo]' cython
 	(head -1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude kreplica) >constraints.new
 	mv constraints.new constraints.txt
 

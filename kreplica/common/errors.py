@@ -523,6 +523,22 @@ class OffsetsOutOfOrder(CorruptMessage):
     """A batch starts below the end of the log, or its leader epoch goes back."""
 
 
+class NoNode(InvalidRequest):
+    """There is nothing at the path."""
+
+
+class NodeExists(InvalidRequest):
+    """There is something at the path already."""
+
+
+class NotEmpty(InvalidRequest):
+    """The node has children."""
+
+
+class BadVersion(InvalidUpdateVersion):
+    """The node is of another version: it was changed meanwhile."""
+
+
 class UnknownMetadataRecord(UnsupportedVersion):
     """The metadata log holds a kind of record that is not known here."""
 
@@ -555,6 +571,10 @@ class DamagedLog(KafkaStorageError):
 
 class InvalidFile(KreplicaError):
     """A file is not what its name says, is cut short, or is of another version; nothing was changed."""
+
+
+class CorruptImage(InvalidFile):
+    """The metadata image is damaged, another cluster's, or ahead of its log: make it anew from the log."""
 
 
 class LogClosed(KreplicaError):

@@ -1,0 +1,149 @@
+"""The keys and values of the metadata image.
+
+    key      depth (1 byte), the path in UTF-8: the children of a path are the keys of one prefix
+    value    CRC-32C (4 bytes) of the key and all behind the CRC, version (8 bytes), the node's bytes
+
+One more key, of depth 0, says how far the log is applied. Its version is that of this format, its bytes are
+
+    offset (8 bytes), epoch (4), number of nodes (8), sum of the nodes' CRCs modulo 2^64 (8), cluster id
+
+so that a node that is lost, an image of another cluster, or one that is ahead of its log is told from a good
+one. Numbers are big-endian. Values are immutable, functions pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from kreplica._core.crc32c import checksum
+from kreplica.common.errors import CorruptImage, InvalidRequest
+from kreplica.metadata.metadata_store import MAX_KEY_BYTES
+
+FORMAT_VERSION = 1
+# Deeper than any path of the cluster; what it bounds is the search for the nodes below one.
+MAX_DEPTH = 8
+ROOT = "/"
+STANDING_KEY = b"\0applied"
+
+_CRC = struct.Struct(">I")
+_VERSION = struct.Struct(">q")
+_STANDING = struct.Struct(">qiqQ")
+_SUM_MASK = (1 << 64) - 1
+
+
+class OffsetAndEpoch(NamedTuple):
+    """How far a log is applied: all records below `offset`, the last of them of leader epoch `epoch`."""
+
+    offset: int
+    epoch: int
+
+
+class Node(NamedTuple):
+    """What stands at a path: 0 for its first version, and one more with every change."""
+
+    data: bytes
+    version: int
+
+
+class Standing(NamedTuple):
+    """Of which cluster the image is, how far its log is applied, and a sum to tell whether it is whole."""
+
+    cluster_id: str
+    applied: OffsetAndEpoch
+    node_count: int = 0
+    crc_sum: int = 0
+
+    def with_node(self, sealed: bytes) -> Standing:
+        """As it is once the node is there."""
+        return self._replace(
+            node_count=self.node_count + 1, crc_sum=(self.crc_sum + crc_of(sealed)) & _SUM_MASK
+        )
+
+    def without_node(self, sealed: bytes) -> Standing:
+        """As it is once the node is gone."""
+        return self._replace(
+            node_count=self.node_count - 1, crc_sum=(self.crc_sum - crc_of(sealed)) & _SUM_MASK
+        )
+
+
+def check_path(path: str) -> list[str]:
+    """The names in the path, none for the root; InvalidRequest if it is no path.
+
+    A path starts with a slash and does not end with one; its names are not empty and hold no NUL.
+    """
+    if path == ROOT:
+        return []
+    names = path.split("/")
+    if names[0] or not all(names[1:]) or "\0" in path or len(names) - 1 > MAX_DEPTH:
+        raise InvalidRequest(f"{path[:80]!r} is no path of 1 to {MAX_DEPTH} names")
+    return names[1:]
+
+
+def key_of(path: str) -> bytes:
+    """The key of a node; InvalidRequest if there is no such path, or it is too long."""
+    names = check_path(path)
+    try:
+        key = bytes([len(names)]) + path.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{path[:80]!r} is no text that UTF-8 can hold") from None
+    if not names or len(key) > MAX_KEY_BYTES:
+        raise InvalidRequest(f"{path[:80]!r} is no path of at most {MAX_KEY_BYTES - 1} bytes to store at")
+    return key
+
+
+def path_of(key: bytes) -> str:
+    """The path whose key it is; CorruptImage if it is none's."""
+    try:
+        path = key[1:].decode()
+        if key == key_of(path):
+            return path
+    except (UnicodeDecodeError, InvalidRequest):
+        pass
+    raise CorruptImage(f"{key[:80]!r} is no key of a node")
+
+
+def prefix_below(path: str, levels: int = 1) -> bytes:
+    """What the keys of all nodes so many levels below the path begin with."""
+    depth = len(check_path(path)) + levels
+    return bytes([depth]) + (path if path == ROOT else f"{path}/").encode()
+
+
+def seal(key: bytes, node: Node) -> bytes:
+    """The value of a key."""
+    tail = _VERSION.pack(node.version) + node.data
+    return _CRC.pack(checksum(tail, checksum(key))) + tail
+
+
+def unseal(key: bytes, value: bytes) -> Node:
+    """The node in a key's value; CorruptImage if the bytes are not what was written."""
+    if len(value) < _CRC.size + _VERSION.size or crc_of(value) != checksum(value[_CRC.size :], checksum(key)):
+        raise CorruptImage(f"the value of {key[:80]!r} does not fit its CRC")
+    (version,) = _VERSION.unpack_from(value, _CRC.size)
+    return Node(value[_CRC.size + _VERSION.size :], version)
+
+
+def crc_of(sealed: bytes) -> int:
+    """The CRC in front of a value."""
+    return int(_CRC.unpack_from(sealed)[0])
+
+
+def seal_standing(standing: Standing) -> bytes:
+    """The value of STANDING_KEY."""
+    fixed = _STANDING.pack(*standing.applied, standing.node_count, standing.crc_sum)
+    return seal(STANDING_KEY, Node(fixed + standing.cluster_id.encode(), FORMAT_VERSION))
+
+
+def unseal_standing(value: bytes) -> Standing:
+    """What the value of STANDING_KEY says; CorruptImage if it is broken, or of another version."""
+    data, version = unseal(STANDING_KEY, value)
+    if version != FORMAT_VERSION:
+        raise CorruptImage(f"an image of version {version}; {FORMAT_VERSION} is known")
+    if len(data) < _STANDING.size:
+        raise CorruptImage("how far the log is applied is cut short")
+    offset, epoch, node_count, crc_sum = _STANDING.unpack_from(data)
+    try:
+        cluster_id = data[_STANDING.size :].decode()
+    except UnicodeDecodeError:
+        raise CorruptImage("the cluster id is no UTF-8") from None
+    return Standing(cluster_id, OffsetAndEpoch(offset, epoch), node_count, crc_sum)
