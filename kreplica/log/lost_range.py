@@ -1,7 +1,8 @@
 """A range of a log that is lost, and whether another replica's batches may fill it.
 
-They may where both replicas agree: the batches around the range are byte-equal in both, leader epochs fit,
-and the other one's batches go from the range's first offset to its last with CRCs that fit. No files are
+They may where both replicas agree: the batches around the range are byte-equal in both (in a compacted log,
+of the same leader epoch), leader epochs fit, and the other one's batches go from the range's first offset to
+its last with CRCs that fit. No files are
 touched here; an object belongs to one thread.
 """
 
@@ -56,6 +57,18 @@ class Wanted:
             raise PeerDisagrees(f"the peer's batch at offset {base} reaches beyond the range")
         if batch.leader_epoch < least_epoch or (most is not None and batch.leader_epoch > most):
             raise PeerDisagrees(f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}")
+
+    def is_another(self, batch: RecordBatch, known: bytes | None) -> bool:
+        """Whether the peer's batch is not what this log has in its place.
+
+        Cleaners go their own ways: where they may have been, there may be none, or less, in its place.
+        """
+        if known is None or not batch.crc_valid:
+            return False
+        if not self.may_have_gaps:
+            return bytes(memoryview(batch)) != known
+        ours = RecordBatch(known)
+        return ours.base_offset == batch.base_offset and ours.leader_epoch != batch.leader_epoch
 
     @property
     def least_epoch(self) -> int:
@@ -129,15 +142,18 @@ class RangeFromPeers:
 
     def _take(self, batch: RecordBatch) -> bool:
         wanted, base, data = self._wanted, batch.base_offset, bytes(memoryview(batch))
-        if not self._compared:
-            if batch.crc_valid and data != self._before:
+        if not self._compared and (base < self.next_offset or not wanted.may_have_gaps):
+            if wanted.is_another(batch, self._before):
                 raise PeerDisagrees(f"the peer has another batch at offset {base}, before the range")
             self._compared = True
+            return True
+        self._compared = True
+        if batch.next_offset <= self.next_offset and wanted.may_have_gaps:
             return True
         if wanted.may_have_gaps and base >= wanted.next_offset:
             self.next_offset = wanted.next_offset
         if self.is_whole:
-            if wanted.after is not None and batch.crc_valid and data != wanted.after:
+            if wanted.is_another(batch, wanted.after):
                 self._begin()
                 raise PeerDisagrees(f"the peer has another batch at offset {base}, behind the range")
             return False

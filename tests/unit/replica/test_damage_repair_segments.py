@@ -1,0 +1,165 @@
+"""Damaged ranges of segments that are not plain: with transactions, and compacted, also unlike the peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from kreplica._core.offset_map import OffsetMap
+from kreplica.common.types import AppendOrigin
+from kreplica.log.cleaner import Cleaner
+from kreplica.log.damage_search import search
+from kreplica.log.scrubber import Scrubber
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
+from kreplica.replica.produce import ACKS_LEADER
+from tests.support.batches import build
+from tests.support.replicas import Replicas
+from tests.unit.replica.test_damage_repair import T0, flip, image, place
+
+NOW_MS = 1_600_000_000_000
+PRODUCER = 7
+# Of a batch's byte that any record covers: the records' section begins at 61.
+RECORDS = 62
+
+
+def put(at: Replicas, data: bytes, origin: AppendOrigin = AppendOrigin.CLIENT) -> None:
+    done = at.manager(1).append_records({T0: data}, required_acks=ACKS_LEADER, origin=origin).result(0)
+    assert done[T0].error is None
+    at.settle()
+
+
+def in_transaction(at: Replicas, sequence: int) -> None:
+    fields = {"producer_id": PRODUCER, "producer_epoch": 0, "base_sequence": sequence, "now_ms": NOW_MS}
+    put(at, build([b"%d" % sequence], transactional=True, **fields))
+
+
+def end_transaction(at: Replicas, *, commit: bool) -> None:
+    ended = EndTransactionMarker(commit, 0)
+    marker = build_end_transaction_marker(ended, producer_id=PRODUCER, producer_epoch=0, timestamp_ms=NOW_MS)
+    put(at, marker, AppendOrigin.COORDINATOR)
+
+
+def log_of(at: Replicas, broker: int) -> UnifiedLog:
+    return at.partition(broker).local_log
+
+
+def roll(at: Replicas) -> None:
+    for broker in at.ids:
+        log_of(at, broker).roll()
+
+
+def find(at: Replicas, broker: int, offset: int) -> None:
+    """Let the batch that holds the offset rot, and be found."""
+    segment, position = place(at, broker, offset)
+    flip(segment, position, RECORDS)
+    assert search(log_of(at, broker), segment, offset)
+
+
+def committed(at: Replicas, broker: int) -> list[tuple[int | None, bytes | None]]:
+    batches = log_of(at, broker).batches(log_of(at, broker).log_start_offset, isolation="txn_committed")
+    return [(record.offset, record.value) for each in batches if not each.is_control for record in each]
+
+
+@pytest.mark.parametrize("broker", [1, 2])
+@pytest.mark.parametrize("offset", [1, 2, 3])
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_was_aborted_stays_hidden(broker: int, offset: int, crashes: bool) -> None:
+    at = Replicas()
+    put(at, build([b"plain"], now_ms=NOW_MS))
+    in_transaction(at, 0)
+    in_transaction(at, 1)
+    end_transaction(at, commit=False)  # at offset 3
+    in_transaction(at, 2)
+    end_transaction(at, commit=True)
+    roll(at)
+    put(at, build([b"last"], now_ms=NOW_MS))
+    at.settle()
+    whole, seen = image(at, broker), committed(at, broker)
+    assert [value for _, value in seen] == [b"plain", b"2", b"last"]
+    find(at, broker, offset)
+    if crashes:
+        at.cluster.kill(broker)
+        at.cluster.start(broker)
+        at.tell(at.controller.decide(T0))
+    at.pass_time(3_000)
+    assert image(at, broker) == whole
+    assert committed(at, broker) == seen
+    at.cluster.kill(broker)
+    at.cluster.start(broker)
+    at.tell(at.controller.decide(T0))
+    at.settle()
+    assert committed(at, broker) == seen
+
+
+# ---- compacted ---------------------------------------------------------------------------------------------
+
+
+def compacted(keys: str, cleaned: Sequence[int]) -> Replicas:
+    """A batch for each letter, which is its record's key; those brokers' cleaners have been there."""
+    at = Replicas(settings={"cleanup.policy": "compact"})
+    for offset, key in enumerate(keys):
+        put(at, build([(key.encode(), b"%d" % offset)], now_ms=NOW_MS))
+    roll(at)
+    put(at, build([(b"last", b"last")], now_ms=NOW_MS))
+    at.settle()
+    for broker in cleaned:
+        for _ in Cleaner(OffsetMap(1 << 10, bytes(16)), 1 << 10).clean(
+            log_of(at, broker), 0, len(keys), NOW_MS
+        ):
+            pass
+    return at
+
+
+def latest(at: Replicas, broker: int) -> dict[bytes | None, bytes | None]:
+    return {record.key: record.value for each in log_of(at, broker).batches(0) for record in each}
+
+
+def sound(at: Replicas, broker: int) -> bool:
+    """Whether a scrubber that comes now finds nothing."""
+    manager = at.broker(broker).log_manager
+    scrubber = Scrubber(manager.logs, manager.scrubber.clock, manager.scrubber.on_error, manager.settings)
+    while scrubber.status.rounds == 0:
+        scrubber.do_work()
+    return not log_of(at, broker).damages
+
+
+@pytest.mark.parametrize("broker", [1, 2])
+@pytest.mark.parametrize("offset", [2, 3, 5])
+def test_a_compacted_segment_is_what_it_was(broker: int, offset: int) -> None:
+    at = compacted("aabcad", [1, 2, 3])
+    assert [each.base_offset for each in log_of(at, broker).batches(0)] == [2, 3, 4, 5, 6]
+    whole = image(at, broker)
+    find(at, broker, offset)
+    at.pass_time(3_000)
+    assert image(at, broker) == whole
+    assert sound(at, broker)
+
+
+@pytest.mark.parametrize("offset", range(6))
+def test_a_range_comes_from_a_peer_that_has_compacted_it(offset: int) -> None:
+    at = compacted("aabcad", [1, 3])
+    before = latest(at, 2)
+    find(at, 2, offset)
+    at.pass_time(3_000)
+    assert latest(at, 2) == before
+    assert sound(at, 2)
+    assert set(at.partition(1).isr) == {1, 2, 3}
+    at.cluster.kill(2)
+    at.cluster.start(2)
+    at.tell(at.controller.decide(T0))
+    at.settle()
+    assert latest(at, 2) == before
+    assert sound(at, 2)
+
+
+@pytest.mark.parametrize("offset", [2, 3, 4, 5])
+def test_a_compacted_range_comes_from_a_peer_that_has_more(offset: int) -> None:
+    at = compacted("aabcad", [2])
+    before = latest(at, 2)
+    find(at, 2, offset)
+    at.pass_time(3_000)
+    assert latest(at, 2) == before
+    assert sound(at, 2)
+    assert set(at.partition(1).isr) == {1, 2, 3}
