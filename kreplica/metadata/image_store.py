@@ -168,7 +168,7 @@ class ImageTransaction:
 
     def __init__(self, image: ImageStore) -> None:
         self._image = image
-        self._before: dict[str, Node | None] = {}
+        self._before: dict[str, Node | None] = {}  # what was read
         self._after: dict[str, Node | None] = {}
         self._names: dict[str, dict[str, bool]] = {}  # by parent: what came (True) or went
         self._is_open = True
@@ -177,11 +177,13 @@ class ImageTransaction:
         """What stands at the path, with the changes of this transaction."""
         if path in self._after:
             return self._after[path]
-        return self._image.get(path)
+        if path not in self._before:
+            self._before[path] = self._image.get(path)
+        return self._before[path]
 
     def exists(self, path: str) -> bool:
         """Whether something stands at the path, with the changes of this transaction."""
-        return self._after[path] is not None if path in self._after else self._image.exists(path)
+        return path == ROOT or self.get(path) is not None
 
     def children(self, path: str) -> list[str]:
         """The names right below the path, with the changes of this transaction."""
@@ -271,8 +273,7 @@ class ImageTransaction:
 
     def _change(self, path: str, node: Node | None) -> None:
         self._check_open()
-        if path not in self._before:
-            self._before[path] = self._image.get(path)
+        self.get(path)
         self._after[path] = node
         parent = _parent_of(path)
         self._names.setdefault(parent, {})[path[len(parent) + (parent != ROOT) :]] = node is not None

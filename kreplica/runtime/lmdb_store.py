@@ -83,18 +83,25 @@ class LmdbMetadataStore:
 
     def get(self, key: bytes) -> bytes | None:
         """The key's value; None where there is none."""
-        with self._read() as transaction:
-            return transaction.get(key)
+        with self._reading:
+            env = self._opened()
+            try:
+                with env.begin() as transaction:
+                    return transaction.get(key)
+            except lmdb.Error as error:
+                raise _typed_error(error, self._directory) from error
 
     def scan(self, prefix: bytes, after: bytes, limit: int) -> list[Item]:
         """The first `limit` keys that start with `prefix` and come behind `after`, with their values."""
         found: list[Item] = []
-        with self._read() as transaction, transaction.cursor() as cursor:
-            start = max(prefix, after + b"\0" if after else b"")
-            there = cursor.set_range(start) if start else cursor.first()
-            while there and len(found) < limit and cursor.key().startswith(prefix):
-                found.append(cursor.item())
-                there = cursor.next()
+        start = max(prefix, after + b"\0" if after else b"")
+        with self._reading:
+            env = self._opened()
+            with _typed(self._directory), env.begin() as transaction, transaction.cursor() as cursor:
+                there = cursor.set_range(start) if start else cursor.first()
+                while there and len(found) < limit and cursor.key().startswith(prefix):
+                    found.append(cursor.item())
+                    there = cursor.next()
         return found
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
@@ -153,13 +160,6 @@ class LmdbMetadataStore:
             except (KafkaStorageError, CorruptImage) as error:
                 self._failure = error
                 raise
-
-    @contextmanager
-    def _read(self) -> Iterator[lmdb.Transaction[bytes]]:
-        with self._reading:
-            env = self._opened()
-            with _typed(self._directory), env.begin() as transaction:
-                yield transaction
 
     def _opened(self) -> lmdb.Environment:
         if self._failure is not None:
@@ -244,10 +244,13 @@ def _typed(directory: str) -> Iterator[None]:
         yield
     except lmdb.MapFullError:
         raise
-    except _BROKEN as error:
-        raise CorruptImage(f"{directory}: {error}") from error
-    except lmdb.Error as error:
-        number = max(getattr(error, "code", 0), 0) or errno.EIO
-        raise exception_for_os(OSError(number, str(error), directory), "the metadata image") from error
-    except OSError as error:
-        raise exception_for_os(error, "the metadata image") from error
+    except (lmdb.Error, OSError) as error:
+        raise _typed_error(error, directory) from error
+
+
+def _typed_error(error: lmdb.Error | OSError, directory: str) -> KreplicaError:
+    if isinstance(error, _BROKEN):
+        return CorruptImage(f"{directory}: {error}")
+    if isinstance(error, lmdb.Error):
+        error = OSError(max(getattr(error, "code", 0), 0) or errno.EIO, str(error), directory)
+    return exception_for_os(error, "the metadata image")
