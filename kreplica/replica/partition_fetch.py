@@ -17,9 +17,15 @@ from kreplica.common.errors import (
     OffsetNotAvailable,
     OffsetOutOfRange,
     UnknownLeaderEpoch,
+    UnsupportedVersion,
 )
 from kreplica.log import log_reader
-from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TimestampOffset
+from kreplica.log.log_reader import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    TimestampOffset,
+)
 from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
 
 if TYPE_CHECKING:
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
     from kreplica.replica.partition import Partition
     from kreplica.replica.partition_term import Term
+
+# Where what this broker itself holds begins, of a log that has parts elsewhere (KIP-405).
+EARLIEST_LOCAL_TIMESTAMP = -4
 
 
 class EpochEndOffset(NamedTuple):
@@ -127,6 +136,10 @@ def fetch_offset_for_timestamp(
         raise OffsetNotAvailable(
             f"{partition.topic_partition}: its new leader does not know the high watermark yet"
         )
+    if timestamp == EARLIEST_LOCAL_TIMESTAMP:
+        timestamp = EARLIEST_TIMESTAMP  # all of a log is local
+    if timestamp < MAX_TIMESTAMP:
+        raise UnsupportedVersion(f"{partition.topic_partition}: no offset is named {timestamp}")
     if timestamp == LATEST_TIMESTAMP:
         epoch = log.epochs.epoch_for_offset(bound)
         return TimestampOffset(-1, bound, -1 if epoch is None else epoch)

@@ -25,7 +25,6 @@ from kreplica.common.errors import (
     KreplicaError,
     NotLeaderOrFollower,
     OffsetOutOfRange,
-    OffsetsOutOfOrder,
     UnknownServerError,
 )
 from kreplica.common.future import Future
@@ -498,8 +497,11 @@ class ReplicaFetcher:
         """
         log, epoch = partition.local_log, state.leader_epoch
         if log.log_end_offset != state.fetch_offset:
-            at = f"fetched at {state.fetch_offset}, the log ends at {log.log_end_offset}"
-            raise OffsetsOutOfOrder(f"{state.topic_partition}: {at}")
+            # Something else has cut or filled the log: fetch again, from where it ends now.
+            latest = log.latest_epoch
+            epoch = -1 if latest is None else latest
+            self._put(state._replace(fetch_offset=log.log_end_offset, last_fetched_epoch=epoch))
+            return False
         records: Any = answer.records
         moved = False
         if records is not None and len(records):

@@ -63,7 +63,7 @@ class ReplicaFetcherManager:
     def remove_fetcher_for_partitions(
         self, topic_partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, PartitionFetchState]:
-        """Replicate these no longer; what was in flight for them is dropped. Fetchers without work end."""
+        """Replicate these no longer; what was in flight for them is dropped."""
         wanted = list(topic_partitions)
         removed: dict[TopicPartition, PartitionFetchState] = {}
         for fetcher in self:

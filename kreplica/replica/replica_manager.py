@@ -298,6 +298,7 @@ class ReplicaManager:
             self.fetchers.remove_fetcher_for_partitions(list(stopped))
             for topic_partition, delete in stopped.items():
                 results[topic_partition] = self._stop(topic_partition, delete)
+            self._due.append(self.fetchers.shutdown_idle_fetchers)
         self._do_what_is_due()
         return results
 

@@ -145,6 +145,8 @@ def test_offsets_are_listed_by_time_start_and_end() -> None:
     assert listed(-1).offset == 2
     assert listed(0).offset == 0
     assert listed(2_000_000_000_000).offset == -1
+    assert listed(-4).offset == 0
+    assert listed(-5).error_code is ErrorCode.unsupported_version
     assert listed(-1, epoch=7).error_code is ErrorCode.unknown_leader_epoch
     assert listed(-1, topic="x").error_code is ErrorCode.unknown_topic_or_partition
 

@@ -185,6 +185,17 @@ def test_a_leader_that_is_gone_is_not_asked_without_pause() -> None:
     assert fetcher(at, 2)._request_rate.count - before <= 12
 
 
+def test_a_log_that_was_cut_behind_its_back_is_fetched_from_where_it_ends() -> None:
+    at = Replicas(brokers=2)
+    for number in range(5):
+        append(at, 1, b"%d" % number)
+        at.settle()
+    at.partition(2).local_log.truncate_to(3)
+    append(at, 1, b"5")
+    at.pass_time(10_000)
+    assert len(same(at)) == 6
+
+
 # ---- many partitions ---------------------------------------------------------------------------------------
 
 

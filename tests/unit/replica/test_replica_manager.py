@@ -276,6 +276,7 @@ def test_a_stopped_replica_is_deleted_where_that_is_asked() -> None:
     assert at.manager(3).stop_replicas({T0: False}) == {T0: None}
     assert at.broker(3).log_manager.get_log(T0) is not None
     assert at.manager(2).stop_replicas({T0: True}) == {T0: None}
+    assert len(at.manager(2).fetchers) == 0
     assert at.broker(2).log_manager.get_log(T0) is None
 
 
