@@ -16,7 +16,7 @@ cdef class BatchWalk:
     cdef readonly int64_t records_read
     cdef readonly int64_t batches_read
     cdef int64_t max_decompressed
-    cdef int64_t next_offset              # the least base offset that the next batch may have
+    cdef readonly int64_t next_offset              # the least base offset that the next batch may have
     cdef BatchHeader h                    # of the batch at work, which is checked
     cdef const uint8_t *batch             # its bytes, for as long as its window is pinned
 

@@ -12,3 +12,4 @@ class BatchWalk:
     bytes_read: int
     records_read: int
     batches_read: int
+    next_offset: int

@@ -81,6 +81,8 @@ def diff(
     pairs = command.pairs(left, right)
     if pairs is None:
         raise typer.BadParameter("neither two partitions nor two nodes' log directories", param_hint="RIGHT")
+    if not any(pair.left is not None and pair.right is not None for pair in pairs):
+        raise typer.BadParameter("they have no partition in common to compare", param_hint="RIGHT")
     raise typer.Exit(command.run(pairs, by_record, as_json))
 
 
@@ -105,6 +107,8 @@ def repair(
 
     if not command.is_log(directory):
         raise typer.BadParameter(f"{directory} holds no log", param_hint="DIRECTORY")
+    if peer is not None and not command.is_log(peer):
+        raise typer.BadParameter(f"{peer} holds no log", param_hint="--from")
     raise typer.Exit(
         command.run(str(directory.absolute()), None if peer is None else str(peer.absolute()), apply, as_json)
     )
@@ -141,7 +145,7 @@ def export(
         ReadIsolation, typer.Option(help="txn_committed leaves out what was aborted or is open.")
     ] = ReadIsolation.LOG_END,
     skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Pass over what rotted.")] = False,
-    file_rows: Annotated[int | None, typer.Option(min=1, help="Begin another file after so many.")] = None,
+    file_rows: Annotated[int | None, typer.Option(min=1, help="So many rows a file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as a JSON object.")] = False,
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich import progress as bars
 
-from kreplica.cli.export_files import OF_PARTITION, STANDARD_OUTPUT, SUFFIXES, Output, numbered, sink_of
+from kreplica.cli.export_files import OF_PARTITION, STANDARD_OUTPUT, SUFFIXES, Output, format_of, numbered
 from kreplica.cli.output import Fact, console, print_json
 from kreplica.common.config import LogConfig
 from kreplica.common.types import INT64_MAX, TopicPartition
@@ -156,7 +156,7 @@ def run(
 ) -> int:
     """Write the records of all the partitions; returns the exit code."""
     try:
-        make = sink_of(kind, columns, sorted({_topic(directory) for directory in directories}))
+        form = format_of(kind, columns, sorted({_topic(directory) for directory in directories}))
     except ImportError:
         text = f"--to {kind} needs pyarrow, which is not installed: pip install 'kreplica[arrow]'"
         console(stderr=True).print(f"kreplica: {text}", markup=False, soft_wrap=True)
@@ -164,7 +164,7 @@ def run(
     started = time.monotonic()
     facts: list[Fact] = []
     total = sum(total_bytes(FileStorage(), directory) for directory in directories)
-    with _progress(total) as progress, Output(path, make, file_rows) as output:
+    with _progress(total) as progress, Output(path, form, file_rows) as output:
         for directory in directories:
             facts.append(_export(directory, output, columns, wanted, progress))
     seconds = max(time.monotonic() - started, 1e-9)

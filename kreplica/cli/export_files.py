@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice, repeat
+from itertools import count, islice, pairwise, repeat
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, NoReturn, Protocol, Self
 
 from kreplica._core.arrow import BinaryColumn, Columns, HeadersColumn, schema, to_arrow
 from kreplica.common.errors import exception_for_os
@@ -23,6 +24,7 @@ from kreplica.common.types import TopicPartition
 SUFFIXES = {"parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl"}
 STANDARD_OUTPUT = "-"
 _quoted = json.encoder.encode_basestring
+ESCAPED = re.compile(rb'[\x00-\x1f"\\]')
 # Those that are the same for all records of a partition; a reader does not know them.
 OF_PARTITION = ("topic", "partition")
 ROW_GROUP_ROWS = 1 << 20
@@ -35,38 +37,52 @@ GROWING = ("offset", "timestamp")
 class Sink(Protocol):
     """One file in the making."""
 
-    def write(self, piece: Columns, partition: TopicPartition) -> None: ...
+    def write(self, rows: Any, start: int, stop: int) -> None: ...
     def close(self) -> None: ...
 
 
+class Format(Protocol):
+    """What one kind of files has in common: `rows` is a piece as its sinks take it, whole or a part of it."""
+
+    def rows(self, piece: Columns, partition: TopicPartition) -> Any: ...
+    def create(self, path: str) -> Sink: ...
+
+
 class Output:
-    """The file `path`, or with `file_rows` a row of files, `name-00000.suffix` and so on, none of which has
-    many more rows.
+    """The file `path`, or with `file_rows` a row of files, `name-00000.suffix` and so on, all of which but
+    the last have so many rows.
 
     Use it as a context manager: the files get their names where its block ends well, all together, and on
     disk; else they are removed. Raises KafkaStorageError's kinds where the system refuses.
     """
 
-    def __init__(self, path: str, make: Callable[[str], Sink], file_rows: int | None = None) -> None:
+    def __init__(self, path: str, form: Format, file_rows: int | None = None) -> None:
         self._path = path
-        self._make = make
+        self._format = form
         self._file_rows = file_rows
         self._rows = 0
         self._sink: Sink | None = None
+        self._temporary: dict[str, str] = {}  # by the name that the file is to get
         self.files: list[str] = []
 
     def write(self, piece: Columns, partition: TopicPartition) -> None:
-        if self._sink is not None and self._file_rows is not None and self._rows >= self._file_rows:
-            self._finish()
-        sink = self._sink or self._begin()
-        sink.write(piece, partition)
-        self._rows += piece.rows
+        rows, start = self._format.rows(piece, partition), 0
+        while start < piece.rows:
+            if self._rows == self._file_rows:
+                self._finish()
+            sink = self._sink or self._begin()
+            room = piece.rows if self._file_rows is None else self._file_rows - self._rows
+            stop = min(piece.rows, start + room)
+            sink.write(rows, start, stop)
+            self._rows += stop - start
+            start = stop
 
     def _begin(self) -> Sink:
         name = self._path if self._file_rows is None else numbered(self._path, len(self.files))
         self.files.append(name)
         self._rows = 0
-        self._sink = self._make(_temporary(name))
+        self._temporary[name] = name if name == STANDARD_OUTPUT else _created(name)
+        self._sink = self._format.create(self._temporary[name])
         return self._sink
 
     def _finish(self) -> None:
@@ -87,20 +103,26 @@ class Output:
                 self._finish()
                 self._name_files()
         except OSError as refused:
-            raise exception_for_os(refused, self._path) from refused
+            self._refuse(refused)
         finally:
             self._clean_up()
         if isinstance(error, OSError):
-            raise exception_for_os(error, self._path) from error
+            self._refuse(error)
+
+    def _refuse(self, error: OSError) -> NoReturn:
+        if self._path == STANDARD_OUTPUT and isinstance(error, BrokenPipeError):
+            raise error  # whoever reads it has enough, and the command ends without a word
+        raise exception_for_os(error, self._path) from error
 
     def _name_files(self) -> None:
         if self._path == STANDARD_OUTPUT:
             return
-        for name in self.files:
-            with open(_temporary(name), "rb") as file:
+        for temporary in self._temporary.values():
+            with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
         for name in self.files:
-            os.replace(_temporary(name), name)
+            os.replace(self._temporary[name], name)
+            del self._temporary[name]
         directory = os.open(os.path.dirname(os.path.abspath(self._path)), os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -113,9 +135,9 @@ class Output:
             with suppress(Exception):
                 self._sink.close()
         if self._path != STANDARD_OUTPUT:
-            for name in self.files:
+            for temporary in self._temporary.values():
                 with suppress(FileNotFoundError):
-                    os.remove(_temporary(name))
+                    os.remove(temporary)
 
 
 def numbered(path: str, number: int) -> str:
@@ -124,47 +146,34 @@ def numbered(path: str, number: int) -> str:
     return f"{stem}-{number:05}{suffix}"
 
 
-def _temporary(name: str) -> str:
-    return name if name == STANDARD_OUTPUT else f"{name}.tmp"
+def _created(name: str) -> str:
+    """A new file beside `name`; one that is there already may be anybody's."""
+    for number in count():
+        temporary = f"{name}.{number}.tmp"
+        with suppress(FileExistsError), open(temporary, "x"):
+            return temporary
+    raise AssertionError
 
 
-def sink_of(kind: str, columns: Sequence[str], topics: Sequence[str]) -> Callable[[str], Sink]:
-    """What makes a file of this kind. Raises ImportError where it needs pyarrow and that is missing."""
-    if kind == "jsonl":
-        return lambda path: JsonLines(path, columns)
-    import pyarrow  # noqa: F401  (before anything is written)
-
-    return lambda path: ArrowFile(path, kind, columns, topics)
+def format_of(kind: str, columns: Sequence[str], topics: Sequence[str]) -> Format:
+    """The format of this name. Raises ImportError where it needs pyarrow and that is missing."""
+    return JsonLines(columns) if kind == "jsonl" else ArrowFormat(kind, columns, topics)
 
 
 # ---- Parquet and Arrow -----------------------------------------------------------------------------------
 
 
-class ArrowFile:
-    """A Parquet or an Arrow IPC file (Feather, version 2)."""
+class ArrowFormat:
+    """Parquet, or Arrow's IPC file (Feather, version 2)."""
 
-    def __init__(self, path: str, kind: str, columns: Sequence[str], topics: Sequence[str]) -> None:
+    def __init__(self, kind: str, columns: Sequence[str], topics: Sequence[str]) -> None:
         import pyarrow
 
+        self._kind = kind
         self._columns = list(columns)
         # The same in all batches, for a file has one dictionary for a column.
         self._topics = pyarrow.array(topics, pyarrow.string())
         self._schema = self._schema_of(columns)
-        self._writer: Any
-        if kind == "parquet":
-            from pyarrow import parquet
-
-            self._writer = parquet.ParquetWriter(
-                path,
-                self._schema,
-                use_dictionary=[name for name in columns if name in REPEATING],
-                column_encoding={name: "DELTA_BINARY_PACKED" for name in columns if name in GROWING},
-            )
-        else:
-            self._writer = pyarrow.ipc.new_file(path, self._schema)
-        self._gathers = kind == "parquet"
-        self._batches: list[Any] = []
-        self._rows = self._bytes = 0
 
     def _schema_of(self, columns: Sequence[str]) -> Any:
         import pyarrow
@@ -177,20 +186,13 @@ class ArrowFile:
             fields[field.name] = field
         return pyarrow.schema([fields[name] for name in columns])
 
-    def write(self, piece: Columns, partition: TopicPartition) -> None:
-        batch = self._with_partition(to_arrow(piece), piece.rows, partition)
-        if not self._gathers:
-            self._writer.write_batch(batch)
-            return
-        self._batches.append(batch)
-        self._rows += batch.num_rows
-        self._bytes += batch.nbytes
-        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
-            self._write_group()
+    def create(self, path: str) -> ArrowFile:
+        return ArrowFile(path, self._kind, self._schema)
 
-    def _with_partition(self, batch: Any, rows: int, partition: TopicPartition) -> Any:
+    def rows(self, piece: Columns, partition: TopicPartition) -> Any:
         import pyarrow
 
+        batch, rows = to_arrow(piece), piece.rows
         arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
         if "topic" in self._columns:
             index = self._topics.index(partition.topic).as_py()
@@ -199,6 +201,41 @@ class ArrowFile:
         if "partition" in self._columns:
             arrays["partition"] = pyarrow.repeat(pyarrow.scalar(partition.partition, pyarrow.int32()), rows)
         return pyarrow.RecordBatch.from_arrays([arrays[name] for name in self._columns], schema=self._schema)
+
+
+class ArrowFile:
+    """One file of an ArrowFormat."""
+
+    def __init__(self, path: str, kind: str, schema: Any) -> None:
+        self._schema = schema
+        self._writer: Any
+        if kind == "parquet":
+            from pyarrow import parquet
+
+            self._writer = parquet.ParquetWriter(
+                path,
+                schema,
+                use_dictionary=[name for name in schema.names if name in REPEATING],
+                column_encoding={name: "DELTA_BINARY_PACKED" for name in schema.names if name in GROWING},
+            )
+        else:
+            from pyarrow import ipc
+
+            self._writer = ipc.new_file(path, schema)
+        self._gathers = kind == "parquet"
+        self._batches: list[Any] = []
+        self._rows = self._bytes = 0
+
+    def write(self, rows: Any, start: int, stop: int) -> None:
+        batch = rows.slice(start, stop - start)
+        if not self._gathers:
+            self._writer.write_batch(batch)
+            return
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+            self._write_group()
 
     def _write_group(self) -> None:
         import pyarrow
@@ -221,14 +258,30 @@ class JsonLines:
     """One JSON object a line and record. Bytes are a string where they are UTF-8; else the name has `_base64`
     added and the string is base64. `timestamp` is in ms since 1970."""
 
-    def __init__(self, path: str, columns: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
+
+    def create(self, path: str) -> JsonLinesFile:
+        return JsonLinesFile(path)
+
+    def rows(self, piece: Columns, partition: TopicPartition) -> list[str]:
+        # All rows of a piece share one template; what is the same in each of them stands in it.
+        fields = [_field(name, piece, partition) for name in self._columns]
+        template = f"{{{','.join(text for text, _ in fields)}}}\n"
+        varying = [values for _, values in fields if values is not None]
+        rows = zip(*varying, strict=True) if varying else repeat((), piece.rows)
+        return [template % row for row in rows]
+
+
+class JsonLinesFile:
+    """One file of JSON lines, or standard output."""
+
+    def __init__(self, path: str) -> None:
         self._owned = path != STANDARD_OUTPUT
         self._file = _open_text(path) if self._owned else sys.stdout
 
-    def write(self, piece: Columns, partition: TopicPartition) -> None:
-        columns = [_members(name, piece, partition) for name in self._columns]
-        self._file.writelines(f"{{{','.join(row)}}}\n" for row in zip(*columns, strict=True))
+    def write(self, rows: list[str], start: int, stop: int) -> None:
+        self._file.writelines(rows[start:stop])
 
     def close(self) -> None:
         if self._owned:
@@ -241,25 +294,35 @@ def _open_text(path: str) -> IO[str]:
     return open(path, "w", encoding="utf-8", newline="\n")
 
 
-def _members(name: str, piece: Columns, partition: TopicPartition) -> Iterable[str]:
-    """The column of this name as members of JSON objects, one for each row."""
+def _field(name: str, piece: Columns, partition: TopicPartition) -> tuple[str, Iterable[object] | None]:
+    """The column as a member of a JSON object: its part of a template, and what is put in for each row."""
     if name in OF_PARTITION:
-        return repeat(f'"{name}":{json.dumps(getattr(partition, name))}', piece.rows)
+        return f'"{name}":{json.dumps(getattr(partition, name))}'.replace("%", "%%"), None
     column = getattr(piece, name)
     if isinstance(column, BinaryColumn):
-        return (_member(name, value) for value in _values(column, piece.rows))
+        plain = _plain(column)
+        if plain is not None:
+            return f'"{name}":"%s"', plain
+        return "%s", (_member(name, value) for value in _values(column, piece.rows))
     if isinstance(column, HeadersColumn):
-        return _headers(column, piece.rows)
-    return [f'"{name}":{text}' for text in _numbers(name, memoryview(column))]
+        return ("%s", _headers(column, piece.rows)) if column.count else ('"headers":[]', None)
+    return f'"{name}":%s', _numbers(name, memoryview(column))
 
 
-def _numbers(name: str, buffer: memoryview) -> Iterable[str]:
+def _numbers(name: str, buffer: memoryview) -> Iterable[object]:
     if name == "timestamp_type":
         return [('"create"', '"log_append"')[value] for value in buffer.cast("b")]
-    numbers = buffer.cast("i" if name == "leader_epoch" else "q").tolist()
-    if name in GROWING:
-        return map(str, numbers)
-    return ["null" if value == -1 else str(value) for value in numbers]
+    numbers: list[int] = buffer.cast("i" if name == "leader_epoch" else "q").tolist()
+    return numbers if name in GROWING else ["null" if value == -1 else value for value in numbers]
+
+
+def _plain(column: BinaryColumn) -> list[str] | None:
+    """The values as text, where all of them are ASCII of which JSON wants nothing escaped."""
+    data = bytes(column.data[0])
+    if column.nulls or not data.isascii() or ESCAPED.search(data):
+        return None
+    text, ends = data.decode("ascii"), memoryview(column.index).cast("i").tolist()
+    return [text[start:end] for start, end in pairwise(ends)]
 
 
 def _member(name: str, value: bytes | None) -> str:
@@ -283,8 +346,6 @@ def _values(column: BinaryColumn, rows: int) -> Iterator[bytes | None]:
 
 
 def _headers(column: HeadersColumn, rows: int) -> Iterable[str]:
-    if column.count == 0:
-        return repeat('"headers":[]', rows)
     ends = memoryview(column.lists).cast("i").tolist()
     keys, values = _values(column.key, column.count), _values(column.value, column.count)
     pairs = (

@@ -280,7 +280,7 @@ class _Round:
 
 
 class _Naming:
-    """Lets the error for a bad batch name its file."""
+    """Lets the error for a bad batch name its file, its place there, and the least offset it can have."""
 
     __slots__ = ("_segment", "_walk")
 
@@ -294,7 +294,9 @@ class _Naming:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, CorruptMessage):
             at = self._walk.position
-            raise type(error)(f"{self._segment.region.path}, byte {at}: {error}", where=at) from error
+            offset = max(self._walk.next_offset, self._segment.base_offset)
+            place = f"{self._segment.region.path}, byte {at}, offset {offset}"
+            raise type(error)(f"{place}: {error}", where=at) from error
 
 
 class _Targets:

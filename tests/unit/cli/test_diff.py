@@ -51,6 +51,16 @@ def test_two_nodes(node: Path) -> None:
     assert facts["epochs-0"]["epochs"]["agreed"] == {"epoch": 6, "start_offset": 16}
 
 
+def test_without_a_partition_in_common_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copytree(KAFKA / "segments-0", other / "other-7")
+    for left, right in ((tmp_path / "empty", KAFKA), (KAFKA, tmp_path / "empty"), (KAFKA, other)):
+        result = CliRunner().invoke(app, ["diff", str(left), str(right)])
+        assert (result.exit_code, "no partition in common" in result.stderr) == (2, True)
+
+
 def test_what_is_told_of_a_divergence(tmp_path: Path) -> None:
     common = [batch(0, [b"a", b"b"])]
     left = replica(tmp_path / "l" / "t-0", [*common, batch(2, [b"left"], 4)], epochs=[(0, 0), (4, 2)])

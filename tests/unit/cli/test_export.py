@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pyarrow
@@ -151,10 +153,25 @@ def test_files_of_so_many_rows(tmp_path: Path) -> None:
         *(KAFKA, "--topic", "codec-gzip", "--topic", "codec-zstd", "--topic", "codec-lz4"),
         *("--to", "arrow", "-o", tmp_path / "part.arrow", "--file-rows", 60, "--json"),
     )
-    names = ["part-00000.arrow", "part-00001.arrow"]
+    names = ["part-00000.arrow", "part-00001.arrow", "part-00002.arrow"]
     assert [Path(path).name for path in json.loads(result.stdout)["files"]] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert [table(tmp_path / name).num_rows for name in names] == [100, 50]
+    assert [table(tmp_path / name).num_rows for name in names] == [60, 60, 30]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+def test_a_piece_is_split_over_files(tmp_path: Path, kind: str) -> None:
+    with kreplica.Log.open(tmp_path / "t-0") as log:
+        log.append([b"%d" % number for number in range(2500)])
+    out = tmp_path / f"part.{kind}"
+    assert export(tmp_path / "t-0", "--to", kind, "-o", out, "--file-rows", 1000).exit_code == 0
+    files = sorted(tmp_path.glob("part-*"))
+    rows = [rows_of_lines(file) if kind == "jsonl" else rows_of(table(file)) for file in files]
+    assert list(map(len, rows)) == [1000, 1000, 500]
+    assert list(chain.from_iterable(rows)) == read(tmp_path / "t-0")
+    # The last file is full: none that is empty follows it.
+    assert export(tmp_path / "t-0", "--to", kind, "-o", tmp_path / "b", "--file-rows", 1250).exit_code == 0
+    assert len(list(tmp_path.glob("b-*"))) == 2
 
 
 def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +189,46 @@ def test_an_empty_log(tmp_path: Path, kind: str) -> None:
     out = tmp_path / f"none.{kind}"
     assert export(tmp_path / "t-0", "--to", kind, "-o", out).exit_code == 0
     assert (out.read_text() == "") if kind == "jsonl" else (table(out).num_rows == 0)
+
+
+def test_what_json_wants_escaped_and_what_it_does_not(tmp_path: Path) -> None:
+    topic = tmp_path / "100%s-0"
+    values = [[b"plain %d %s"], [b'a "quote"'], [b"back\\slash"], [b"line\nfeed"], ["ü".encode()], [b""]]
+    with kreplica.Log.open(topic) as log:
+        for value in values:
+            log.append(value)
+    out = tmp_path / "out"
+    for offset, (value,) in enumerate(values):
+        # By itself and with all the others: either way a piece is written may be taken.
+        one = ("--from-offset", offset, "--to-offset", offset + 1, "--overwrite")
+        export(topic, "--to", "jsonl", "-o", out, *one)
+        assert [row[4] for row in rows_of_lines(out)] == [value]
+    export(topic, "--to", "jsonl", "-o", out, "--overwrite")
+    assert [[row[4]] for row in rows_of_lines(out)] == values
+    assert json.loads(out.read_text().splitlines()[0])["topic"] == "100%s-0"
+
+
+def test_a_file_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    foreign = [tmp_path / "out.jsonl.tmp", tmp_path / "out.jsonl.0.tmp"]
+    for path in foreign:
+        path.write_text("mine")
+    assert export(KAFKA / "codec-none-0", "--to", "jsonl", "-o", out).exit_code == 0
+    assert sorted(tmp_path.iterdir()) == sorted([out, *foreign])
+    assert [path.read_text() for path in foreign] == ["mine", "mine"]
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "t-0") as log:
+        for _ in range(20):
+            log.append([bytes(1000)] * 100)
+    command = [sys.executable, "-m", "kreplica.cli", "export", tmp_path / "t-0", "--to", "jsonl", "-o", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 # ---- damage, and what fails -------------------------------------------------------------------------------

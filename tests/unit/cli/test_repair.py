@@ -40,13 +40,24 @@ def test_first_it_only_says_what_it_would_do(damaged: Path) -> None:
 
 
 def test_it_does_not_promise_what_a_peer_keeps_it_from(damaged: Path, tmp_path: Path) -> None:
-    peer = tmp_path / "none"
-    peer.mkdir()
+    peer = shutil.copytree(KAFKA / "segments-0", tmp_path / "peer")
+    for file in peer.glob("*.log"):
+        file.write_bytes(file.read_bytes()[:100])
     for options in ([], ["--apply"]):
         result = CliRunner().invoke(app, ["repair", str(damaged), "--from", str(peer), *options])
         assert result.exit_code == 1
         assert "--apply does it" not in result.stdout
     assert result.stdout.splitlines()[-1] == "0 repaired, 1 left"
+
+
+def test_a_peer_without_a_log_is_a_usage_error(damaged: Path, tmp_path: Path) -> None:
+    before = {file.name: file.read_bytes() for file in damaged.iterdir()}
+    peer = tmp_path / "none"
+    peer.mkdir()
+    for options in ([], ["--apply"]):
+        result = CliRunner().invoke(app, ["repair", str(damaged), "--from", str(peer), *options])
+        assert (result.exit_code, "--from" in result.stderr) == (2, True)
+    assert {file.name: file.read_bytes() for file in damaged.iterdir()} == before
 
 
 def test_then_it_does_it(damaged: Path) -> None:
