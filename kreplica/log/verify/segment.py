@@ -86,10 +86,11 @@ class BatchWalk:
                     self.position += batch.size
             except CorruptMessage as error:
                 skipped = self._next_frame(chunk, self.position - start)
+                placed = _placed(error, start)
                 if skipped is None:
-                    self.error = error
+                    self.error = placed
                     return
-                yield self.position, error
+                yield self.position, placed
                 self.position += skipped
             self._advanced(start)
             if self.position == start:
@@ -133,6 +134,14 @@ class BatchWalk:
                 return False
             position += len(chunk)
         return True
+
+
+def _placed(error: CorruptMessage, start: int) -> CorruptMessage:
+    """The error with the byte of the file in its text, instead of that of a chunk which begins at `start`."""
+    if error.where is None:
+        return error
+    where = start + error.where
+    return type(error)(str(error).replace(f" at {error.where}:", f" at {where}:", 1), where=where)
 
 
 class SegmentEnd(NamedTuple):

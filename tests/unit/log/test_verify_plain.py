@@ -42,6 +42,17 @@ def said(storage: SimStorage, *, one_by_one: bool) -> list[Problem]:
         PlainRuns.skip = skip  # type: ignore[method-assign]
 
 
+def test_a_broken_batch_is_told_with_its_place_in_the_file() -> None:
+    storage = written(1, 0)
+    (path,) = [f"{DIRECTORY}/{name}" for name in storage.list_directory(DIRECTORY) if "20.log" in name]
+    image = bytearray(storage.read_file(path))
+    image[420] ^= 1
+    storage.write_file(path, bytes(image))
+    for one_by_one in (False, True):
+        first, *_ = said(storage, one_by_one=one_by_one)
+        assert (first.position, first.text[:23]) == (404, "reading a batch at 404:")
+
+
 @given(st.data(), st.integers(0, 3), st.sampled_from([0, 100, 4096]))
 def test_it_finds_what_a_look_at_each_batch_finds(
     data: st.DataObject, seed: int, index_interval_bytes: int
