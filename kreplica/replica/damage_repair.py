@@ -291,6 +291,12 @@ class DamageRepair:
         partition, damage = repair.partition, repair.damage
         log = partition.local_log
         assert damage is not None
+        lost_bytes = damage.end_position - damage.position
+        if log.config.compact and damage.next_offset is not None and len(data) > lost_bytes:
+            # It has records that the cleaner took out here, and the tombstones behind them may be gone, too:
+            # deleted keys would come back. Another peer, or this one when it was cleaned, has less.
+            repair.taken = RangeFromPeers(wanted_by(log, damage))
+            raise PeerDisagrees(f"broker {peer} has more in the range than was here")
         try:
             if log.stopped_at is None:
                 splice(log, damage, data)

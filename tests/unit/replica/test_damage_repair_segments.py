@@ -105,10 +105,7 @@ def compacted(keys: str, cleaned: Sequence[int]) -> Replicas:
     put(at, build([(b"last", b"last")], now_ms=NOW_MS))
     at.settle()
     for broker in cleaned:
-        for _ in Cleaner(OffsetMap(1 << 10, bytes(16)), 1 << 10).clean(
-            log_of(at, broker), 0, len(keys), NOW_MS
-        ):
-            pass
+        clean(at, broker, len(keys))
     return at
 
 
@@ -154,12 +151,39 @@ def test_a_range_comes_from_a_peer_that_has_compacted_it(offset: int) -> None:
     assert sound(at, 2)
 
 
-@pytest.mark.parametrize("offset", [2, 3, 4, 5])
-def test_a_compacted_range_comes_from_a_peer_that_has_more(offset: int) -> None:
+def clean(at: Replicas, broker: int, stop: int, now_ms: int = NOW_MS) -> None:
+    for _ in Cleaner(OffsetMap(1 << 10, bytes(16)), 1 << 10).clean(log_of(at, broker), 0, stop, now_ms):
+        pass
+
+
+@pytest.mark.parametrize("offset", [3, 4, 5])
+def test_a_compacted_range_comes_from_a_peer_that_has_as_much_there(offset: int) -> None:
     at = compacted("aabcad", [2])
     before = latest(at, 2)
     find(at, 2, offset)
     at.pass_time(3_000)
     assert latest(at, 2) == before
     assert sound(at, 2)
+    assert set(at.partition(1).isr) == {1, 2, 3}
+
+
+def test_a_deleted_key_does_not_come_back_from_a_peer_that_is_not_cleaned_yet() -> None:
+    at = Replicas(settings={"cleanup.policy": "compact", "delete.retention.ms": 0})
+    for record in ((b"z", b"z"), (b"a", b"1"), (b"b", b"b"), (b"a", None)):
+        put(at, build([record], now_ms=NOW_MS))
+    roll(at)
+    put(at, build([(b"last", b"last")], now_ms=NOW_MS))
+    at.settle()
+    # The tombstone goes in the second round.
+    for now_ms in (NOW_MS, 2 * NOW_MS):
+        clean(at, 2, 4, now_ms)
+    before = latest(at, 2)
+    assert b"a" not in before
+    find(at, 2, 2)
+    at.pass_time(3_000)
+    assert log_of(at, 2).damages
+    for now_ms in (NOW_MS, 2 * NOW_MS):
+        clean(at, 3, 4, now_ms)
+    at.pass_time(3_000)
+    assert latest(at, 2) == before
     assert set(at.partition(1).isr) == {1, 2, 3}
