@@ -29,6 +29,7 @@ from kreplica.log.producer_snapshot import parse_snapshot
 from kreplica.log.transaction_index import parse_entries
 from kreplica.log.verify.indexes import used_bytes
 from kreplica.log.verify.segment import BatchWalk
+from kreplica.metadata.control_records import control_to_json, decode_control
 from kreplica.metadata.serde import decode, to_json
 from kreplica.record import Record, RecordBatch
 from kreplica.record.control import ControlRecordType, parse_control_key
@@ -174,10 +175,8 @@ def _batch_fact(batch: RecordBatch, position: int) -> Fact:
 def _record_facts(batch: RecordBatch, position: int, of_metadata: bool) -> Iterator[Fact]:
     try:
         for record in batch:
-            if of_metadata and not batch.is_control:
-                yield _metadata_fact(record, position)
-            else:
-                yield _record_fact(record, position, batch.is_control)
+            fact_of = _metadata_fact if of_metadata else _record_fact
+            yield fact_of(record, position, batch.is_control)
     except KreplicaError:
         return  # the batch's own line has it
 
@@ -197,17 +196,19 @@ def _record_fact(record: Record, position: int, is_control: bool) -> Fact:
     return fact
 
 
-def _metadata_fact(record: Record, position: int) -> Fact:
-    fact: dict[str, object] = {
-        "what": "record",
-        "position": position,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-    }
+def _metadata_fact(record: Record, position: int, is_control: bool) -> Fact:
+    """A record of the metadata log by what it says, or as any other where it says nothing known."""
+    plain = _record_fact(record, position, is_control)
     try:
-        return fact | to_json(decode(record.value or b""))
+        if not is_control:
+            said = to_json(decode(record.value or b""))
+        elif (message := decode_control(record.key, record.value)) is not None:
+            said = {"version": message.version, "data": control_to_json(message)}
+        else:
+            return plain
     except KreplicaError as error:
-        return fact | {"value": record.value, "problem": str(error)}
+        return {**plain, "problem": str(error)}
+    return {name: plain[name] for name in plain if name not in ("key", "value", "headers")} | said
 
 
 def _control_name(number: int | None) -> str:

@@ -16,13 +16,14 @@ Messages are immutable. A Layout is made once for a class and version, and any t
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from kreplica._core.varint import encode_unsigned_varint
 from kreplica.common.errors import InvalidRecord, UnsupportedVersion
-from kreplica.metadata.wire_types import ByteReader, WireType
+from kreplica.metadata.wire_types import Array, ByteReader, WireType
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class TaggedField:
 class Message:
     """What all messages have: the tagged fields that their version does not know, by ascending tag."""
 
-    unknown_tagged_fields: tuple[TaggedField, ...] = ()
+    unknown_tagged_fields: tuple[TaggedField, ...] = dataclasses.field(default=(), repr=False)
 
 
 M = TypeVar("M", bound=Message)
@@ -93,7 +94,11 @@ class Layout(Generic[M]):
 
     def __init__(self, kind: type[M], version: int) -> None:
         declared = list(declared_fields(kind))
-        there = [field for field in declared if field.since <= version]
+        there = [
+            replace(field, type=_at_version(field.type, version))
+            for field in declared
+            if field.since <= version
+        ]
         self._kind: type[M] = kind
         self._version = version
         self._plain = [field for field in there if field.tag is None]
@@ -189,18 +194,26 @@ def layout_of(kind: type[M], version: int) -> Layout[M]:
 
 
 class Structure(Generic[M]):
-    """The type of a field that holds messages; their fields are the same in all versions."""
+    """The type of a field that holds messages; a layout takes them in its own version."""
 
-    def __init__(self, kind: type[M]) -> None:
+    def __init__(self, kind: type[M], version: int = 0) -> None:
         self.kind = kind
+        self._version = version
 
     def read(self, reader: ByteReader) -> M:
-        return layout_of(self.kind, 0).read(reader)
+        return layout_of(self.kind, self._version).read(reader)
 
     def write(self, out: bytearray, value: Any) -> None:
         if not isinstance(value, self.kind):
             raise InvalidRecord(f"{str(value)[:60]!r} is no {self.kind.__name__}")
-        layout_of(self.kind, 0).write(out, value)
+        layout_of(self.kind, self._version).write(out, value)
 
     def to_json(self, value: Any) -> object:
-        return layout_of(self.kind, 0).to_json(value)
+        return layout_of(self.kind, self._version).to_json(value)
+
+
+def _at_version(type: WireType, version: int) -> WireType:
+    """The type as it is in a version of the message around it."""
+    if isinstance(type, Array):
+        return Array(_at_version(type.element, version), type.nullable)
+    return Structure(type.kind, version) if isinstance(type, Structure) else type

@@ -13,13 +13,22 @@ import pytest
 import kreplica
 from kreplica.common.types import Uuid
 from kreplica.metadata import wire_types as types
+from kreplica.metadata.control_records import (
+    CONTROL_MESSAGES,
+    ControlMessage,
+    LeaderChangeMessage,
+    control_to_json,
+    encode_control,
+)
 from kreplica.metadata.message import Message, Structure, declared_fields
-from kreplica.metadata.records import RECORDS
+from kreplica.metadata.records import RECORDS, MetadataRecord
 from kreplica.metadata.serde import decode, encode, to_json
 from kreplica.record import batches
+from kreplica.record.control import control_key
 from tests.conformance.expectation import FIXTURES
 from tests.conformance.kafka_peer import dump_segments, jars
-from tests.support.metadata_records import examples
+from tests.support.batches import build
+from tests.support.metadata_records import control_examples, examples
 
 pytestmark = pytest.mark.conformance
 
@@ -39,26 +48,23 @@ NAMES = {
 PLAIN_DEFAULTS = {"string": "", "bool": False, "uuid": Uuid.ZERO}
 
 
-def schemas() -> dict[int, dict]:
-    """Each schema of Kafka's metadata records by its api key."""
-    (jar,) = jars().glob("kafka-metadata-*.jar")
+def schemas(jar_name: str, names: str) -> dict[str, dict]:
+    """The schemas in one of Kafka's jars, by name; `names` is a pattern of their files."""
+    (jar,) = jars().glob(f"{jar_name}-[0-9]*.jar")
     with zipfile.ZipFile(jar) as archive:
-        texts = [
-            archive.read(name).decode()
-            for name in archive.namelist()
-            if re.match(r"common/metadata/.*json", name)
-        ]
+        texts = [archive.read(name).decode() for name in archive.namelist() if re.fullmatch(names, name)]
     found = [json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE)) for text in texts]
-    return {schema["apiKey"]: schema for schema in found}
+    return {schema["name"]: schema for schema in found}
 
 
-def written_fields(fields: list[dict]) -> list[tuple]:
+def written_fields(fields: list[dict], structures: dict[str, list[dict]]) -> list[tuple]:
     """Name, type, nullability, first version, tag, default, and the fields within."""
     rows = []
     for field in fields:
         since = int(field["versions"].removesuffix("+"))
-        inner = written_fields(field["fields"]) if "fields" in field else None
-        kind = re.sub(r"\[\][A-Z]\w*", "[]structure", field["type"])
+        within = field.get("fields") or structures.get(field["type"].removeprefix("[]"))
+        inner = within and written_fields(within, structures)
+        kind = re.sub(r"[A-Z]\w*", "structure", field["type"])
         rows.append(
             (field["name"], kind, "nullableVersions" in field, since, field.get("tag"), default(field), inner)
         )
@@ -108,17 +114,30 @@ def without_optional_defaults(theirs: list[tuple], ours: list[tuple]) -> list[tu
     ]
 
 
+def check_schema(kind: type[MetadataRecord | ControlMessage], schema: dict) -> None:
+    """The class declares what the schema says."""
+    assert kind.__name__ == schema["name"]
+    assert schema["flexibleVersions"] == "0+"
+    highest = kind.HIGHEST_VERSION
+    assert schema["validVersions"] == (f"0-{highest}" if highest else "0")
+    structures = {each["name"]: each["fields"] for each in schema.get("commonStructs", ())}
+    ours = declared(kind)
+    theirs = written_fields(schema["fields"], structures)
+    assert ours == without_optional_defaults(theirs, ours), kind.__name__
+
+
 def test_the_schemas_are_kafkas() -> None:
-    published = schemas()
-    assert published.keys() == RECORDS.keys()
-    for api_key, schema in published.items():
-        kind = RECORDS[api_key]
-        assert kind.__name__ == schema["name"]
-        assert schema["flexibleVersions"] == "0+"
-        highest = kind.HIGHEST_VERSION
-        assert schema["validVersions"] == (f"0-{highest}" if highest else "0")
-        ours = declared(kind)
-        assert ours == without_optional_defaults(written_fields(schema["fields"]), ours), kind.__name__
+    published = schemas("kafka-metadata", r"common/metadata/.*\.json")
+    assert {schema["apiKey"] for schema in published.values()} == RECORDS.keys()
+    for schema in published.values():
+        check_schema(RECORDS[schema["apiKey"]], schema)
+
+
+def test_the_schemas_of_control_records_are_kafkas() -> None:
+    names = "|".join(kind.__name__ for kind in CONTROL_MESSAGES.values())
+    published = schemas("kafka-clients", rf"common/message/({names})\.json")
+    for kind in CONTROL_MESSAGES.values():
+        check_schema(kind, published[kind.__name__])
 
 
 def payloads(log: Path) -> list[dict]:
@@ -135,6 +154,30 @@ def test_kafka_reads_each_record_of_ours(tmp_path: Path) -> None:
             log.append([encode(*record) for record in records[start : start + 7]])
     read = payloads(tmp_path / "__cluster_metadata-0" / f"{0:020d}.log")
     assert read == [json.loads(json.dumps(to_json(record))) for record in records]
+
+
+def test_kafka_reads_each_control_record_of_ours(tmp_path: Path) -> None:
+    # Kafka 4.3's tool takes any LeaderChangeMessage for one of version 0, and ends at a voter of version 1.
+    messages = [m for m in control_examples() if not (isinstance(m, LeaderChangeMessage) and m.version)]
+    log = tmp_path / "__cluster_metadata-0" / f"{0:020d}.log"
+    log.parent.mkdir()
+    log.write_bytes(
+        b"".join(
+            build(
+                [(control_key(message.TYPE), encode_control(message))],
+                control=True,
+                base_offset=offset,
+                leader_epoch=1,
+                now_ms=1_700_000_000_000,
+            )
+            for offset, message in enumerate(messages)
+        )
+    )
+    said = dump_segments(log, options=["--cluster-metadata-decoder"])
+    read = re.findall(
+        r" headerKeys: \[\] (LeaderChange|Snapshot\w+|KRaft\w+):? (\{.*\})$", said, re.MULTILINE
+    )
+    assert [json.loads(text) for _, text in read] == [control_to_json(message) for message in messages]
 
 
 def test_both_read_the_same_of_a_log_of_kafkas() -> None:

@@ -1,12 +1,13 @@
 """Metadata records for tests: any, from what is declared, and a fixed one of each kind and version."""
 
 from collections.abc import Iterator
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 
 from hypothesis import strategies as st
 
 from kreplica.common.types import Uuid
 from kreplica.metadata import wire_types as types
+from kreplica.metadata.control_records import CONTROL_MESSAGES, ControlMessage
 from kreplica.metadata.message import Field, Message, Structure, TaggedField, declared_fields
 from kreplica.metadata.records import RECORDS, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
@@ -35,17 +36,18 @@ _UNKNOWN = st.dictionaries(st.integers(20, 2**31), st.binary(max_size=9), max_si
 )
 
 
-def messages(kind: type[Message], version: int) -> st.SearchStrategy[Message]:
-    """Any message of the class that its version can hold."""
-    fields = {field.name: _values(field.type) for field in declared_fields(kind) if field.since <= version}
-    return st.builds(kind, unknown_tagged_fields=_UNKNOWN, **fields)
+def messages(kind: type[Message], number: int, **fixed: st.SearchStrategy) -> st.SearchStrategy[Message]:
+    """Any message of the class that a version can hold, `fixed` instead of any value of those fields."""
+    declared = [field for field in declared_fields(kind) if field.since <= number]
+    fields = {field.name: _values(field.type, number) for field in declared}
+    return st.builds(kind, unknown_tagged_fields=_UNKNOWN, **fields | fixed)
 
 
-def _values(type: types.WireType) -> st.SearchStrategy:
+def _values(type: types.WireType, version: int) -> st.SearchStrategy:
     if isinstance(type, Structure):
-        return messages(type.kind, 0)
+        return messages(type.kind, version)
     if isinstance(type, types.Array):
-        values = st.lists(_values(type.element), max_size=4).map(tuple)
+        values = st.lists(_values(type.element, version), max_size=4).map(tuple)
         return st.none() | values if type.nullable else values
     return _SCALARS[type]
 
@@ -64,21 +66,30 @@ def examples() -> Iterator[ApiMessageAndVersion[MetadataRecord]]:
             yield ApiMessageAndVersion(_example(kind, version, whole), version)
 
 
+def control_examples() -> Iterator[ControlMessage]:
+    """The same of the control records."""
+    for kind in CONTROL_MESSAGES.values():
+        for version in range(kind.HIGHEST_VERSION + 1):
+            for whole in (False, True):
+                yield replace(_example(kind, version, whole), version=version)
+
+
 def _example(kind: type[Message], version: int, whole: bool) -> Message:
     fields = [field for field in declared_fields(kind) if field.since <= version]
-    values = {field.name: _example_value(field, field.type, whole) for field in fields}
+    values = {field.name: _example_value(field, field.type, version, whole) for field in fields}
     return kind(**{name: value for name, value in values.items() if value is not MISSING})
 
 
-def _example_value(field: Field, type: types.WireType, whole: bool) -> object:
+def _example_value(field: Field, type: types.WireType, version: int, whole: bool) -> object:
     """A value that no other field has, or one that needs few bytes."""
     number = sum(map(ord, field.name))
     if not whole and field.default is not MISSING:
         return MISSING
     if isinstance(type, Structure):
-        return _example(type.kind, 0, whole)
+        return _example(type.kind, version, whole)
     if isinstance(type, types.Array):
-        return tuple(_example_value(field, type.element, whole) for _ in range(2)) if whole else ()
+        count = 2 if whole else 0
+        return tuple(_example_value(field, type.element, version, whole) for _ in range(count))
     if type in _NUMBERS:
         return (number % 100 + 1) * (1 if type is types.INT8 else 201) if whole else 0
     chosen = {

@@ -81,7 +81,14 @@ def test_records_of_the_metadata_log() -> None:
     path = KAFKA / "__cluster_metadata-0" / "00000000000000000000.log"
     records = [fact for fact in facts("--deep", path) if fact["what"] == "record"]
     assert [record["offset"] for record in records] == list(range(len(records)))
-    assert records[0]["control"] == "leader_change"
+    assert without(records[0], "file", "timestamp") == {
+        "what": "record",
+        "position": 0,
+        "offset": 0,
+        "control": "leader_change",
+        "version": 0,
+        "data": {"version": 0, "leaderId": 1, "voters": [{"voterId": 1}], "grantingVoters": [{"voterId": 1}]},
+    }
     assert without(records[2], "file", "position", "timestamp") == {
         "what": "record",
         "offset": 2,
@@ -92,6 +99,7 @@ def test_records_of_the_metadata_log() -> None:
     assert '{"name": "metadata.version", "featureLevel": 30}' in dump("--deep", path)
     snapshot = [fact.get("type") for fact in facts("--deep", KAFKA / "bootstrap.checkpoint")]
     assert snapshot.count("FEATURE_LEVEL_RECORD") == 6
+    assert '{"version": 0, "lastContainedLogTimestamp": 0}' in dump("--deep", KAFKA / "bootstrap.checkpoint")
 
 
 def test_what_is_no_metadata_record_is_shown_and_the_rest_too(tmp_path: Path) -> None:
