@@ -10,6 +10,7 @@
 #   make crash        the kill -9 loop and power cuts, at length (KILLS=3000 CUTS=10000)
 #   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
 #   make fuzz         a log's files and a producer's batches fed with noise (FUZZ_SECONDS=60)
+#   make sim          random runs of replication for a night; the first failing seed is told (SIM_SEEDS=20000)
 #   make wheel-check  a wheel built from the source archive, installed into a fresh environment, used there
 #   make clean        what was built; `make distclean` takes .venv too
 
@@ -30,6 +31,7 @@ KILLS ?= 3000
 CUTS ?= 10000
 FLIP_BYTES ?= 1048576
 FUZZ_SECONDS ?= 60
+SIM_SEEDS ?= 20000
 WORKERS ?= 2
 
 SOURCES := $(wildcard kreplica/_core/*.pyx kreplica/_core/*.pxd kreplica/_core/native/*.[ch])
@@ -39,7 +41,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench sanitize conformance crash flips fuzz wheel-check constraints \
+.PHONY: build test lint format demo bench sanitize conformance crash flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -90,6 +92,9 @@ flips: .make/build
 
 fuzz: .make/build
 	KREPLICA_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/crash -k fuzz
+
+sim: .make/build
+	KREPLICA_SEEDS=$(SIM_SEEDS) $(PYTEST) tests/simulation/test_random_runs.py
 
 conformance: .make/build
 	$(PYTEST) tests/conformance -m conformance

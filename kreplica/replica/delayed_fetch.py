@@ -233,8 +233,10 @@ class DelayedFetch:
     def _deliver(self, result: FetchResult) -> None:
         for cached, data in result:
             # After an error the next answer tells the marks again, whatever they are.
-            cached.high_watermark_sent = NO_OFFSET if data.error else data.high_watermark
-            cached.log_start_sent = NO_OFFSET if data.error else data.log_start_offset
+            # A follower takes nothing else from an answer that tells it where to cut.
+            is_told = data.error is None and data.diverging_epoch is None
+            cached.high_watermark_sent = data.high_watermark if is_told else NO_OFFSET
+            cached.log_start_sent = data.log_start_offset if is_told else NO_OFFSET
         self.session.put_back(self._held_back)
         self.future.set_result(result)
 

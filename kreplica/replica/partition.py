@@ -243,14 +243,18 @@ class Partition(PartitionStanding):
                 replica.leader_moved_on()
         return self._increment_high_watermark(log)
 
-    def append_records_to_follower(self, records: Buffer, leader_epoch: int) -> LogAppendInfo | None:
+    def append_records_to_follower(
+        self, records: Buffer, leader_epoch: int, leader_log_start: int = 0
+    ) -> LogAppendInfo | None:
         """Append what was fetched from the leader of `leader_epoch`, as it is; None if nothing was new.
+
+        `leader_log_start`: where the leader's log begins. A log that lies wholly below it may begin anew.
 
         Batches of a later epoch are left out (KAFKA-18723). Returns when the topic's durability is met, so
         that the next fetch tells of flushed offsets. Raises NotLeaderOrFollower and FencedLeaderEpoch where
         the role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
         """
-        return partition_append.append_records_to_follower(self, records, leader_epoch)
+        return partition_append.append_records_to_follower(self, records, leader_epoch, leader_log_start)
 
     def update_follower_high_watermark(self, leader_high_watermark: int, leader_epoch: int) -> bool:
         """Take over the leader's high watermark, as far as this log goes; whether it moved.

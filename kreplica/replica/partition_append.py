@@ -102,7 +102,7 @@ def _follower_log(partition: Partition, leader_epoch: int | None = None) -> Unif
 
 
 def append_records_to_follower(
-    partition: Partition, records: Buffer, leader_epoch: int
+    partition: Partition, records: Buffer, leader_epoch: int, leader_log_start: int
 ) -> LogAppendInfo | None:
     """As Partition.append_records_to_follower."""
     with partition.leader_isr_update_lock:
@@ -112,10 +112,11 @@ def append_records_to_follower(
         except OffsetsOutOfOrder:
             first = next(iter(batches(records)), None)
             # An empty log may begin inside of the leader's first batch, where the leader's records were
-            # deleted up to there: batches are not taken apart, so the log begins with it (KAFKA-6975).
+            # deleted up to there: batches are not taken apart, so the log begins with it (KAFKA-6975). So
+            # does one that holds only what the leader has deleted, in other batches than the leader had.
             if (
                 first is None
-                or log.log_start_offset != log.log_end_offset
+                or log.log_start_offset < log.log_end_offset > leader_log_start
                 or not first.base_offset < log.log_end_offset <= first.last_offset
             ):
                 raise

@@ -388,8 +388,9 @@ class ReplicaFetcher:
 
     def _begin_at(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
         log = partition.local_log
-        if leader_start > log.log_end_offset:
-            # The leader has deleted what would have come next here: nothing of this log joins on to it.
+        if leader_start >= log.log_end_offset:
+            # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether
+            # what comes next joins on to it.
             partition.truncate_fully_and_start_at(leader_start)
         epoch = log.latest_epoch
         self._put(
@@ -471,14 +472,13 @@ class ReplicaFetcher:
 
     def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
         state, told = self._states[topic_partition], self._session.sent.get(topic_partition)
-        if (
-            told is None
-            or told.fetch_offset != state.fetch_offset
-            or told.leader_epoch != state.leader_epoch
-            or topic_partition in self._delayed
-            or state.is_truncating
-        ):
-            # The answer is to a fetch of before something changed here.
+        if told is None or topic_partition in self._delayed or state.is_truncating:
+            # It is not in the session any more, or will leave it with the next fetch.
+            return
+        if told.fetch_offset != state.fetch_offset or told.leader_epoch != state.leader_epoch:
+            # The answer is to a fetch of before something changed here. The leader takes what it told as
+            # known, and would not tell the high watermark or the log start again in this session.
+            self._session.failed(is_unknown=False)
             return
         if answer.error_code:
             self._refused(state, answer.error_code)
@@ -505,7 +505,8 @@ class ReplicaFetcher:
         records: Any = answer.records
         moved = False
         if records is not None and len(records):
-            moved = partition.append_records_to_follower(records, epoch) is not None
+            info = partition.append_records_to_follower(records, epoch, answer.log_start_offset)
+            moved = info is not None
             self._byte_rate.mark(len(records))
             if self._quota.is_throttled(state.topic_partition):
                 self._quota.record(len(records))

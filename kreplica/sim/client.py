@@ -11,6 +11,7 @@ import datetime
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
@@ -27,10 +28,14 @@ PATIENCE_MS = 3_600_000
 
 
 class Produced(NamedTuple):
-    """What became of a produce: its first record's offset, or an error. With acks=0 nothing is known: -1."""
+    """What became of a produce: its first record's offset, or an error. With acks=0 nothing is known: -1.
+
+    `leader_epoch`: the one in which it was appended, -1 where that is not known.
+    """
 
     base_offset: int
     error: BaseException | None
+    leader_epoch: int = -1
 
 
 class Consumed(NamedTuple):
@@ -45,28 +50,50 @@ class Consumed(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ProduceRequest:
     """Appends one batch of `values`; travels as any request, and is carried out by the broker's own
-    method."""
+    method. `batch`: the batch as an idempotent producer built it; a plain one leaves that to the broker."""
 
     topic_partition: TopicPartition
     values: Sequence[bytes]
     acks: int
     timeout_ms: int
+    batch: bytes | None = None
 
     def run(self, broker: Any) -> Future[Produced]:
         """Do it, at the broker that it has come to."""
         answer: Future[Produced] = Future()
-        appended = broker.replica_manager.append_values(
-            self.topic_partition, self.values, required_acks=self.acks, timeout_ms=self.timeout_ms
-        )
-        appended.add_done_callback(lambda done: answer.set_result(_produced(done, self.acks)))
+        replicas, at = broker.replica_manager, self.topic_partition
+        partition = replicas.partitions.get(at)
+        epoch = -1 if partition is None else partition.leader_epoch
+        if self.batch is None:
+            append = partial(replicas.append_values, at, self.values)
+        else:
+            append = partial(replicas.append, at, self.batch)
+        appended = append(required_acks=self.acks, timeout_ms=self.timeout_ms)
+        appended.add_done_callback(lambda done: answer.set_result(_produced(done, self.acks, epoch)))
         return answer
 
 
-def _produced(done: Future[Any], acks: int) -> Produced:
+@dataclass(frozen=True, slots=True)
+class DeleteRecords:
+    """Drops the records below `offset`, as an administrator does; answered when all replicas have."""
+
+    topic_partition: TopicPartition
+    offset: int
+    timeout_ms: int
+
+    def run(self, broker: Any) -> Future[Any]:
+        """Do it, at the broker that it has come to."""
+        deleted: Future[Any] = broker.replica_manager.delete_records(
+            {self.topic_partition: self.offset}, self.timeout_ms
+        )
+        return deleted
+
+
+def _produced(done: Future[Any], acks: int, leader_epoch: int) -> Produced:
     error = done.exception()
     if error is not None:
         return Produced(-1, error)
-    return Produced(done.result().base_offset if acks else -1, None)
+    return Produced(done.result().base_offset if acks else -1, None, leader_epoch)
 
 
 def produced(answer: Future[Produced]) -> Produced:

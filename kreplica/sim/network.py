@@ -116,6 +116,8 @@ class SimNetwork:
     ) -> None:
         self.counts: Counter[str] = Counter()  # sent, lost, duplicated, refused, cut, timed out
         self.held: list[Message] = []
+        # Told each message that is sent, and each that is handed to who was to get it: ("sent", message).
+        self.tap: Callable[[str, Message], object] | None = None
         self._scheduler = scheduler
         self._random = random
         self._conditions = conditions or LinkConditions()
@@ -233,6 +235,8 @@ class SimNetwork:
 
     def _dispatch(self, message: Message) -> None:
         self.counts["sent"] += 1
+        if self.tap is not None:
+            self.tap("sent", message)
         message.target = self._life_of(message.receiver)
         if any(holds(message) for holds in self._holds):
             self.held.append(message)
@@ -286,6 +290,8 @@ class SimNetwork:
 
     def _take(self, inbox: deque[Message]) -> None:
         message = inbox.popleft()
+        if self.tap is not None:
+            self.tap("taken", message)
         if not message.is_request:
             call = self._end(message.number)
             if call is not None:

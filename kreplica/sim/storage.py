@@ -103,6 +103,9 @@ class SimStorage:
     def __init__(self, *, boot: int = 1, process_id: int = 1) -> None:
         self.before: Callable[[str, str], None] | None = None
         self.trace: list[Event] = []
+        # Pages that the power cut which this storage comes from has lost, or has half written.
+        self.lost_pages = 0
+        self.torn_pages = 0
         self._boot = boot
         self._process_id = process_id
         self._locked: dict[str, int] = {}  # how many share a directory's lock; -1: one has it alone
@@ -301,6 +304,7 @@ class SimStorage:
             if isinstance(node, _File):
                 if id(node) not in images:
                     images[id(node)] = _left_of(node, random)
+                    made._note_losses(node, images[id(node)])
                 image = images[id(node)]
                 node = made._new_file(len(image))
                 node.data.write(image)
@@ -348,6 +352,15 @@ class SimStorage:
         node = _File(max(capacity, PAGE_SIZE))
         node.data.on_flush = partial(self._flushing, node)
         return node
+
+    def _note_losses(self, node: _File, left: bytes) -> None:
+        now, disk = node.data.read(), node.data.durable
+        for page in node.data.dirty_pages():
+            found = _page(left, page)
+            if found == _page(disk, page) != _page(now, page):
+                self.lost_pages += 1
+            elif found != _page(now, page):
+                self.torn_pages += 1
 
     def _copy_of(self, node: _File) -> _File:
         made = self._new_file(node.data.capacity)

@@ -2,8 +2,12 @@
 
 For each partition it knows the committed log: what the replicas that had a high watermark at an offset held
 below it. `look` brings it up to date after an event and tells which partitions are touched; it costs what has
-changed, not what there is. An unclean election may void what was committed: the log is cut to what the new
-leader holds, and replicas that hold more are excused until they have cut it off. Thread rule: one thread.
+changed, not what there is.
+
+An election may void what was committed: an unclean one, or that of the last replica in sync after a power cut
+took from its log. The committed log is cut to what the new leader holds; the others are excused from there on
+until they have cut off what is void, at the latest when the controller takes them into the ISR again. Thread
+rule: one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ class PartitionView:
     """One partition: its replicas by broker, the controller's word, and what is committed, acknowledged and
     read.
 
-    `unclean_epoch`: the leader epoch of the last unclean election, -1 if there was none. `members`: the
+    `unclean_epoch`: the leader epoch of the last election that made something void, -1 if there was none.
+    `deleted_below`: the highest log start that a leader had: below it nothing is compared any more.
+    `least_min_isr`: the lowest min.insync.replicas that its topic ever had. `members`: the
     broker epoch in which each member of the controller's ISR came into it; a member that was started anew
     since does not count.
     """
@@ -34,6 +40,8 @@ class PartitionView:
         self.former: LeaderAndIsr | None = None  # what was decided before the last change
         self.members: dict[int, int] = {}
         self.unclean_epoch = -1
+        self.least_min_isr = 1 << 30
+        self.deleted_below = 0
         self.committed: list[Cell | None] = []
         self.acked: dict[int, bytes | None] = {}  # value by offset
         self.consumed: dict[int, Cell] = {}  # by offset
@@ -67,16 +75,16 @@ class PartitionView:
             self.reads_to_check = list(self.consumed)
 
     def leaders(self) -> Iterator[ReplicaView]:
-        """All that believe they lead, but for those that an unclean election has made void."""
+        """All that believe they lead."""
         for replica in self.replicas.values():
-            if replica.is_leader and replica.leader_epoch >= self.unclean_epoch:
+            if replica.is_leader:
                 yield replica
 
     def counted(self, members: Mapping[int, int]) -> Iterator[ReplicaView]:
         """Of the members of an ISR those that run, in the life in which they became members."""
         for broker_id, broker_epoch in members.items():
             replica = self.replicas.get(broker_id)
-            if replica is None or replica.log is None or replica.excused:
+            if replica is None or replica.log is None:
                 continue
             if replica.is_running and replica.broker_epoch == broker_epoch:
                 yield replica
@@ -89,7 +97,7 @@ class PartitionView:
             return True
         if len(cells) < end:
             return False
-        start = max(replica.agreed, replica.log_start)
+        start = max(replica.agreed, replica.log_start, replica.deleted_before, self.deleted_below)
         if cells[start:end] != self.committed[start:end] and self.difference(replica, end) is not None:
             return False
         replica.agreed = end
@@ -98,7 +106,8 @@ class PartitionView:
     def difference(self, replica: ReplicaView, end: int) -> int | None:
         """The first offset below `end` at which the replica holds another record than what is committed."""
         cells, committed = replica.cells, self.committed
-        for offset in range(max(replica.agreed, replica.log_start), min(end, len(cells), len(committed))):
+        start = max(replica.agreed, replica.log_start, replica.deleted_before, self.deleted_below)
+        for offset in range(start, min(end, len(cells), len(committed))):
             ours, theirs = cells[offset], committed[offset]
             if ours != theirs and ours is not None and theirs is not None:
                 return offset
@@ -107,11 +116,16 @@ class PartitionView:
     def commit(self, replica: ReplicaView) -> None:
         """What the replica holds below its high watermark is committed."""
         end = min(replica.high_watermark, len(replica.cells))
-        if end > len(self.committed) and replica.leader_epoch >= self.unclean_epoch and not replica.excused:
+        if (
+            end > len(self.committed)
+            and replica.leader_epoch >= self.unclean_epoch
+            and not replica.is_excused
+        ):
             self.committed += replica.cells[len(self.committed) : end]
 
     def void(self, leader: int, epoch: int) -> None:
-        """`leader` was elected though it was not in sync: what it does not hold is not committed any more."""
+        """`leader` was elected though it may lack something: what it does not hold is not committed any
+        more."""
         self.unclean_epoch = epoch
         chosen = self.replicas.get(leader)
         kept = 0
@@ -127,8 +141,24 @@ class PartitionView:
         self.reads_to_check.clear()
         for replica in self.replicas.values():
             replica.agreed = min(replica.agreed, kept)
-            # Of one that is down nobody knows what it will find on its disk.
-            replica.excused = replica.broker_id != leader
+            replica.excused_from = min(replica.excused_from, kept)
+        if chosen is not None:
+            chosen.excuse_no_longer()
+            chosen.is_harmed = False
+
+    def forget_what_came_back(self, leader: int) -> None:
+        """Where a power cut gave a new leader back what was deleted, nobody is held to what was there."""
+        chosen = self.replicas.get(leader)
+        if chosen is None:
+            return
+        deleted = max(chosen.deleted_before, self.deleted_below)
+        end = min(deleted, len(self.committed)) if deleted > chosen.log_start else 0
+        self.committed[:end] = [None] * end
+        for known in (self.acked, self.consumed):
+            for offset in [offset for offset in known if offset < end]:
+                del known[offset]
+        self.acks_to_check = [offset for offset in self.acks_to_check if offset >= end]
+        self.reads_to_check = [offset for offset in self.reads_to_check if offset >= end]
 
 
 class ClusterView:
@@ -137,19 +167,37 @@ class ClusterView:
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.partitions: dict[TopicPartition, PartitionView] = {}
+        self._noted: dict[TopicPartition, PartitionView] = {}  # what was seen between two events
         self._lives: dict[int, int] = {}  # the number of the life that was last seen, by broker
 
     def look(self, event: SimEvent | None) -> list[PartitionView]:
         """See what the event has changed (None: whatever has): the partitions that it touched."""
-        touched: dict[TopicPartition, PartitionView] = {}
-        for view in self._decisions():
-            touched[view.topic_partition] = view
+        touched, self._noted = self._noted, {}
+        for topic_partition in self.cluster.controller.partitions:
+            if topic_partition not in self.partitions:
+                self.partitions[topic_partition] = PartitionView(topic_partition)
         node_id = WORLD if event is None else event.node_id
         brokers = self.cluster.brokers
+        # What a new leader holds has to be known when it is elected.
         for broker_id in brokers if node_id not in brokers else (node_id,):
             for view in self._look_at(broker_id):
                 touched[view.topic_partition] = view
+        for view in self._decisions():
+            touched[view.topic_partition] = view
+        for view in touched.values():
+            leader = view.leader
+            if leader is not None and leader.log_start > view.deleted_below:
+                view.deleted_below = leader.log_start
         return list(touched.values())
+
+    def note_decisions(self) -> None:
+        """See what was decided, and how the brokers stand now: where one event has several decisions, each of
+        them counts."""
+        for broker_id in self.cluster.brokers:
+            for view in self._look_at(broker_id):
+                self._noted[view.topic_partition] = view
+        for view in self._decisions():
+            self._noted[view.topic_partition] = view
 
     def done(self, touched: Iterable[PartitionView]) -> None:
         """The touched partitions were checked: what comes next is compared with how they are now."""
@@ -170,9 +218,12 @@ class ClusterView:
         self, topic_partition: TopicPartition, records: Sequence[tuple[int, int, bytes | None]]
     ) -> None:
         """A consumer was given records: (offset, leader epoch, value) of each. Raises InvariantViolated where
-        it was given another one at the offset before, or one that is not committed."""
+        one is not what is committed there."""
         view = self.partitions[topic_partition]
         for offset, epoch, value in records:
+            if offset < len(view.committed) and view.committed[offset] is None:
+                # Below where the first to get there began, or what a power cut brought back.
+                continue
             cell = view.committed[offset] if offset < len(view.committed) else None
             found = Cell(epoch, 0 if cell is None else cell.crc, value)
             if cell is None or found != cell:
@@ -188,18 +239,20 @@ class ClusterView:
     def _decisions(self) -> Iterator[PartitionView]:
         controller = self.cluster.controller
         for topic_partition, state in controller.partitions.items():
-            view = self.partitions.get(topic_partition)
-            if view is None:
-                view = self.partitions[topic_partition] = PartitionView(topic_partition)
+            view = self.partitions[topic_partition]
+            least = controller.topics[topic_partition.topic].config.min_insync_replicas
+            view.least_min_isr = min(view.least_min_isr, least)
             if state is view.decided:
                 continue
             view.former, view.decided = view.decided, state
             view.was_decided = True
-            self._note_members(view, state)
-            if view.former is not None and _is_unclean(view.former, state):
+            if _makes_void(view, state):
                 # What it holds now: it may have come back since the last look.
                 yield from self._look_at(state.leader)
                 view.void(state.leader, state.leader_epoch)
+                view.members.pop(state.leader, None)
+            view.forget_what_came_back(state.leader)
+            self._note_members(view, state)
             yield view
 
     def _note_members(self, view: PartitionView, state: LeaderAndIsr) -> None:
@@ -207,6 +260,14 @@ class ClusterView:
         before = view.members
         # A new leader's ISR is as of now; one that the leader asked for keeps who was in it.
         view.members = {each: before.get(each, epochs.get(each, -1)) for each in state.isr}
+        for broker_id in state.isr:
+            replica = view.replicas.get(broker_id)
+            if (
+                replica is not None
+                and broker_id not in before
+                and replica.broker_epoch == epochs.get(broker_id)
+            ):
+                replica.excuse_no_longer()
 
     def _look_at(self, broker_id: int) -> Iterator[PartitionView]:
         broker = self.cluster.brokers[broker_id]
@@ -233,9 +294,16 @@ class ClusterView:
                 yield view
 
 
-def _is_unclean(former: LeaderAndIsr, state: LeaderAndIsr) -> bool:
-    # Also where the controller says so of a member of the ISR: one that came back with less than it had.
+def _makes_void(view: PartitionView, state: LeaderAndIsr) -> bool:
+    """Whether the leader of `state` was elected with nobody knowing that it has all that is committed."""
+    former, leader = view.former, state.leader
+    if former is None or leader == NO_LEADER or state.leader_epoch == former.leader_epoch:
+        return False
     recovering = LeaderRecoveryState.RECOVERING
-    begins_recovery = recovering is state.leader_recovery_state is not former.leader_recovery_state
-    was_out_of_sync = state.leader not in (*former.isr, NO_LEADER)
-    return state.leader_epoch > former.leader_epoch and (was_out_of_sync or begins_recovery)
+    if (
+        leader not in former.isr
+        or recovering is state.leader_recovery_state is not former.leader_recovery_state
+    ):
+        return True
+    # The last one in sync, whose disk lost something. Where another one in sync is whole, nothing is excused.
+    return all(view.replicas[each].is_harmed for each in former.isr)

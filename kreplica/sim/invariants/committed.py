@@ -21,17 +21,14 @@ class LogMatching:
         for replica in partition.changed:
             if not replica.is_running or replica.log is None:
                 continue
-            if replica.excused:
-                replica.excused = not _has_cut(partition, replica)
-                if replica.excused:
-                    continue
-            if replica.leader_epoch < partition.unclean_epoch and replica.high_watermark > len(
-                partition.committed
-            ):
-                continue
+            if (replica.is_excused or replica.is_harmed) and _has_cut(partition, replica):
+                replica.excuse_no_longer()
+                if replica.log_end >= len(partition.committed):
+                    replica.is_harmed = False
             partition.commit(replica)
-            if not partition.agrees(replica, replica.high_watermark):
-                at = partition.difference(replica, replica.high_watermark)
+            end = min(replica.high_watermark, replica.excused_from)
+            if not partition.agrees(replica, end):
+                at = partition.difference(replica, end)
                 facts = f"{replica} ends below its high watermark"
                 if at is not None:
                     facts = (
@@ -44,6 +41,9 @@ def _has_cut(partition: PartitionView, replica: ReplicaView) -> bool:
     # It follows in the unclean leader's epoch or a later one, and nothing it holds is void any more.
     leader = partition.leader
     if replica.leader_epoch < partition.unclean_epoch or leader is None:
+        return False
+    if replica.log_start < replica.log_end <= leader.log_start:
+        # Nothing of it can be compared: the leader has deleted all that it holds.
         return False
     end = min(len(replica.cells), len(leader.cells))
     start = max(replica.log_start, leader.log_start)
@@ -76,7 +76,8 @@ class LeaderCompleteness:
 class NoCommittedRecordLost:
     """10. An acknowledged value is on a broker, as long as fewer lost their power than min.insync.replicas.
 
-    Whoever drives the simulation keeps that condition.
+    Those count that have not fetched again since what they lost. Where there are as many, what nobody has any
+    more is not asked for any longer.
     """
 
     name: ClassVar[str] = "NoCommittedRecordLost"
@@ -97,6 +98,11 @@ class NoCommittedRecordLost:
             cell = cells[offset] if offset < len(cells) else None
             if offset < replica.log_start or (cell is not None and cell.value == value):
                 return
+        harmed = sum(replica.is_harmed for replica in partition.replicas.values())
+        if harmed >= partition.least_min_isr:
+            del partition.acked[offset]
+            partition.acks_to_check = [each for each in partition.acks_to_check if each != offset]
+            return
         raise InvariantViolated(
             self.name, f"{value!r} at {offset} was acknowledged, nobody has it; {partition}"
         )

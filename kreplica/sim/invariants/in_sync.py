@@ -33,7 +33,7 @@ class StrongIsr:
 
 
 def _require_same(name: str, partition: PartitionView, leader: ReplicaView, member: ReplicaView) -> None:
-    end = leader.high_watermark
+    end = min(leader.high_watermark, leader.excused_from, member.excused_from)
     if not partition.agrees(member, end):
         at = partition.difference(member, end)
         what = f"ends at {member.log_end}" if at is None else f"holds {member.cells[at]} at {at}"
@@ -88,7 +88,10 @@ class IsrGrowth:
         known = leader.partition.replica(broker_id)
         if not known.fetched_in_epoch:
             raise InvariantViolated(self.name, f"{leader} admits {broker_id} before it fetched; {partition}")
-        if replica is None or not replica.is_running or replica.broker_epoch != known.broker_epoch:
+        pending = leader.state[1]
+        # Who has been started anew since the proposal is refused by the controller (KIP-903).
+        proposed = dict(zip(pending.sent.isr, pending.isr_broker_epochs, strict=True)).get(broker_id)
+        if replica is None or not replica.is_running or replica.broker_epoch != proposed:
             return
         epoch_start = leader.state[0].epoch_start_offset
         if replica.log_end < max(leader.high_watermark, epoch_start):

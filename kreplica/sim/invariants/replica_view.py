@@ -2,7 +2,8 @@
 
 It is brought up to date after an event of its broker, and reads only what came since: a log that grew from
 its last known batch on, so that a batch that was replaced is noticed. What a killed broker held stays known,
-since a kill loses nothing; what one without power held is unknown until it starts. Thread rule: one thread.
+since a kill loses nothing; of what one without power held, only what was flushed is known until it starts.
+Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from kreplica.log.damage import NO_DAMAGE
 from kreplica.sim.invariants.violation import InvariantViolated
 
 READ_BYTES = 1 << 20
+# Above every offset.
+NO_EXCUSE = 1 << 62
 
 
 class Cell(NamedTuple):
@@ -29,8 +32,11 @@ class Cell(NamedTuple):
 class ReplicaView:
     """One partition's replica on one broker.
 
-    `agreed`: the cells below it are those of the partition's committed log. `excused`: it may hold what an
-    unclean election has made void, or what a power cut has brought back, until it has cut that off.
+    `agreed`: the cells below it are those of the partition's committed log. `excused_from`: from that offset
+    on it may hold what an unclean election has made void, or what a power cut has brought back, until it has
+    cut that off; NO_EXCUSE where it may not. `deleted_before`: below it a power cut may have brought back
+    what was deleted. `mark_at_end`: its high watermark when the last life ended. `is_harmed`: a power
+    cut took something of it that it has not fetched again since.
     `member_epochs`: of a leader, the broker epoch in which each member of its own ISR came into it.
     """
 
@@ -41,10 +47,13 @@ class ReplicaView:
         "broker_id",
         "cells",
         "damages",
-        "excused",
+        "deleted_before",
+        "excused_from",
         "former_epoch",
         "former_high_watermark",
+        "former_log_start",
         "high_watermark",
+        "is_harmed",
         "is_leader",
         "is_running",
         "isr",
@@ -52,6 +61,7 @@ class ReplicaView:
         "leader_epoch",
         "log",
         "log_start",
+        "mark_at_end",
         "maximal_isr",
         "member_epochs",
         "partition",
@@ -67,12 +77,16 @@ class ReplicaView:
         self.topic_partition = topic_partition
         self.cells: list[Cell | None] = []
         self.agreed = 0
-        self.excused = False
+        self.excused_from = NO_EXCUSE
+        self.is_harmed = False
+        self.deleted_before = 0
+        self.mark_at_end = NO_EXCUSE
         self.broker_epoch = -1
         self.shrunk_to: int | None = None  # the lowest offset from which cells went since somebody asked
         # Before the last look, in this life of the broker.
         self.former_high_watermark = -1
         self.former_epoch = -1
+        self.former_log_start = -1
         self.batch_start = 0  # the base offset of the last batch that was seen
         self.program: Any = None
         self.partition: Any = None
@@ -99,6 +113,14 @@ class ReplicaView:
         offsets = f"start {self.log_start}, HW {self.high_watermark}, LEO {self.log_end}"
         return f"{role} {self.broker_id} in epoch {self.leader_epoch} ({offsets})"
 
+    @property
+    def is_excused(self) -> bool:
+        return self.excused_from < NO_EXCUSE
+
+    def excuse_no_longer(self) -> None:
+        """From now on everything that it holds below its high watermark must be what is committed."""
+        self.excused_from = NO_EXCUSE
+
     # ---- looking ------------------------------------------------------------------------------------------
 
     def begin(self, program: Any, broker_epoch: int) -> None:
@@ -114,14 +136,21 @@ class ReplicaView:
         self.former_high_watermark = self.former_epoch = -1
 
     def end(self, *, lost: bool) -> None:
-        """The broker is down; `lost`: so is what it had not flushed, and nobody knows what that was."""
+        """The broker is down; `lost`: so may be what it had not flushed."""
+        flushed = 0 if self.log is None else min(self.log.flush_offset, len(self.cells))
+        durable = self.log is not None and self.log.config.durability == "fsync_quorum"
         self.program = self.partition = self.log = self.state = None
         self.is_running = self.is_leader = False
+        self.mark_at_end = self.high_watermark
         self.isr = self.maximal_isr = ()
         if lost:
             # What it had cut off may be there again, and what it had appended since may not.
-            self.excused = True
-            self._forget(0)
+            self.excused_from = min(self.excused_from, flushed)
+            # Where the topic asks for the disks of all in sync, nothing that is committed can be gone.
+            if not durable and flushed < len(self.cells):
+                self.is_harmed = True
+            self.deleted_before = max(self.deleted_before, self.log_start)
+            self._forget(flushed)
 
     def look(self) -> bool:
         """See what has changed; whether anything has."""
@@ -129,6 +158,7 @@ class ReplicaView:
             return False
         if self.log is not None:
             self.former_high_watermark, self.former_epoch = self.high_watermark, self.leader_epoch
+            self.former_log_start = self.log_start
         log = self.log
         if log is None or log.closed:
             # A log that was mended while it was closed is another one.
@@ -139,6 +169,10 @@ class ReplicaView:
         if self.log is not log:
             self.log = log
             self.batch_start = 0
+            if log.high_watermark > self.mark_at_end:
+                # The checkpoint was from before an unclean election took the mark back.
+                self.excused_from = min(self.excused_from, self.mark_at_end)
+            self.mark_at_end = NO_EXCUSE
             changed = True
         high_watermark, end = log.high_watermark, log.log_end_offset
         if log.damages is not self.damages:
@@ -182,6 +216,7 @@ class ReplicaView:
         start = self.log_start = log.log_start_offset
         if end < len(self.cells):
             self.truncations += 1
+            self.deleted_before = min(self.deleted_before, end)
             self._forget(end)
         # What was deleted at the front is not looked at again.
         if start > len(self.cells):

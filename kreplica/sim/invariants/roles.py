@@ -54,7 +54,13 @@ class NeverBack:
 
 
 def _may_go_back(partition: PartitionView, replica: ReplicaView) -> bool:
-    if replica.excused:
+    is_empty = replica.log_start == replica.log_end
+    if replica.log_start == replica.high_watermark and (
+        is_empty or replica.log_start != replica.former_log_start
+    ):
         return True
-    began_again = replica.log_start == replica.high_watermark == replica.log_end
-    return began_again or (partition.unclean_epoch >= 0 and replica.leader_epoch >= partition.unclean_epoch)
+    leader = partition.leader
+    # A leader knows no epochs of what it has deleted: who asks it where to cut may be told too much, and
+    # begins again where the leader's log does.
+    is_behind = leader is not None and replica.log_end <= leader.log_start
+    return replica.high_watermark >= replica.excused_from or (replica.is_excused and is_behind)

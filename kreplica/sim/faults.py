@@ -1,0 +1,229 @@
+"""Faults: what goes wrong in a random run, drawn from its seed, and goes right again after a while.
+
+Brokers are killed and cut from power, one or all; they stall, their disks become slow; links
+are cut, in one direction or both, or slow; dates jump; leaders change for no reason. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kreplica.sim.cluster import SimCluster
+from kreplica.sim.network import LinkConditions
+from kreplica.sim.scheduler import NANOSECONDS_PER_MS
+from kreplica.sim.will import ControllersWill
+
+CONDITIONS = LinkConditions(delay_us=(100, 4_000), loss=0.005, duplication=0.005)
+CALM = LinkConditions(delay_us=(100, 1_000))
+SESSION_TIMEOUT_MS = 80
+REPAIR_MS = 150
+
+
+class Faults:
+    """Of `cluster`; the controller hears of them by `will`."""
+
+    def __init__(self, cluster: SimCluster, will: ControllersWill, counts: Counter[str]) -> None:
+        self.is_calm = True
+        self._cluster = cluster
+        self._controller = cluster.controller
+        self._will = will
+        self._counts = counts
+        self._random = cluster.random
+        # How often each is drawn, for all together.
+        self._kinds: tuple[tuple[int, Callable[[int], None]], ...] = (
+            (5, self._kill),
+            (6, self._power_cut),
+            (1, self._power_cut_all),
+            (3, self._pause),
+            (4, self._cut),
+            (2, self._slow_link),
+            (2, self._jump_date),
+            (2, self._slow_disk),
+            (3, self._isolate),
+            (3, self._move),
+            (2, self._configure),
+            (2, self._retain),
+        )
+
+    def begin(self) -> None:
+        """From now on things go wrong."""
+        self.is_calm = self._will.is_calm = False
+        self._cluster.network.set_conditions(CONDITIONS)
+
+    def strike(self) -> None:
+        """One fault, of a broker drawn by chance."""
+        broker_id = self._any_broker()
+        broker = self._cluster.brokers[broker_id]
+        if not broker.is_alive or broker.is_paused:
+            return
+        drawn = self._random.randrange(sum(weight for weight, _ in self._kinds))
+        for weight, kind in self._kinds:
+            drawn -= weight
+            if drawn < 0:
+                kind(broker_id)
+                return
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more, and what did is repaired now."""
+        self.is_calm = self._will.is_calm = True
+        self._cluster.network.set_conditions(CALM)
+        for broker_id, broker in self._cluster.brokers.items():
+            broker.flush_us = 0
+            # Who waits for an answer that was lost learns it now, not after its timeout.
+            self._cluster.network.disconnect(broker_id)
+            if broker.is_alive and broker.is_paused:
+                broker.resume()
+            if not broker.is_alive:
+                self._start(broker_id)
+            elif broker_id in self._controller.fenced:
+                self._will.unfence(broker_id, broker.life)
+
+    # ---- brokers ------------------------------------------------------------------------------------------
+
+    def _kill(self, broker_id: int) -> None:
+        self._counts["kills"] += 1
+        self._cluster.kill(broker_id)
+        self._gone(broker_id)
+
+    def _power_cut(self, broker_id: int) -> None:
+        self._counts["power cuts"] += 1
+        self._cluster.power_cut(broker_id, self._random)
+        storage = self._cluster.brokers[broker_id].storage
+        self._counts["lost pages"] += storage.lost_pages
+        self._counts["torn pages"] += storage.torn_pages
+        # It must not lead, or count, before it has fetched again what it lost (KIP-966).
+        self._will.fence(broker_id)
+        self._later(REPAIR_MS, f"start {broker_id}", partial(self._start, broker_id))
+
+    def _power_cut_all(self, _: int) -> None:
+        self._counts["outages of all"] += 1
+        for broker_id, broker in self._cluster.brokers.items():
+            if broker.is_alive:
+                self._power_cut(broker_id)
+
+    def _pause(self, broker_id: int) -> None:
+        self._counts["pauses"] += 1
+        broker = self._cluster.brokers[broker_id]
+        broker.pause()
+        self._gone(broker_id, restart=False)
+        self._later(REPAIR_MS, f"resume {broker_id}", partial(self._resume, broker_id, broker.life))
+
+    def _resume(self, broker_id: int, life: Any) -> None:
+        broker = self._cluster.brokers[broker_id]
+        if broker.life is life and broker.is_paused:
+            broker.resume()
+            self._will.unfence(broker_id, life)
+
+    def _gone(self, broker_id: int, *, restart: bool = True) -> None:
+        life = self._cluster.brokers[broker_id].life
+        expire = partial(self._expire, broker_id, life)
+        self._later(SESSION_TIMEOUT_MS, f"session of {broker_id} ends", expire)
+        if restart:
+            self._later(REPAIR_MS, f"start {broker_id}", partial(self._start, broker_id))
+
+    def _expire(self, broker_id: int, life: Any) -> None:
+        broker = self._cluster.brokers[broker_id]
+        if broker.life is life and (broker.is_paused or not broker.is_alive):
+            self._will.fence(broker_id)
+
+    def _start(self, broker_id: int) -> None:
+        broker = self._cluster.brokers[broker_id]
+        if broker.is_alive:
+            return
+        if broker_id not in self._controller.fenced:
+            # Its session has not ended, but the next life has another epoch: the one before is over.
+            self._will.fence(broker_id)
+        self._cluster.start(broker_id)
+        self._will.unfence(broker_id, broker.life)
+
+    # ---- disks --------------------------------------------------------------------------------------------
+
+    def _slow_disk(self, broker_id: int) -> None:
+        self._counts["slow disks"] += 1
+        self._cluster.brokers[broker_id].flush_us = self._random.choice((0, 1_000, 20_000))
+
+    # ---- links and dates ----------------------------------------------------------------------------------
+
+    def _cut(self, broker_id: int) -> None:
+        other = self._any_broker()
+        if other == broker_id:
+            return
+        both_ways = self._random.random() < 0.5
+        self._counts["two-way partitions" if both_ways else "one-way partitions"] += 1
+        network = self._cluster.network
+        network.cut(broker_id, other, both_ways=both_ways)
+        self._later(300, f"heal {broker_id} {other}", partial(network.heal, broker_id, other))
+
+    def _slow_link(self, broker_id: int) -> None:
+        """A follower is slow: what it asks and gets takes its time, and comes in any order."""
+        self._counts["slow links"] += 1
+        network = self._cluster.network
+        others = [each for each in self._cluster.brokers if each != broker_id]
+        for other in others:
+            for way in ((broker_id, other), (other, broker_id)):
+                network.change_link(*way, delay_us=(1_000, 80_000), in_order=False)
+                self._later(200, f"quicken {way}", partial(self._quicken, way))
+
+    def _quicken(self, way: tuple[int, int]) -> None:
+        if not self.is_calm:
+            self._cluster.network.change_link(*way, delay_us=CONDITIONS.delay_us, in_order=True)
+
+    def _jump_date(self, broker_id: int) -> None:
+        self._counts["date jumps"] += 1
+        self._cluster.jump_date(broker_id, self._random.randrange(20_000) - 10_000)
+
+    # ---- what administrators do ---------------------------------------------------------------------------
+
+    def _isolate(self, broker_id: int) -> None:
+        """One broker hears nothing of the others until it is out of all ISRs; often they go down then, and
+        it is the only one there is."""
+        others = [each for each in self._cluster.brokers if each != broker_id]
+        network = self._cluster.network
+        for other in others:
+            network.cut(broker_id, other)
+            self._later(400, f"heal {broker_id} {other}", partial(network.heal, broker_id, other))
+        if self._random.randrange(2):
+            self._later(300, f"all but {broker_id} go down", partial(self._kill_others, broker_id))
+
+    def _kill_others(self, broker_id: int) -> None:
+        if self.is_calm:
+            return
+        for other, broker in self._cluster.brokers.items():
+            if other != broker_id and broker.is_alive:
+                self._kill(other)
+
+    def _move(self, _: int) -> None:
+        """Let another replica in sync lead, as a preferred election would, or the same one in another
+        epoch."""
+        state = self._random.choice(list(self._controller.partitions.values()))
+        candidates = [each for each in state.isr if self._will.may_lead(each)]
+        if candidates and state.leader in candidates:
+            self._will.elect(state, self._random.choice(candidates), state.isr)
+
+    def _configure(self, _: int) -> None:
+        """Change how many must be in sync."""
+        self._counts["config changes"] += 1
+        name = self._random.choice(list(self._controller.topics))
+        topic = self._controller.topics[name]
+        config = topic.config.replace({"min.insync.replicas": self._random.choice((1, 2, 2, 3))})
+        self._controller.topics[name] = topic._replace(config=config)
+        for broker in self._cluster.brokers.values():
+            if broker.is_alive:
+                broker.program.log_manager.set_config(name, config)
+
+    def _retain(self, broker_id: int) -> None:
+        """The broker deletes what is too much for its topics."""
+        self._counts["retention rounds"] += 1
+        self._cluster.program(broker_id).log_manager.delete_old_segments()
+
+    # ---- within -------------------------------------------------------------------------------------------
+
+    def _any_broker(self) -> int:
+        return 1 + self._random.randrange(len(self._cluster.brokers))
+
+    def _later(self, mean_ms: int, summary: str, action: Callable[[], None]) -> None:
+        delay_ms = self._random.expovariate(1 / mean_ms)
+        self._cluster.scheduler.add("fault", summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
