@@ -148,7 +148,13 @@ def maybe_increment_log_start_offset(partition: Partition, offset: int, leader_e
 def truncate_to(partition: Partition, offset: int) -> bool:
     """As Partition.truncate_to."""
     with partition.leader_isr_update_lock:
-        return _follower_log(partition).truncate_to(offset)
+        log = _follower_log(partition)
+        if offset <= log.log_start_offset < log.log_end_offset:
+            # Nothing stays. What was deleted may still be in the first segment: it must go too, or nothing of
+            # an epoch before its own could ever follow it.
+            log.truncate_fully_and_start_at(offset)
+            return True
+        return log.truncate_to(offset)
 
 
 def truncate_fully_and_start_at(partition: Partition, offset: int) -> None:

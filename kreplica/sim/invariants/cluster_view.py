@@ -123,6 +123,15 @@ class PartitionView:
         ):
             self.committed += replica.cells[len(self.committed) : end]
 
+    def is_in_the_batch_of_the_mark(self, offset: int) -> bool:
+        """Whether it comes with the last committed record: batches are read as a whole. A mark lies within
+        one only where it is from before an unclean election."""
+        end, leader = len(self.committed), self.leader
+        if leader is None or self.unclean_epoch < 0 or not 0 < end <= offset < leader.log_end:
+            return False
+        last, asked = leader.cells[end - 1], leader.cells[offset]
+        return last is not None and asked is not None and last.crc == asked.crc
+
     def void(self, leader: int, epoch: int) -> None:
         """`leader` was elected though it may lack something: what it does not hold is not committed any
         more."""
@@ -223,6 +232,8 @@ class ClusterView:
         for offset, epoch, value in records:
             if offset < len(view.committed) and view.committed[offset] is None:
                 # Below where the first to get there began, or what a power cut brought back.
+                continue
+            if view.is_in_the_batch_of_the_mark(offset):
                 continue
             cell = view.committed[offset] if offset < len(view.committed) else None
             found = Cell(epoch, 0 if cell is None else cell.crc, value)

@@ -32,6 +32,8 @@ class Cell(NamedTuple):
 class ReplicaView:
     """One partition's replica on one broker.
 
+    `on_disk`: below it a power cut has left everything, so that the next one does, too.
+
     `agreed`: the cells below it are those of the partition's committed log. `excused_from`: from that offset
     on it may hold what an unclean election has made void, or what a power cut has brought back, until it has
     cut that off; NO_EXCUSE where it may not. `deleted_before`: below it a power cut may have brought back
@@ -61,9 +63,11 @@ class ReplicaView:
         "leader_epoch",
         "log",
         "log_start",
+        "lost_power",
         "mark_at_end",
         "maximal_isr",
         "member_epochs",
+        "on_disk",
         "partition",
         "program",
         "shrunk_to",
@@ -81,6 +85,8 @@ class ReplicaView:
         self.is_harmed = False
         self.deleted_before = 0
         self.mark_at_end = NO_EXCUSE
+        self.on_disk = 0
+        self.lost_power = False
         self.broker_epoch = -1
         self.shrunk_to: int | None = None  # the lowest offset from which cells went since somebody asked
         # Before the last look, in this life of the broker.
@@ -137,13 +143,14 @@ class ReplicaView:
 
     def end(self, *, lost: bool) -> None:
         """The broker is down; `lost`: so may be what it had not flushed."""
-        flushed = 0 if self.log is None else min(self.log.flush_offset, len(self.cells))
+        flushed = 0 if self.log is None else min(max(self.log.flush_offset, self.on_disk), len(self.cells))
         durable = self.log is not None and self.log.config.durability == "fsync_quorum"
         self.program = self.partition = self.log = self.state = None
         self.is_running = self.is_leader = False
         self.mark_at_end = self.high_watermark
         self.isr = self.maximal_isr = ()
         if lost:
+            self.lost_power = True
             # What it had cut off may be there again, and what it had appended since may not.
             self.excused_from = min(self.excused_from, flushed)
             # Where the topic asks for the disks of all in sync, nothing that is committed can be gone.
@@ -169,6 +176,8 @@ class ReplicaView:
         if self.log is not log:
             self.log = log
             self.batch_start = 0
+            if self.lost_power:
+                self.on_disk, self.lost_power = log.log_end_offset, False
             if log.high_watermark > self.mark_at_end:
                 # The checkpoint was from before an unclean election took the mark back.
                 self.excused_from = min(self.excused_from, self.mark_at_end)
@@ -217,6 +226,7 @@ class ReplicaView:
         if end < len(self.cells):
             self.truncations += 1
             self.deleted_before = min(self.deleted_before, end)
+            self.on_disk = min(self.on_disk, end)
             self._forget(end)
         # What was deleted at the front is not looked at again.
         if start > len(self.cells):
