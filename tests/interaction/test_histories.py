@@ -17,7 +17,7 @@ TRANSCRIPTS = Path(__file__).parent / "transcripts"
 # two mutants with an "and" between them where one thing guards behind another.
 CAUGHT = [
     ("cut_to_the_mark", "kip_101_truncation_to_the_high_watermark", "LeaderCompleteness"),
-    ("never_diverge", "kip_101_power_cut_on_both", "1  e0@0"),
+    ("never_diverge", "kip_101_power_cut_on_both", "StrongIsr"),
     ("never_diverge", "kip_279_fast_failovers", "2  e0@0 e1@1 e3@2"),
     ("cut_where_any_epoch_ends", "kip_279_fast_failovers", "2  e0@0 e1@1 e3@2"),
     ("join_at_the_mark", "kafka_7128_join_at_a_lagging_mark", "IsrGrowth"),
