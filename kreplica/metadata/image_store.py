@@ -120,8 +120,11 @@ class ImageStore:
     def _scan(self, prefix: bytes) -> Iterator[Item]:
         after = b""
         while items := self._store.scan(prefix, after, NODES_A_SCAN):
-            yield from items
-            after = items[-1][0]
+            for key, value in items:
+                if key <= after:  # rot between the pages of a tree can lead a search in a circle
+                    raise CorruptImage(f"the key {key[:80]!r} comes after {after[:80]!r}")
+                yield key, value
+                after = key
 
     # ---- changing ----------------------------------------------------------------------------------------
 

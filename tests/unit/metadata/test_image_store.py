@@ -413,6 +413,17 @@ def test_a_key_that_is_no_path_is_found(store: MetadataStore, image: ImageStore,
         list(image.nodes())
 
 
+def test_a_store_that_leads_in_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryMetadataStore()
+    image = ImageStore(store, CLUSTER)
+    create(image, "/a", "/b")
+    scan = store.scan
+    monkeypatch.setattr(store, "scan", lambda prefix, _after, limit: scan(prefix, b"", limit))
+    for read in (lambda: list(image.nodes()), lambda: image.children("/")):
+        with pytest.raises(CorruptImage, match="comes after"):
+            read()
+
+
 def test_an_image_of_another_cluster_or_format_is_refused(store: MetadataStore, image: ImageStore) -> None:
     create(image, "/a")
     with pytest.raises(CorruptImage, match="of cluster"):
