@@ -298,7 +298,8 @@ class ReplicaManager:
             self.fetchers.remove_fetcher_for_partitions(list(stopped))
             for topic_partition, delete in stopped.items():
                 results[topic_partition] = self._stop(topic_partition, delete)
-            self._due.append(self.fetchers.shutdown_idle_fetchers)
+            # Under the lock: no partition may be given to a fetcher that is being ended.
+            self.fetchers.shutdown_idle_fetchers()
         self._do_what_is_due()
         return results
 
