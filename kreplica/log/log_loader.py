@@ -480,17 +480,7 @@ class _LogLoader:
             flush_offset=min(end, self._flushed()),
             leader_epoch=self.epoch,
         )
-        log = UnifiedLog(
-            self.topic_partition,
-            local,
-            state,
-            self.epochs,
-            self.producers,
-            self.clock,
-            stopped_at=self.damage,
-            damages=self.known,
-        )
-        log.recovered = self.recovery
+        log = self._made(state)
         if self.damage is None:
             damage_search.remember(log)
         log.update_high_watermark(mark)
@@ -499,6 +489,20 @@ class _LogLoader:
             log.flush()
             local.flush_names()
             log.flush_state()
+        return log
+
+    def _made(self, state: LogState) -> UnifiedLog:
+        log = UnifiedLog(
+            self.topic_partition,
+            self.local,
+            state,
+            self.epochs,
+            self.producers,
+            self.clock,
+            stopped_at=self.damage,
+            damages=self.known,
+        )
+        log.recovered = self.recovery
         return log
 
     def _finished_reader(self, start: int, state: LogState) -> UnifiedLog:
@@ -516,17 +520,7 @@ class _LogLoader:
             valid_length=local.segments.active.size,
             leader_epoch=self.epoch,
         )
-        log = UnifiedLog(
-            self.topic_partition,
-            local,
-            state,
-            self.epochs,
-            self.producers,
-            self.clock,
-            stopped_at=self.damage,
-            damages=self.known,
-        )
-        log.recovered = self.recovery
+        log = self._made(state)
         if standing is not None:
             log.follow(standing)
         else:
