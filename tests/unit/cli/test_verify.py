@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,6 @@ from typer.testing import CliRunner
 from kreplica.cli.app import app
 
 KAFKA = Path(__file__).resolve().parents[2] / "data" / "kafka-4.3" / "clean" / "logs"
-
-
-@pytest.fixture
-def damaged(tmp_path: Path) -> Path:
-    """A partition with a flipped bit in the last batch of its first segment, at byte 1029, offset 9."""
-    partition = shutil.copytree(KAFKA / "segments-0", tmp_path / "segments-0")
-    path = partition / "00000000000000000000.log"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    return partition
 
 
 def test_sound_files() -> None:
