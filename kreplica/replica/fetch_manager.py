@@ -235,8 +235,14 @@ class FetchManager:
         effects = partition.update_follower_fetch_state(
             params.replica_id, read, cached.log_start_offset, self.now_ms(), params.replica_epoch
         )
-        if session.is_lasting:
-            partition.attach_fetch_clock(params.replica_id, session.clock)
+        clock = session.clock if session.is_lasting else None
+        former = partition.attach_fetch_clock(params.replica_id, clock)
+        if former is not None:
+            # Either that session is given up, or this fetch comes late, and the next one there has to count
+            # although it does not name the partition.
+            for other in list(partition.fetch_waiters):
+                if other.session is not None and other.session.clock is former:
+                    other.session.name_again(other)
         if effects is NOTHING:
             return read
         cached.is_being_noted = True

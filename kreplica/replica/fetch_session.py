@@ -144,6 +144,7 @@ class FetchSession:
         "parked",
         "partitions",
         "ready",
+        "to_name_again",
     )
 
     def __init__(self, session_id: int = NO_SESSION, *, now_ms: int, is_privileged: bool = False) -> None:
@@ -157,6 +158,7 @@ class FetchSession:
         self.partitions: dict[SessionKey, CachedPartition] = {}
         # As an ordered set: what was looked at and has more to give goes to the end.
         self.ready: dict[CachedPartition, None] = {}
+        self.to_name_again: dict[CachedPartition, None] = {}
         self.parked: DelayedFetch | None = None
 
     @property
@@ -168,6 +170,11 @@ class FetchSession:
         """Take in what a request names."""
         left = []
         with self.lock:
+            for again in self.to_name_again:
+                if again.session is self:
+                    again.is_unanswered = True
+                    self.ready[again] = None
+            self.to_name_again.clear()
             for key in forgotten:
                 gone = self.partitions.pop(key, None)
                 if gone is not None:
@@ -183,6 +190,12 @@ class FetchSession:
                 self.ready[known] = None
         for gone in left:
             self._leave(gone)
+
+    def name_again(self, cached: CachedPartition) -> None:
+        """Let the next fetch count as if it named the partition, at the offset that was told last."""
+        with self.lock:
+            if cached.session is self:
+                self.to_name_again[cached] = None
 
     def take_ready(self) -> list[CachedPartition]:
         """What is to be looked at, in its order; none of it is ready afterwards."""
@@ -204,6 +217,7 @@ class FetchSession:
             partitions = list(self.partitions.values())
             self.partitions.clear()
             self.ready.clear()
+            self.to_name_again.clear()
             parked, self.parked = self.parked, None
         for cached in partitions:
             self._leave(cached)

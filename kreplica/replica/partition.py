@@ -406,12 +406,15 @@ class Partition(PartitionStanding):
             moved = self.low_watermark_waiters > 0 and self.low_watermark_if_leader() > low_watermark
             return PartitionEffects(change, isr_change, moved)
 
-    def attach_fetch_clock(self, replica_id: int, fetch_clock: FetchClock) -> None:
-        """The follower fetches the partition in the session of that clock from now on."""
+    def attach_fetch_clock(self, replica_id: int, fetch_clock: FetchClock | None) -> FetchClock | None:
+        """The follower fetches the partition in the session of that clock from now on, in none for None; the
+        clock of the other session in which it did until now."""
         with self.leader_isr_update_lock:
             replica = self._replicas.get(replica_id)
-            if replica is not None:
-                replica.fetch_clock = fetch_clock
+            if replica is None or replica.fetch_clock is fetch_clock:
+                return None
+            former, replica.fetch_clock = replica.fetch_clock, fetch_clock
+            return former
 
     def detach_fetch_clock(self, fetch_clock: FetchClock) -> None:
         """The session of that clock does not fetch the partition any more, spelled out or not."""
