@@ -523,6 +523,22 @@ class OffsetsOutOfOrder(CorruptMessage):
     """A batch starts below the end of the log, or its leader epoch goes back."""
 
 
+class NotLeader(NotLeaderOrFollower):
+    """This node does not lead the metadata quorum in that epoch."""
+
+
+class FatalTruncation(KreplicaError):
+    """The metadata log was to be cut below its high watermark: committed records would be lost."""
+
+
+class IllegalSnapshotId(InvalidRequest):
+    """No snapshot can end there: inside a batch, not committed, of another epoch, or it is there already."""
+
+
+class UnexpectedEpoch(InvalidRequest):
+    """The epoch is later than any that this node has led the quorum in."""
+
+
 class NoNode(InvalidRequest):
     """There is nothing at the path."""
 
@@ -575,6 +591,14 @@ class InvalidFile(KreplicaError):
 
 class CorruptImage(InvalidFile):
     """The metadata image is damaged, another cluster's, or ahead of its log: make it anew from the log."""
+
+
+class InvalidSnapshot(InvalidFile):
+    """A snapshot of the metadata log is cut short, broken, or not what its name says."""
+
+
+class SnapshotMissing(InvalidFile):
+    """The metadata log begins above offset 0, and no snapshot holds what came before."""
 
 
 class LogClosed(KreplicaError):
