@@ -28,9 +28,9 @@ from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.purgatory import Purgatory
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
+from kreplica.common.wire import uuid_of
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.produce import PartitionResponse
-from kreplica.replica.wire import uuid_of
 from tests.support.waiting import Led, delayed_requests
 
 MIB = 1 << 20

@@ -47,6 +47,7 @@ from kio.static.primitive import i64
 from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import maker, topic_id_of, uuid_of
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.fetch_session import (
     FINAL_EPOCH,
@@ -58,7 +59,6 @@ from kreplica.replica.fetch_session import (
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.produce import PartitionResponse, response_to
 from kreplica.replica.replica_manager import ReplicaManager
-from kreplica.replica.wire import maker, topic_id_of, uuid_of
 
 _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopicResponse), maker(FetchAnswer)
 

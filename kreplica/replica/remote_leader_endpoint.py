@@ -33,10 +33,10 @@ from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochR
 from kreplica.common.future import Future
 from kreplica.common.ports import Transport
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import maker, topic_id_of, uuid_of
 from kreplica.replica.fetch_session_handler import SessionFetch
 from kreplica.replica.partition_fetch_state import PartitionFetchState
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.replica.wire import maker, topic_id_of, uuid_of
 
 _fetch_request, _fetch_topic, _fetch_partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
 

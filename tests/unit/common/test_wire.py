@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v17 import request, response
 
 from kreplica.common.types import Uuid
-from kreplica.replica.wire import maker, topic_id_of, uuid_of
+from kreplica.common.wire import maker, topic_id_of, uuid_of
 
 ENTITIES = [
     request.FetchPartition,
