@@ -422,6 +422,12 @@ class InvalidUpdateVersion(KreplicaError):
     code = 95
 
 
+class FeatureUpdateFailed(KreplicaError):
+    """The cluster's features could not be brought to the levels asked for."""
+
+    code = 96
+
+
 class SnapshotNotFound(KreplicaError):
     """There is no such snapshot."""
 
@@ -549,6 +555,10 @@ class NodeExists(InvalidRequest):
 
 class NotEmpty(InvalidRequest):
     """The node has children."""
+
+
+class UnexpectedBaseOffset(InvalidUpdateVersion):
+    """The records would not get the offset that they were made for; nothing was appended."""
 
 
 class BadVersion(InvalidUpdateVersion):
