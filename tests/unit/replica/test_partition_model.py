@@ -43,6 +43,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.proposals: list[tuple[Partition, IsrChangeProposed]] = []
         self.answers: list[tuple[Partition, IsrChangeProposed, LeaderAndIsr | errors.KreplicaError]] = []
         self.reads: list[tuple[int, Partition, LogReadInfo, int]] = []
+        self.last_reads: dict[int, LogReadInfo] = {}
         self.marks: dict[int, tuple[Partition, int, int]] = {}
 
     @initialize()
@@ -89,6 +90,7 @@ class ReplicaMachine(RuleBasedStateMachine):
                 last_fetched_epoch=node.log.latest_epoch,
             )
             self.reads.append((follower, source, read, self.replicas.brokers.epochs[follower]))
+            self.last_reads[follower] = read
         except REFUSED:
             return
         if completes:
@@ -122,10 +124,12 @@ class ReplicaMachine(RuleBasedStateMachine):
         node = self.node(follower)
         if (
             broker_epoch != self.replicas.brokers.epochs[follower]
+            or read is not self.last_reads[follower]
             or read.leader_epoch != node.partition.leader_epoch
             or read.fetch_offset != node.log.log_end_offset
         ):
-            return  # a fetcher drops what it did not ask for in its present state
+            # A fetcher has one request in flight, and drops what it did not ask for in its present state.
+            return
         partition = node.partition
         if read.diverging_epoch is not None:
             partition.truncate_to(truncation_offset(node.log, *read.diverging_epoch))
