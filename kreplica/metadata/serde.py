@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from kreplica._core.varint import encode_unsigned_varint
 from kreplica.common.errors import InvalidRecord, UnknownMetadataRecord, UnsupportedVersion
-from kreplica.metadata.message import layout_of
+from kreplica.metadata.message import Field, declared_fields, layout_of
 from kreplica.metadata.records import RECORDS, MetadataRecord
 from kreplica.metadata.wire_types import ByteReader
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 FRAME_VERSION = 1
 
 R = TypeVar("R", bound=MetadataRecord, covariant=True)
+S = TypeVar("S", bound=MetadataRecord)
+
+# By kind of record, the fields that its first version has not, those of the latest version first.
+_LATER_FIELDS: dict[type[MetadataRecord], list[Field]] = {}
 
 
 class ApiMessageAndVersion(NamedTuple, Generic[R]):
@@ -34,6 +38,19 @@ class ApiMessageAndVersion(NamedTuple, Generic[R]):
 
     message: R
     version: int
+
+
+def in_lowest_version(message: S) -> ApiMessageAndVersion[S]:
+    """The record in the lowest version of its schema that has every field which is set."""
+    kind = type(message)
+    later = _LATER_FIELDS.get(kind)
+    if later is None:
+        fields = [field for field in declared_fields(kind) if field.since]
+        later = _LATER_FIELDS[kind] = sorted(fields, key=lambda field: -field.since)
+    for field in later:
+        if getattr(message, field.name) != field.default:
+            return ApiMessageAndVersion(message, field.since)
+    return ApiMessageAndVersion(message, 0)
 
 
 def encode(message: MetadataRecord, version: int) -> bytes:
