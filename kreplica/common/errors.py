@@ -533,6 +533,12 @@ class NotLeader(NotLeaderOrFollower):
     """This node does not lead the metadata quorum in that epoch."""
 
 
+class BufferExhausted(KreplicaError):
+    """More records of the metadata log wait to be appended than may."""
+
+    retriable = True
+
+
 class FatalTruncation(KreplicaError):
     """The metadata log was to be cut below its high watermark: committed records would be lost."""
 
@@ -563,6 +569,10 @@ class UnexpectedBaseOffset(InvalidUpdateVersion):
 
 class BadVersion(InvalidUpdateVersion):
     """The node is of another version: it was changed meanwhile."""
+
+
+class UnexpectedBaseOffset(InvalidUpdateVersion):
+    """The first record would not get the offset that was expected; `where` is the one it would have got."""
 
 
 class UnknownMetadataRecord(UnsupportedVersion):

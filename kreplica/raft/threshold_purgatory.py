@@ -1,0 +1,77 @@
+"""ThresholdPurgatory: futures that wait until a value has come past a threshold, or for their deadline.
+
+A fetch waits so for the log's end or the high watermark, an append for the high watermark. Deadlines lie on
+the native purgatory's timing wheel; nothing runs by itself: the loop tells the value and the time, and asks
+when to come again. Owned by the loop that resolves the futures.
+"""
+
+from __future__ import annotations
+
+from kreplica._core.purgatory import Purgatory
+from kreplica.common.errors import RequestTimedOut
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock
+
+NANOSECONDS_PER_MILLISECOND = 1_000_000
+_KEY = 0
+
+
+class ThresholdPurgatory:
+    """`name` stands in the message of a wait that took too long."""
+
+    __slots__ = ("_clock", "_name", "_native")
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name = name
+        self._clock = clock
+        self._native = Purgatory(start_ms=self._now_ms())
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // NANOSECONDS_PER_MILLISECOND
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return self._native.delayed
+
+    def await_threshold(self, threshold: int, max_wait_ms: int) -> Future[int]:
+        """A future that gets the value once it is above `threshold`.
+
+        After `max_wait_ms` milliseconds it fails with RequestTimedOut, as soon as `expire` is called.
+        """
+        future: Future[int] = Future()
+        self._native.watch(_KEY, threshold + 1, self._now_ms() + max_wait_ms, future)
+        return future
+
+    def maybe_complete(self, value: int) -> int:
+        """Resolve, with the value, what waits for a lower one; how many did."""
+        return _resolve(self._native.complete_to(_KEY, value), value)
+
+    def complete_all(self, value: int) -> int:
+        """Resolve with the value whatever waits; how many did."""
+        return _resolve(self._native.drain(), value)
+
+    def complete_all_exceptionally(self, error: BaseException) -> int:
+        """Fail whatever waits; how many did."""
+        return _fail(self._native.drain(), error)
+
+    def expire(self) -> int | None:
+        """Fail what has waited too long; in how many milliseconds to come again, None if nothing waits.
+
+        That may be before the next deadline, never after it.
+        """
+        now_ms = self._now_ms()
+        _fail(self._native.expire(now_ms), RequestTimedOut(f"{self._name} waited in vain"))
+        following = self._native.next_deadline()
+        return None if following is None else max(0, following - now_ms)
+
+
+def _resolve(waiting: list[Future[int]], value: int) -> int:
+    for future in waiting:
+        future.set_result(value)
+    return len(waiting)
+
+
+def _fail(waiting: list[Future[int]], error: BaseException) -> int:
+    for future in waiting:
+        future.set_exception(error)
+    return len(waiting)

@@ -1,0 +1,196 @@
+"""VoterSet: who votes in the metadata quorum, and how each is reached (KIP-853).
+
+A voter is a node and its directory: with another disk the same node is another voter, since it has forgotten
+whom it voted for. A set that was configured (controller.quorum.voters) knows no directories; there the node's
+id is enough. Everything here is immutable; any thread may share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from kreplica.common.errors import InvalidConfig, InvalidRecord
+from kreplica.common.types import INT32_MAX, Uuid
+from kreplica.metadata.control_records import KRaftVersionFeature, Voter, VoterEndpoint, VotersRecord
+
+DEFAULT_LISTENER = "CONTROLLER"
+
+
+class ReplicaKey(NamedTuple):
+    """A replica of the metadata log; `directory_id` is Uuid.ZERO where it is not known."""
+
+    node_id: int
+    directory_id: Uuid = Uuid.ZERO
+
+    def __str__(self) -> str:
+        return str(self.node_id) if self.directory_id == Uuid.ZERO else f"{self.node_id}-{self.directory_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class VoterNode:
+    """A voter, its listeners (the first is the default), and the levels of the protocol that it supports."""
+
+    voter_key: ReplicaKey
+    endpoints: tuple[VoterEndpoint, ...] = ()
+    min_supported_version: int = 0
+    max_supported_version: int = 0
+
+    def is_voter(self, key: ReplicaKey) -> bool:
+        """Whether the key is this voter's; one without a directory is told by its node alone."""
+        own = self.voter_key
+        return own.node_id == key.node_id and own.directory_id in (Uuid.ZERO, key.directory_id)
+
+    def endpoint(self, listener: str) -> VoterEndpoint | None:
+        """Where it listens under this name."""
+        return next((each for each in self.endpoints if each.name == listener), None)
+
+    def supports(self, kraft_version: int) -> bool:
+        return self.min_supported_version <= kraft_version <= self.max_supported_version
+
+
+class VoterSet:
+    """The voters by their nodes' ids, in ascending order. Raises InvalidConfig for none, or a node twice."""
+
+    __slots__ = ("voters",)
+
+    voters: Mapping[int, VoterNode]
+
+    def __init__(self, voters: Iterable[VoterNode]) -> None:
+        nodes = sorted(voters, key=lambda node: node.voter_key.node_id)
+        by_id = {node.voter_key.node_id: node for node in nodes}
+        if not by_id:
+            raise InvalidConfig("a quorum without a voter")
+        if len(by_id) != len(nodes) or nodes[0].voter_key.node_id < 0:
+            raise InvalidConfig(f"voters {[str(n.voter_key) for n in nodes]}: each node once, none below 0")
+        self.voters = MappingProxyType(by_id)
+
+    @classmethod
+    def parse(cls, text: str, listener: str = DEFAULT_LISTENER) -> VoterSet:
+        """The set in controller.quorum.voters: `id@host:port`, separated by commas. Raises InvalidConfig."""
+        return cls(_parse_voter(part.strip(), listener) for part in text.split(","))
+
+    @property
+    def voter_ids(self) -> frozenset[int]:
+        return frozenset(self.voters)
+
+    @property
+    def voter_keys(self) -> frozenset[ReplicaKey]:
+        return frozenset(node.voter_key for node in self)
+
+    @property
+    def majority(self) -> int:
+        """How many voters decide."""
+        return len(self.voters) // 2 + 1
+
+    def contains(self, key: ReplicaKey) -> bool:
+        """Whether the replica votes. A configured voter has no directory and is told by its node alone; a key
+        without one is no voter of a set that knows directories."""
+        node = self.voters.get(key.node_id)
+        return node is not None and node.is_voter(key)
+
+    def is_only_voter(self, key: ReplicaKey) -> bool:
+        return len(self.voters) == 1 and self.contains(key)
+
+    def endpoint(self, node_id: int, listener: str) -> VoterEndpoint | None:
+        """Where the voter listens under this name; None if it is no voter, or has no such listener."""
+        node = self.voters.get(node_id)
+        return None if node is None else node.endpoint(listener)
+
+    def supports(self, kraft_version: int) -> bool:
+        """Whether all voters do."""
+        return all(node.supports(kraft_version) for node in self)
+
+    # ---- changes: another set, or None where they do not apply --------------------------------------------
+
+    def add_voter(self, node: VoterNode) -> VoterSet | None:
+        """With one more voter; None if its node votes already."""
+        if node.voter_key.node_id in self.voters:
+            return None
+        return VoterSet((*self, node))
+
+    def remove_voter(self, key: ReplicaKey) -> VoterSet | None:
+        """Without the voter of exactly this key; None if it is none, or the last one."""
+        node = self.voters.get(key.node_id)
+        if node is None or node.voter_key != key or len(self.voters) == 1:
+            return None
+        return VoterSet(each for each in self if each is not node)
+
+    def update_voter(self, node: VoterNode) -> VoterSet | None:
+        """With the voter's listeners and versions as given; None if it is no voter."""
+        known = self.voters.get(node.voter_key.node_id)
+        if known is None or not known.is_voter(node.voter_key):
+            return None
+        return VoterSet(node if each is known else each for each in self)
+
+    def has_overlapping_majority(self, other: VoterSet) -> bool:
+        """Whether every majority of one has a voter in common with every one of the other, so that no two
+        leaders can be elected by them: always where one voter came or went. (Kafka also takes an exchange of
+        one for another, which of three voters leaves majorities apart.)"""
+        return self.majority + other.majority > len(self.voter_keys | other.voter_keys)
+
+    # ---- its record ---------------------------------------------------------------------------------------
+
+    def to_voters_record(self, version: int = 0) -> VotersRecord:
+        """The control record that puts the set in force."""
+        return VotersRecord(
+            version=version,
+            voters=tuple(
+                Voter(
+                    voter_id=node.voter_key.node_id,
+                    voter_directory_id=node.voter_key.directory_id,
+                    endpoints=node.endpoints,
+                    k_raft_version_feature=KRaftVersionFeature(
+                        min_supported_version=node.min_supported_version,
+                        max_supported_version=node.max_supported_version,
+                    ),
+                )
+                for node in self
+            ),
+        )
+
+    @classmethod
+    def from_voters_record(cls, record: VotersRecord) -> VoterSet:
+        """The set that a record puts in force. Raises InvalidRecord for one that no quorum can have."""
+        try:
+            return cls(_node_of(voter) for voter in record.voters)
+        except InvalidConfig as error:
+            raise InvalidRecord(f"VotersRecord: {error}") from None
+
+    def __iter__(self) -> Iterator[VoterNode]:
+        return iter(self.voters.values())
+
+    def __len__(self) -> int:
+        return len(self.voters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VoterSet) and dict(self.voters) == dict(other.voters)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"VoterSet({', '.join(str(node.voter_key) for node in self)})"
+
+
+def _node_of(voter: Voter) -> VoterNode:
+    names = [endpoint.name for endpoint in voter.endpoints]
+    if len(set(names)) != len(names):
+        raise InvalidRecord(f"VotersRecord: voter {voter.voter_id} has two listeners of one name")
+    feature = voter.k_raft_version_feature
+    lowest, highest = feature.min_supported_version, feature.max_supported_version
+    if not 0 <= lowest <= highest:
+        raise InvalidRecord(f"VotersRecord: voter {voter.voter_id} supports versions {lowest} to {highest}")
+    return VoterNode(ReplicaKey(voter.voter_id, voter.voter_directory_id), voter.endpoints, lowest, highest)
+
+
+def _parse_voter(text: str, listener: str) -> VoterNode:
+    node_id, _, address = text.partition("@")
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    numbers_are_plain = all(n.isascii() and n.isdecimal() and len(n) <= 10 for n in (node_id, port))
+    if not numbers_are_plain or not host or int(node_id) > INT32_MAX or int(port) > 0xFFFF:
+        raise InvalidConfig(f"controller.quorum.voters: {text[:80]!r} is no id@host:port")
+    return VoterNode(ReplicaKey(int(node_id)), (VoterEndpoint(name=listener, host=host, port=int(port)),))

@@ -1,0 +1,150 @@
+"""Who votes: single changes, overlapping majorities, and records that may hold anything."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kreplica.common.errors import InvalidConfig, InvalidRecord, KreplicaError
+from kreplica.common.types import Uuid
+from kreplica.metadata.control_records import (
+    KRaftVersionFeature,
+    Voter,
+    VoterEndpoint,
+    VotersRecord,
+    decode_control,
+    encode_control,
+)
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
+from kreplica.record.control import control_key
+
+DIRECTORIES = [Uuid(bytes([n]) * 16) for n in range(1, 4)]
+
+
+def node(node_id: int, directory: Uuid = DIRECTORIES[0], port: int = 9093) -> VoterNode:
+    endpoint = VoterEndpoint(name="CONTROLLER", host="localhost", port=port)
+    return VoterNode(ReplicaKey(node_id, directory), (endpoint,), 0, 1)
+
+
+def voter_set(*node_ids: int) -> VoterSet:
+    return VoterSet(node(node_id) for node_id in node_ids)
+
+
+keys = st.builds(ReplicaKey, st.integers(0, 6), st.sampled_from(DIRECTORIES))
+sets = st.lists(keys, min_size=1, max_size=6, unique_by=lambda key: key.node_id).map(
+    lambda found: VoterSet(VoterNode(key) for key in found)
+)
+
+
+def test_a_set_is_parsed_from_its_configuration() -> None:
+    voters = VoterSet.parse("3@c:9093, 1@[::1]:9094,2@b.example:1")
+    assert list(voters.voters) == [1, 2, 3]
+    assert voters.endpoint(1, "CONTROLLER") == VoterEndpoint(name="CONTROLLER", host="::1", port=9094)
+    assert voters.endpoint(1, "OTHER") is None
+    assert voters.endpoint(9, "CONTROLLER") is None
+    assert voters.majority == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1", "1@", "1@host", "1@:1", "@h:1", "1@h:65536", "-1@h:1", "1@h:x", "99999999999@h:1", "1@h:1,",
+     "1@h:1,1@g:2", "2147483648@h:1", "١@h:1"],
+)  # fmt: skip
+def test_what_is_no_set_of_voters_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig):
+        VoterSet.parse(text)
+
+
+def test_a_voter_is_a_node_and_its_directory() -> None:
+    voters = voter_set(1, 2)
+    assert voters.contains(ReplicaKey(1, DIRECTORIES[0]))
+    assert not voters.contains(ReplicaKey(1, DIRECTORIES[1]))
+    assert not voters.contains(ReplicaKey(1))
+    assert not voters.contains(ReplicaKey(3, DIRECTORIES[0]))
+    assert VoterSet.parse("1@h:1").contains(ReplicaKey(1, DIRECTORIES[1]))
+    assert VoterSet.parse("1@h:1").is_only_voter(ReplicaKey(1, DIRECTORIES[1]))
+    assert not voters.is_only_voter(ReplicaKey(1, DIRECTORIES[0]))
+
+
+def test_one_voter_comes_or_goes() -> None:
+    voters = voter_set(1, 2)
+    assert voters.add_voter(node(3)) == voter_set(1, 2, 3)
+    assert voters.add_voter(node(2, DIRECTORIES[1])) is None
+    assert voters.remove_voter(ReplicaKey(2, DIRECTORIES[0])) == voter_set(1)
+    assert voters.remove_voter(ReplicaKey(2, DIRECTORIES[1])) is None
+    assert voters.remove_voter(ReplicaKey(3, DIRECTORIES[0])) is None
+    assert voter_set(1).remove_voter(ReplicaKey(1, DIRECTORIES[0])) is None
+    moved = voters.update_voter(node(2, port=1))
+    assert moved is not None
+    assert moved.voters[2].endpoints[0].port == 1
+    assert voters.update_voter(node(2, DIRECTORIES[1])) is None
+    assert voters.update_voter(node(3)) is None
+    assert voters == voter_set(2, 1)
+
+
+def test_a_configured_voter_gets_its_directory_by_an_update() -> None:
+    updated = VoterSet.parse("1@h:1,2@h:2").update_voter(node(2, DIRECTORIES[2]))
+    assert updated is not None
+    assert updated.voters[2].voter_key == ReplicaKey(2, DIRECTORIES[2])
+    assert not updated.contains(ReplicaKey(2, DIRECTORIES[0]))
+
+
+@given(sets, sets)
+def test_overlapping_majorities_are_those_of_which_every_pair_meets(one: VoterSet, other: VoterSet) -> None:
+    pairs = product(
+        combinations(one.voter_keys, one.majority), combinations(other.voter_keys, other.majority)
+    )
+    assert one.has_overlapping_majority(other) == all(set(ours) & set(theirs) for ours, theirs in pairs)
+
+
+def test_two_at_once_do_not_overlap() -> None:
+    assert not voter_set(1).has_overlapping_majority(voter_set(1, 2, 3))
+    assert voter_set(1).has_overlapping_majority(voter_set(1, 2))
+
+
+@given(sets)
+def test_a_record_brings_the_set_back(voters: VoterSet) -> None:
+    record = voters.to_voters_record()
+    read = decode_control(control_key(record.TYPE), encode_control(record))
+    assert isinstance(read, VotersRecord)
+    assert VoterSet.from_voters_record(read) == voters
+
+
+def voter(voter_id: int, lowest: int = 0, highest: int = 1, names: tuple[str, ...] = ("A",)) -> Voter:
+    return Voter(
+        voter_id=voter_id,
+        voter_directory_id=DIRECTORIES[0],
+        endpoints=tuple(VoterEndpoint(name=name, host="h", port=1) for name in names),
+        k_raft_version_feature=KRaftVersionFeature(
+            min_supported_version=lowest, max_supported_version=highest
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "voters",
+    [
+        (),
+        (voter(1), voter(1)),
+        (voter(-1),),
+        (voter(1, 2, 1),),
+        (voter(1, -1, 1),),
+        (voter(1, names=("A", "A")),),
+    ],
+)
+def test_a_record_that_no_quorum_can_have_is_refused(voters: tuple[Voter, ...]) -> None:
+    with pytest.raises(InvalidRecord):
+        VoterSet.from_voters_record(VotersRecord(voters=voters))
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_record_or_a_typed_error(noise: bytes) -> None:
+    try:
+        read = decode_control(control_key(VotersRecord.TYPE), noise)
+        assert isinstance(read, VotersRecord)
+        VoterSet.from_voters_record(read)
+    except KreplicaError:
+        pass
