@@ -1,0 +1,47 @@
+"""The settings of a controller, under Kafka's names with dots for underscores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kreplica.common.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """Times in ms but where the name says otherwise, sizes in bytes; the defaults are Kafka's.
+
+    `broker_session_hint_ms`, `broker_session_max_timeout_ms` and `broker_session_decay_ms` are kreplica's
+    own; see BrokerHeartbeatManager. Raises InvalidConfig for a value that makes no sense.
+    """
+
+    broker_session_timeout_ms: int = 9_000
+    # How long a broker may be silent once its connection has been closed.
+    broker_session_hint_ms: int = 1_000
+    # The longest session of a broker that was fenced too early again and again.
+    broker_session_max_timeout_ms: int = 72_000
+    # After so long without being fenced too early, one lengthening of a broker's session is taken back.
+    broker_session_decay_ms: int = 60_000
+
+    auto_leader_rebalance_enable: bool = True
+    leader_imbalance_check_interval_seconds: int = 300
+    unclean_leader_election_interval_ms: int = 300_000
+    # An active controller with nothing to write writes a record all the same: a mark that all follow.
+    metadata_max_idle_interval_ms: int = 500
+    default_replication_factor: int = 1
+    num_partitions: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) < 0:
+                raise InvalidConfig(f"{name} is negative: {getattr(self, name)}")
+        if not 0 < self.broker_session_hint_ms <= self.broker_session_timeout_ms:
+            raise InvalidConfig(
+                f"broker_session_hint_ms ({self.broker_session_hint_ms}) must be from 1 to "
+                f"broker_session_timeout_ms ({self.broker_session_timeout_ms})"
+            )
+        if self.broker_session_max_timeout_ms < self.broker_session_timeout_ms:
+            raise InvalidConfig(
+                f"broker_session_max_timeout_ms ({self.broker_session_max_timeout_ms}) is below "
+                f"broker_session_timeout_ms ({self.broker_session_timeout_ms})"
+            )
