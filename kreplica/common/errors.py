@@ -563,10 +563,6 @@ class NotEmpty(InvalidRequest):
     """The node has children."""
 
 
-class UnexpectedBaseOffset(InvalidUpdateVersion):
-    """The records would not get the offset that they were made for; nothing was appended."""
-
-
 class BadVersion(InvalidUpdateVersion):
     """The node is of another version: it was changed meanwhile."""
 
