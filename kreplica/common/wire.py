@@ -1,4 +1,4 @@
-"""Making kio's messages at the price of what they hold.
+"""Making kio's messages at the price of what they hold, and telling what their fields stand for.
 
 An entity of the package kio is a frozen dataclass with slots, whose constructor takes a generic way round for
 each of its fields. `maker` writes a constructor that sets the slots themselves: an equal entity in a third
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
+from kreplica.common.errors import BY_CODE, KreplicaError, UnknownServerError
 from kreplica.common.types import Uuid
 
 P = ParamSpec("P")
@@ -60,6 +61,14 @@ def uuid_of(topic_id: Uuid) -> uuid.UUID:
 def topic_id_of(held: uuid.UUID | None) -> Uuid:
     """A message's id; Uuid.ZERO where it holds none."""
     return _topic_id_of(held.int) if held else Uuid.ZERO
+
+
+def error_of(code: int, text: str | None = None) -> KreplicaError | None:
+    """The exception for an error code of a response, with the text that came along; None for 0."""
+    if code == 0:
+        return None
+    kind = BY_CODE.get(int(code), UnknownServerError)
+    return kind(text) if text else kind()
 
 
 @lru_cache(KEPT_IDS)

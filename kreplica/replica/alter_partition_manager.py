@@ -27,8 +27,6 @@ from kio.schema.alter_partition.v3.response import AlterPartitionResponse
 from kio.schema.alter_partition.v3.response import PartitionData as PartitionAnswer
 
 from kreplica.common.errors import (
-    BY_CODE,
-    KreplicaError,
     NetworkException,
     NotController,
     OperationNotAttempted,
@@ -40,6 +38,7 @@ from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import error_of
 
 RETRY_BACKOFF_MS = 50
 REQUEST_TIMEOUT_MS = 30_000
@@ -201,11 +200,6 @@ class AlterPartitionManager:
     def _again(self) -> None:
         self._in_flight = False
         self._send()
-
-
-def error_of(code: int) -> KreplicaError | None:
-    """The exception for an error code of a response; None for 0."""
-    return None if code == 0 else BY_CODE.get(int(code), UnknownServerError)()
 
 
 def _by_partition(response: AlterPartitionResponse) -> dict[tuple[bytes, int], PartitionAnswer]:

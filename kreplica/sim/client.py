@@ -18,9 +18,10 @@ from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopi
 from kio.schema.fetch.v17.response import FetchResponse
 
 from kreplica._core.records import batches
-from kreplica.common.errors import BY_CODE, CorruptMessage, KreplicaError, UnknownServerError
+from kreplica.common.errors import CorruptMessage
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import error_of
 
 FETCH_BYTES = 1 << 20
 # More than a script lasts: its produces end because of what happens, not because time is up.
@@ -125,11 +126,11 @@ def consumed(answer: Future[FetchResponse], offset: int) -> Consumed:
     """What the answer to `fetch_request` from `offset` on, which has come, says."""
     error = answer.exception()
     if error is None:
-        error = _error_of(answer.result().error_code)
+        error = error_of(answer.result().error_code)
     if error is not None:
         return Consumed((), -1, error)
     partition: Any = answer.result().responses[0].partitions[0]
-    error = _error_of(partition.error_code)
+    error = error_of(partition.error_code)
     if error is not None:
         return Consumed((), partition.high_watermark, error)
     try:
@@ -152,7 +153,3 @@ def records_in(data: Any, offset: int) -> list[tuple[int, int, bytes | None]]:
         for record in batch
         if record.offset is not None and record.offset >= offset
     ]
-
-
-def _error_of(code: int) -> KreplicaError | None:
-    return None if code == 0 else BY_CODE.get(int(code), UnknownServerError)()

@@ -15,7 +15,7 @@ ROWS: list[set[str]] = [
     {"record"},
     {"metadata"},
     {"log"},
-    {"replica", "raft", "controller", "coordinator"},
+    {"replica", "raft", "controller", "coordinator", "client"},
     {"broker"},
     {"runtime", "sim"},
     {"engine"},

@@ -1,0 +1,22 @@
+"""The settings of a client, under Kafka's names with dots for underscores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Times in ms, sizes in bytes. The back-off is below Kafka's 100 ms, for leaders come back sooner here.
+
+    `delivery_timeout_ms`: so long a batch is tried again. `max_in_flight`: batches of one partition on their
+    way at once; a broker remembers the last five of a producer.
+    """
+
+    delivery_timeout_ms: int = 120_000
+    request_timeout_ms: int = 30_000
+    retry_backoff_ms: int = 20
+    max_in_flight: int = 5
+    max_request_size: int = 1 << 20
+    fetch_max_bytes: int = 1 << 20
+    fetch_max_wait_ms: int = 500

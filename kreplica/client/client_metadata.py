@@ -1,0 +1,173 @@
+"""ClientMetadata: who leads what, as the brokers told.
+
+It is a cache that may be wrong: whoever is sent away by a broker asks for a `refresh`. One request is in
+flight; all that is wanted meanwhile goes into the next. What a broker says of an older leader epoch than is
+known is not believed, for brokers hear of elections one after the other. Thread rule: `topic` and `leader`
+from any thread, since what they look at is replaced and never changed; everything else runs in the loop.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
+from kio.schema.metadata.v12.response import MetadataResponse, MetadataResponseTopic
+
+from kreplica.client.client_config import ClientConfig
+from kreplica.common.errors import KreplicaError, UnknownTopicOrPartition
+from kreplica.common.future import Future
+from kreplica.common.ports import Loop, Transport
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import error_of, topic_id_of
+
+
+class PartitionInfo(NamedTuple):
+    """A partition as a broker told it; `leader` is None where there is none."""
+
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicInfo(NamedTuple):
+    """A topic as a broker told it."""
+
+    name: str
+    topic_id: Uuid
+    partitions: Mapping[int, PartitionInfo]
+
+
+class ClientMetadata:
+    """See the module. `nodes()`: the ids of the nodes that may be asked."""
+
+    def __init__(
+        self,
+        nodes: Callable[[], Sequence[int]],
+        *,
+        transport: Transport,
+        loop: Loop,
+        config: ClientConfig | None = None,
+    ) -> None:
+        self.controller_id: int | None = None
+        self._nodes = nodes
+        self._transport = transport
+        self._loop = loop
+        self._config = config or ClientConfig()
+        self._topics: dict[str, TopicInfo] = {}
+        # The loop's own:
+        self._wanted: dict[str, list[Future[TopicInfo]]] = {}
+        self._in_flight = False
+        self._asked = 0  # how many requests were made, to ask another node each time
+        self._closed = False
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """What is known of the topic; None: nothing."""
+        return self._topics.get(name)
+
+    def leader(self, at: TopicPartition) -> int | None:
+        """Who is believed to lead the partition."""
+        topic = self._topics.get(at.topic)
+        partition = None if topic is None else topic.partitions.get(at.partition)
+        return None if partition is None else partition.leader
+
+    def refresh(self, name: str) -> Future[TopicInfo]:
+        """Ask a broker for the topic; what the answer to a request says that is sent after this call.
+
+        The future fails with UnknownTopicOrPartition where that broker does not know the topic (or not yet).
+        Brokers that do not answer are passed over, until one does.
+        """
+        future: Future[TopicInfo] = Future()
+        self._loop.post(partial(self._want, name, future))
+        return future
+
+    def close(self) -> None:
+        """Ask nothing any more; what waits stays unanswered."""
+        self._closed = True
+
+    # ---- in the loop --------------------------------------------------------------------------------------
+
+    def _want(self, name: str, future: Future[TopicInfo]) -> None:
+        self._wanted.setdefault(name, []).append(future)
+        self._ask()
+
+    def _ask(self) -> None:
+        nodes = self._nodes()
+        if self._in_flight or self._closed or not self._wanted:
+            return
+        self._in_flight = True
+        if not nodes:
+            self._again_later()
+            return
+        wanted, self._wanted = self._wanted, {}
+        node_id = nodes[self._asked % len(nodes)]
+        request = MetadataRequest(
+            topics=tuple(MetadataRequestTopic(topic_id=None, name=name) for name in wanted),
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+        reply = self._transport.send(node_id, request, timeout_ms=self._config.request_timeout_ms)
+        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, wanted, done)))
+
+    def _answered(self, wanted: dict[str, list[Future[TopicInfo]]], reply: Future[MetadataResponse]) -> None:
+        if reply.exception() is not None:
+            self._asked += 1  # this node does not answer
+            for name, futures in wanted.items():
+                self._wanted.setdefault(name, [])[:0] = futures
+            self._again_later()
+            return
+        self._in_flight = False
+        response = reply.result()
+        self.controller_id = response.controller_id if response.controller_id >= 0 else None
+        answers = {str(topic.name): topic for topic in response.topics}
+        for name, futures in wanted.items():
+            topic = answers.get(name)
+            error = UnknownTopicOrPartition(name) if topic is None else error_of(topic.error_code)
+            if error is None and topic is not None:
+                info = self._take_in(name, topic)
+                _resolve(futures, info)
+            else:
+                if isinstance(error, UnknownTopicOrPartition):
+                    self._topics.pop(name, None)
+                    error = UnknownTopicOrPartition(f"there is no topic {name!r}")
+                _fail(futures, error)
+        self._ask()
+
+    def _take_in(self, name: str, told: MetadataResponseTopic) -> TopicInfo:
+        topic_id = topic_id_of(told.topic_id)
+        known = self._topics.get(name)
+        former = known.partitions if known is not None and known.topic_id == topic_id else {}
+        partitions: dict[int, PartitionInfo] = {}
+        for each in told.partitions:
+            before = former.get(each.partition_index)
+            info = PartitionInfo(
+                each.leader_id if each.leader_id >= 0 else None,
+                each.leader_epoch,
+                each.replica_nodes,
+                each.isr_nodes,
+            )
+            is_older = before is not None and before.leader_epoch > info.leader_epoch
+            partitions[each.partition_index] = before if before is not None and is_older else info
+        made = self._topics[name] = TopicInfo(name, topic_id, partitions)
+        return made
+
+    def _again_later(self) -> None:
+        self._loop.post_later(self._again, self._config.retry_backoff_ms)
+
+    def _again(self) -> None:
+        self._in_flight = False
+        self._ask()
+
+
+def _resolve(futures: Sequence[Future[TopicInfo]], info: TopicInfo) -> None:
+    for future in futures:
+        future.set_result(info)
+
+
+def _fail(futures: Sequence[Future[TopicInfo]], error: KreplicaError | None) -> None:
+    for future in futures:
+        future.set_exception(error)

@@ -1,0 +1,112 @@
+"""Producer: appends records to partitions, wherever their leaders are, and does not give up at once.
+
+With acks=all each batch is appended once, however often it has to be sent; see partition_sender. Thread
+rule: `send` from any thread; everything else runs in the loop.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
+from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
+
+from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.partition_sender import ALL, Batch, PartitionSender, RecordMetadata
+from kreplica.common.errors import InvalidRequiredAcks
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+
+ACKS = (0, 1, ALL)
+
+
+class Producer:
+    """A producer over the nodes that `nodes()` names; they need not all be there."""
+
+    def __init__(
+        self,
+        metadata: ClientMetadata,
+        nodes: Callable[[], Sequence[int]],
+        *,
+        transport: Transport,
+        loop: Loop,
+        clock: Clock,
+        config: ClientConfig | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._nodes = nodes
+        self._transport = transport
+        self._loop = loop
+        self._clock = clock
+        self._config = config or ClientConfig()
+        # The loop's own:
+        self._senders: dict[TopicPartition, PartitionSender] = {}
+        self._asked = 0
+
+    def send(
+        self,
+        at: TopicPartition,
+        records: Sequence[RecordLike],
+        *,
+        acks: int = ALL,
+        timeout_ms: int | None = None,
+    ) -> Future[RecordMetadata]:
+        """Append the records as one batch: all of them or none; behind what was sent to the partition before.
+
+        The future fails with RequestTimedOut after `timeout_ms` (by default delivery.timeout.ms), and at once
+        with what cannot get better: MessageTooLarge, InvalidRecord, TypeError for what is no record. Raises
+        InvalidRequiredAcks.
+        """
+        if acks not in ACKS:
+            raise InvalidRequiredAcks(f"acks is 0, 1 or -1 (all), not {acks}")
+        patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
+        batch = Batch(records, acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
+        self._loop.post(partial(self._add, at, batch))
+        return batch.future
+
+    # ---- in the loop --------------------------------------------------------------------------------------
+
+    def _add(self, at: TopicPartition, batch: Batch) -> None:
+        sender = self._senders.get(at)
+        if sender is None:
+            sender = self._senders[at] = PartitionSender(
+                at,
+                metadata=self._metadata,
+                new_producer_id=self._new_producer_id,
+                transport=self._transport,
+                loop=self._loop,
+                clock=self._clock,
+                config=self._config,
+            )
+        sender.add(batch)
+
+    def _new_producer_id(self) -> Future[int]:
+        nodes = self._nodes()
+        future: Future[int] = Future()
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout=timedelta(0))
+        self._asked += 1
+        node_id = nodes[self._asked % len(nodes)]
+        reply = self._transport.send(node_id, request, timeout_ms=self._config.request_timeout_ms)
+        reply.add_done_callback(partial(_got_producer_id, future))
+        return future
+
+
+def _got_producer_id(future: Future[int], reply: Future[InitProducerIdResponse]) -> None:
+    error = reply.exception()
+    if error is None:
+        error = error_of(reply.result().error_code)
+    if error is None:
+        future.set_result(reply.result().producer_id)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,242 @@
+"""The producer over three simulated brokers: everything once, in order, whatever happens on the way."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import pytest
+from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
+from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
+from kio.schema.metadata.v12.request import MetadataRequest
+from kio.schema.metadata.v12.response import (
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.producer import Producer
+from kreplica.common import errors
+from kreplica.common.future import resolved
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import uuid_of
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.sim.clock import VirtualClock
+from kreplica.sim.network import LinkConditions
+from kreplica.sim.scheduler import Incarnation
+from tests.support.replicas import TOPIC, Replicas
+
+AT = TopicPartition(TOPIC, 0)
+PRODUCER_NODE = 3000
+ZERO = timedelta(0)
+CONFIG = ClientConfig(request_timeout_ms=200, delivery_timeout_ms=5_000)
+
+
+class Stage(Replicas):
+    """The brokers, and a producer that asks a word of the scripted controller."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        network, scheduler = self.cluster.network, self.cluster.scheduler
+        life = Incarnation(PRODUCER_NODE)
+        self.endpoint = network.join(life)
+        loop = scheduler.loop(life, "producer")
+        self.producer_ids = 0
+        self.requests = []
+        self.metadata = ClientMetadata(lambda: self.ids, transport=self, loop=loop, config=CONFIG)
+        self.producer = Producer(
+            self.metadata,
+            lambda: self.ids,
+            transport=self,
+            loop=loop,
+            clock=VirtualClock(self.cluster.time),
+            config=CONFIG,
+        )
+
+    def send(self, node_id, request, *, timeout_ms):
+        if isinstance(request, InitProducerIdRequest):
+            self.producer_ids += 1
+            return resolved(
+                InitProducerIdResponse(
+                    throttle_time=ZERO,
+                    error_code=0,
+                    producer_id=self.producer_ids,
+                    producer_epoch=0,
+                )
+            )
+        if isinstance(request, MetadataRequest):
+            return resolved(self.metadata_response(request))
+        self.requests.append((node_id, request))
+        return self.endpoint.send(node_id, request, timeout_ms=timeout_ms)
+
+    def metadata_response(self, request):
+        topics = []
+        for asked in request.topics:
+            known = self.controller.topics.get(asked.name)
+            partitions = tuple(
+                MetadataResponsePartition(
+                    error_code=0,
+                    partition_index=at.partition,
+                    leader_id=state.leader,
+                    leader_epoch=state.leader_epoch,
+                    replica_nodes=state.replicas,
+                    isr_nodes=state.isr,
+                )
+                for at, state in self.controller.partitions.items()
+                if at.topic == asked.name
+            )
+            topics.append(
+                MetadataResponseTopic(
+                    error_code=0 if known else 3,
+                    name=asked.name,
+                    topic_id=uuid_of(known.topic_id) if known else None,
+                    partitions=partitions,
+                )
+            )
+        return MetadataResponse(throttle_time=ZERO, brokers=(), topics=tuple(topics))
+
+    def produce(self, *values, **options):
+        return self.producer.send(AT, list(values), **options)
+
+    def until_done(self, *futures, limit_ms=10_000):
+        assert self.cluster.scheduler.run_until(lambda: all(future.done() for future in futures), limit_ms)
+        return [future.exception() or future.result().base_offset for future in futures]
+
+
+@pytest.fixture
+def stage():
+    return Stage()
+
+
+def test_batches_are_appended_in_order_and_told_where(stage):
+    futures = [stage.produce(b"%d" % number, b"x") for number in range(20)]
+    assert stage.until_done(*futures) == list(range(0, 40, 2))
+    assert futures[3].result().last_offset == 7
+    stage.pass_time(1_000)
+    assert stage.values(1) == stage.values(2) == [v for n in range(20) for v in (b"%d" % n, b"x")]
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_with_fewer_acks(stage, acks):
+    assert stage.until_done(stage.produce(b"a", acks=acks)) == [0 if acks else -1]
+    stage.pass_time(100)
+    assert stage.values(1) == [b"a"]
+
+
+def test_acks_are_checked(stage):
+    with pytest.raises(errors.InvalidRequiredAcks):
+        stage.produce(b"a", acks=2)
+
+
+def test_what_is_no_record_is_refused_and_the_next_goes_on(stage):
+    bad, good = stage.produce(7), stage.produce(b"a")
+    assert isinstance(stage.until_done(bad, good)[0], TypeError)
+    assert good.result().base_offset == 0
+    assert stage.producer_ids == 1
+
+
+def test_a_batch_that_is_too_large_is_refused(stage):
+    future = stage.produce(bytes(2 << 20))
+    assert isinstance(stage.until_done(future)[0], errors.MessageTooLarge)
+
+
+def test_an_answer_that_is_lost_costs_no_duplicate(stage):
+    stage.until_done(stage.produce(b"a"))
+    hold = stage.cluster.hold(lambda message: message.name == "Produce" and not message.is_request)
+    futures = [stage.produce(b"b"), stage.produce(b"c")]
+    stage.pass_time(100)
+    for message in stage.cluster.held():
+        stage.cluster.drop(message)
+    hold()
+    assert stage.until_done(*futures) == [1, 2]
+    assert stage.values(1) == [b"a", b"b", b"c"]
+
+
+def test_a_new_leader_is_found(stage):
+    stage.until_done(stage.produce(b"a"))
+    stage.pass_time(1_000)
+    stage.cluster.kill(1)
+    future = stage.produce(b"b")
+    stage.pass_time(300)
+    assert not future.done()
+    stage.elect(2, isr=[2, 3])
+    assert stage.until_done(future) == [1]
+    assert stage.values(2) == [b"a", b"b"]
+
+
+def test_it_gives_up_in_time_and_says_what_is_known(stage):
+    stage.until_done(stage.produce(b"a"))
+    stage.cluster.kill(1)
+    never_sent = stage.produce(b"b", timeout_ms=500)
+    stage.until_done(never_sent)
+    assert isinstance(never_sent.exception(), errors.RequestTimedOut)
+    assert "nobody knows" in str(never_sent.exception())
+    assert isinstance(never_sent.exception().__cause__, errors.NetworkException)
+
+
+def test_what_comes_after_a_batch_that_was_given_up(stage):
+    stage.until_done(stage.produce(b"a"))
+    for other in (1, 2, 3):
+        stage.cluster.cut(PRODUCER_NODE, other)
+    lost = stage.produce(b"b", timeout_ms=300)
+    later = stage.produce(b"c")
+    stage.until_done(lost)
+    for other in (1, 2, 3):
+        stage.cluster.heal(PRODUCER_NODE, other)
+    outcome = stage.until_done(later)[0]
+    assert isinstance(lost.exception(), errors.RequestTimedOut)
+    # It was sent, too, so nobody knows; and what is sent from now on is under another producer id.
+    assert isinstance(outcome, errors.NetworkException)
+    assert stage.until_done(stage.produce(b"d")) == [1]
+    assert stage.producer_ids == 2
+
+
+def test_too_few_in_sync_are_waited_for():
+    stage = Stage(settings={"min.insync.replicas": 2})
+    stage.until_done(stage.produce(b"a"))
+    stage.elect(1, isr=[1])
+    stage.cluster.kill(2)
+    stage.cluster.kill(3)
+    future = stage.produce(b"b")
+    stage.pass_time(500)
+    assert not future.done()
+    assert stage.values(1) == [b"a"]
+
+
+def test_a_topic_that_is_not_there_yet(stage):
+    at = TopicPartition("later", 0)
+    future = stage.producer.send(at, [b"a"])
+    stage.pass_time(100)
+    assert not future.done()
+    stage.controller.add_topic("later", stage.controller.topics[TOPIC].config)
+    stage.tell(stage.controller.create(at, stage.ids))
+    assert stage.until_done(future) == [0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_over_a_bad_network_everything_is_once_and_in_order(seed):
+    config = ReplicaConfig(
+        replica_socket_timeout_ms=150, replica_fetch_wait_max_ms=50, replica_fetch_backoff_ms=30
+    )
+    stage = Stage(config=config)
+    chance = random.Random(seed)
+    bad = LinkConditions(delay_us=(100, 60_000), loss=0.15, duplication=0.1)
+    stage.cluster.network.set_conditions(bad)
+    futures = []
+    for number in range(120):
+        futures.append(stage.produce(b"%d" % number))
+        stage.pass_time(chance.randrange(20))
+        if chance.randrange(25) == 0:
+            stage.elect(chance.choice(stage.controller.partitions[AT].isr))
+    stage.cluster.network.set_conditions(LinkConditions())
+    outcomes = stage.until_done(*futures, limit_ms=60_000)
+    leader = stage.controller.partitions[AT].leader
+    values = [int(value) for value in stage.values(leader)]
+    assert values == sorted(set(values))
+    acked = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, int)]
+    assert set(acked) <= set(values)
+    assert len(acked) > 60
+    for number in acked:
+        assert outcomes[number] in (-1, values.index(number))
