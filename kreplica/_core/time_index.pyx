@@ -3,7 +3,7 @@
 Kafka's file format (`<base offset>.timeindex`). Contract, ownership and threads: time_index.pxd.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t
 
 from kreplica._core.big_endian cimport load32, load64, store32, store64
 from kreplica._core.region cimport (
@@ -173,8 +173,8 @@ cdef class TimeIndex:
         self._last_known = False
         publish_length(&self.region.r, low * TIME_ENTRY_SIZE)
 
-    def is_plausible(self):
-        """Whether the last entry is not below the first, and the file holds whole entries."""
+    def is_plausible(self, int64_t log_end_offset=INT64_MAX):
+        """Whether the entries fit a log that ends at `log_end_offset`, as far as the first and the last one tell."""
         cdef TimestampOffset first, last
         cdef int64_t entries = self.count()
         if self.region.length % TIME_ENTRY_SIZE:
@@ -183,4 +183,6 @@ cdef class TimeIndex:
             return True
         self._guarded(_guarded_entry, 0, &first, "reading a time index")
         self._guarded(_guarded_entry, entries - 1, &last, "reading a time index")
-        return last.timestamp >= first.timestamp and last.offset >= self.base_offset
+        if not self.base_offset <= last.offset < log_end_offset:
+            return False
+        return entries == 1 or (last.timestamp > first.timestamp and last.offset > first.offset)

@@ -227,7 +227,9 @@ class LocalLog:
         """Put on disk what the segments hold from `from_offset` on, and the directory if names changed in
         it."""
         segments = self.segments
-        for index in range(max(0, segments.index_for(from_offset)), len(segments)):
+        # Where a segment begins with that offset, the one before it was closed since the last flush: its last
+        # time entry and the lengths of its files are not on disk yet.
+        for index in range(max(0, segments.index_for(from_offset - 1)), len(segments)):
             segments[index].flush()
             if segments[index].transaction_index is not None:
                 segments[index].transaction_index.flush()

@@ -1,7 +1,9 @@
 """Opening a log: which of its bytes are to be believed, and what is rebuilt.
 
-After a clean close nothing is looked at but the state file. Otherwise everything from the flush point on is
-read: headers, checksums, offsets, epochs; indexes and producers' state are made anew on the way.
+After a clean close nothing is looked at but the state file, and whether the active segment's indexes end
+where the log does: after a power cut the state file may be of the last close, they of what was lost since.
+Otherwise everything from the flush point on is read: headers, checksums, offsets, epochs; indexes and
+producers' state are made anew on the way.
 
 A bad batch is one of two things. A *tail* is what a power cut left of appends that were never flushed: it is
 cut, its bytes are kept beside the log, and the log goes on. *Rot* is a batch that once was whole and safe: it
@@ -31,6 +33,7 @@ from kreplica.log.file_names import (
     INDEX_SUFFIX,
     STATE_FILE,
     TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
     file_name,
 )
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
@@ -129,6 +132,7 @@ class _LogLoader:
         self.without_index = {
             b for b in bases for suffix in indexes if file_name(b, suffix) not in listing.all
         }
+        self.with_transactions = {b for b in bases if file_name(b, TXN_INDEX_SUFFIX) in listing.all}
         segments = [self.local.open_segment(base, names=listing) for base in bases]
         if self.options.read_only and segments:
             standing_base = self.options.standing.active_base_offset if self.options.standing else bases[-1]
@@ -185,7 +189,7 @@ class _LogLoader:
             if segments[index + 1].base_offset > start:
                 self._check_indexes(segment, segments[index + 1].base_offset)
         if not self.options.read_only:
-            self._look_for_gaps(LogSegments(tuple(segments[: first + 1])))
+            self._look_for_gaps(LogSegments(tuple(segments[: first + 1])), start)
             self.recovery.unreadable += self.producers.remove_unreadable()
         self._load_producers(start, segments[first].base_offset)
         # The log may start inside a batch, so the scan begins at the segment's own offset.
@@ -206,16 +210,17 @@ class _LogLoader:
         self.epoch = standing.leader_epoch
         if standing.segments not in (0, len(self.local.segments)):
             # A file is gone that was there when the log was closed.
-            self._look_for_gaps(self.local.segments)
+            self._look_for_gaps(self.local.segments, start)
         if self.options.read_only:
             self.local.limit_to(standing)
         else:
             self._load_producers(start, self.next_offset)
 
-    def _look_for_gaps(self, segments: LogSegments) -> None:
+    def _look_for_gaps(self, segments: LogSegments, start: int) -> None:
+        # What lies below the log start was deleted, flushed or not.
         if self.standing is not None and not self.standing.has_gaps:
             for damage in damage_search.gaps(segments):
-                if self.known.at(damage.first_offset) is None:
+                if damage.stop_offset > start and self.known.at(damage.first_offset) is None:
                     self.known = self.known.with_added(damage)
 
     def _is_clean(self, segments: list[LogSegment]) -> bool:
@@ -226,6 +231,17 @@ class _LogLoader:
             and not self.without_index
             and standing.active_base_offset == segments[-1].base_offset
             and standing.valid_length == segments[-1].size
+            and self._indexes_fit(segments[-1], standing.log_end_offset)
+        )
+
+    def _indexes_fit(self, active: LogSegment, log_end_offset: int) -> bool:
+        return (
+            active.offset_index.is_plausible(active.size)
+            and active.time_index.is_plausible(log_end_offset)
+            and (
+                active.base_offset not in self.with_transactions
+                or self.local.transaction_index(active).fits(log_end_offset)
+            )
         )
 
     def _scan(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
@@ -236,7 +252,7 @@ class _LogLoader:
             check_indexes(segment)
         else:
             segment.forget()
-            self.local.transaction_index(segment).truncate_to(segment.base_offset)
+            self.local.transaction_index(segment).reset()
         expected = max(self.next_offset, segment.base_offset)
         while True:
             status, position, expected, header = scan(
@@ -411,8 +427,11 @@ class _LogLoader:
             check_indexes(segment)
             return
         self.tail.trim(segment, following)
-        plausible = segment.offset_index.is_plausible(segment.size) and segment.time_index.is_plausible()
-        if plausible and segment.base_offset not in self.without_index:
+        times = segment.time_index
+        plausible = segment.offset_index.is_plausible(segment.size) and times.is_plausible(following)
+        # An entry of zeros may be true, or be the space that was allocated for one.
+        is_padding = len(times) == 1 and times[0] == (0, segment.base_offset)
+        if plausible and not is_padding and segment.base_offset not in self.without_index:
             return
         self.recovery.rebuilt_indexes.append(segment.region.path)
         segment.forget()

@@ -78,12 +78,18 @@ class LogTail:
                 local.storage.remove(path)
 
     def trim(self, segment: LogSegment, following: int) -> None:
-        """Take the zeros off that a closed segment ends with, where its last trim did not reach the disk."""
+        """Take off what lies in a closed segment behind its last offset: its end did not reach the disk.
+
+        Zeros that were allocated, or batches that were cut before the next segment was begun.
+        """
         try:
             last = segment.position_of(following - 1)
         except CorruptMessage:
             return
         if last is not None and last[0] + last[1] < segment.size:
             end = last[0] + last[1]
-            if only_zeros(segment, end):
-                self.cut(segment, end)
+            if not only_zeros(segment, end):
+                if last[3] != following - 1:
+                    return
+                self.keep_aside(segment, end, "behind the segment's last offset")
+            self.cut(segment, end)

@@ -114,6 +114,13 @@ class TransactionIndex:
             self._entries = kept
             self._unflushed = self._unnamed = False
 
+    def reset(self) -> None:
+        """Drop all entries, to be built anew, whatever the file holds; that outlives a power cut."""
+        if self._storage.exists(self.path):
+            self._storage.write_file_atomically(self.path, b"")
+        self._entries = []
+        self._unflushed = self._unnamed = False
+
     def flush(self) -> None:
         """Make what was appended outlive a power cut."""
         if self._unflushed:
@@ -122,6 +129,14 @@ class TransactionIndex:
         if self._unnamed:
             self._storage.sync_directory(self.path.rpartition("/")[0])
             self._unnamed = False
+
+    def fits(self, log_end_offset: int) -> bool:
+        """Whether the file is whole and names no transaction that ended at or above `log_end_offset`."""
+        try:
+            entries = self.entries()
+        except InvalidFile:
+            return False
+        return not entries or entries[-1].last_offset < log_end_offset
 
     def rename(self, path: str) -> None:
         """Give the file, if there is one, another name."""

@@ -112,6 +112,13 @@ def test_what_is_plausible():
     assert TimeIndex(region(b""), BASE, 1 << 16).is_plausible()
     assert not TimeIndex(region(whole[:-1]), BASE, 1 << 16).is_plausible()
     assert not TimeIndex(region(whole + bytes(12)), BASE, 1 << 16).is_plausible()
+    assert not TimeIndex(region(bytes(24)), BASE, 1 << 16).is_plausible()
+
+
+def test_an_entry_behind_the_end_of_the_log_is_not_plausible():
+    index = TimeIndex(region(struct.pack(">qiqi", 5, 3, 9, 7)), BASE, 1 << 16)
+    assert index.is_plausible(BASE + 8)
+    assert not index.is_plausible(BASE + 7)
 
 
 @given(st.binary(max_size=200), st.integers(-5, 1 << 62))

@@ -132,11 +132,11 @@ class Run:
 
     def truncate(self, back: int) -> None:
         assert self.log is not None
-        target = max(self.start, self.end - back % 20)
-        self.least_end = self.flushed = min(self.flushed, target)
-        self.least_end = min(self.least_end, target)
-        self.log.truncate_to(target)
+        target = min(self.end, max(self.start, self.end - back % 20))
         # A batch goes as a whole.
+        least = min((batch.base_offset for batch in self.log.batches(target)), default=target)
+        self.least_end = self.flushed = min(self.flushed, least)
+        self.log.truncate_to(target)
         self.end = self.least_end = self.log.log_end_offset
         self.flushed = min(self.flushed, self.end)
         for offset in [offset for offset in self.values if offset >= self.end]:

@@ -300,7 +300,7 @@ class _Planner:
         if has_no_gaps(standing) or not self.plan.is_compacted:
             for base, following in pairwise(self._bases):
                 found = self._surveys.get(base)
-                if found is not None and may_be_missing(standing, following - found.next_offset):
+                if found is not None and may_be_missing(standing, found.next_offset, following):
                     missing[base] = following
         last = self._bases[-1]
         if self._surveys[last].next_offset < self._promised():

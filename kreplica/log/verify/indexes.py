@@ -38,6 +38,9 @@ def usable_entries(path: str, data: bytes, entry: struct.Struct, padded: bool) -
     problems = []
     stop = len(data) // entry.size * entry.size
     used = used_bytes(data, entry.size)
+    if used == 0 and len(data) == TimeIndexCheck.ENTRY.size == entry.size:
+        # Timestamp 0 at the first offset: its batch will tell.
+        used = entry.size
     if used > stop or (used == stop < len(data) and not padded):
         text = f"{len(data)} bytes are no multiple of {entry.size}"
         problems.append(Problem(path, "IndexCut", text, None, stop))

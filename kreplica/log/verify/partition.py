@@ -44,9 +44,14 @@ def has_no_gaps(standing: LogStanding | None) -> bool:
     return standing is not None and not standing.has_gaps
 
 
-def may_be_missing(standing: LogStanding | None, gap: int) -> bool:
-    """Whether so many offsets between two segments can be lost; a follower's leader may leave out more."""
-    return gap > 0 and (not has_no_gaps(standing) or gap <= LARGEST_GAP)
+def may_be_missing(standing: LogStanding | None, first: int, stop: int) -> bool:
+    """Whether the offsets [first, stop) between two segments can be lost.
+
+    A follower's leader may leave out more, and what lies below the log start was deleted, on the disk or not.
+    """
+    if standing is not None and stop <= standing.log_start_offset:
+        return False
+    return first < stop and (not has_no_gaps(standing) or stop - first <= LARGEST_GAP)
 
 
 class PartitionVerifier:
@@ -109,7 +114,7 @@ class PartitionVerifier:
         missing: list[Problem] = []
         for base, stop in zip_longest(self._bases, self._bases[1:]):
             path = self._path(base, ".log")
-            if base != self._bases[0] and may_be_missing(self._standing, base - self.next_offset):
+            if base != self._bases[0] and may_be_missing(self._standing, self.next_offset, base):
                 text = f"offsets {self.next_offset} to {base - 1} are in no segment"
                 missing.append(Problem(path, "MissingOffsets", text, self.next_offset, 0))
             try:
