@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class ClientConfig:
     """Times in ms, sizes in bytes. The back-off is below Kafka's 100 ms, for leaders come back sooner here.
 
-    `delivery_timeout_ms`: so long a batch is tried again. `max_in_flight`: batches of one partition on their
+    `request_timeout_ms`: so long one answer is waited for. `delivery_timeout_ms`, `default_api_timeout_ms`:
+    so long a batch, anything else is tried again. `max_in_flight`: batches of one partition on their
     way at once; a broker remembers the last five of a producer.
     """
 
     delivery_timeout_ms: int = 120_000
     request_timeout_ms: int = 30_000
+    default_api_timeout_ms: int = 60_000
     retry_backoff_ms: int = 20
     max_in_flight: int = 5
     max_request_size: int = 1 << 20

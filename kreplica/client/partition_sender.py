@@ -48,8 +48,8 @@ _request, _topic, _data = maker(ProduceRequest), maker(TopicProduceData), maker(
 
 ALL = -1
 SEQUENCES = 1 << 31
-# After these the broker certainly has not appended. NotLeaderOrFollower is none of them: it also ends the wait
-# of what was appended when its leader is deposed.
+# After these the broker certainly has not appended. NotLeaderOrFollower is none of them: it also ends the
+# wait of what was appended when its leader is deposed.
 NOT_APPENDED = (NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
 
 
