@@ -551,6 +551,18 @@ class UnexpectedEpoch(InvalidRequest):
     """The epoch is later than any that this node has led the quorum in."""
 
 
+class StateChangeFailed(KreplicaError):
+    """The controller cannot bring a partition or replica into the state."""
+
+
+class IllegalStateTransition(StateChangeFailed):
+    """The state does not follow on the one that the partition or replica is in; nothing was changed."""
+
+
+class NoReplicaOnline(EligibleLeadersNotAvailable, StateChangeFailed):
+    """No replica that may lead is alive."""
+
+
 class NoNode(InvalidRequest):
     """There is nothing at the path."""
 

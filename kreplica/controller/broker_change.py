@@ -1,0 +1,147 @@
+"""BrokerChange: what the coming and going of brokers and their directories means for partitions and replicas.
+
+The order is that of the ZooKeeper-era controller: partitions whose leader is gone go Offline, leaders are
+elected, then the replicas that are gone leave their ISRs. All is one batch, and several brokers that go in
+one tick are one event: each election sees all of them gone (KAFKA-13173). Only partitions with a replica on
+the brokers concerned are looked at. It belongs to the controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from kreplica.common.types import Uuid
+from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
+from kreplica.controller.controller_context import ControllerContext
+from kreplica.controller.leader_selectors import ControlledShutdownLeaderSelector
+from kreplica.controller.partition_reassignment import PartitionReassignment
+from kreplica.controller.partition_state_machine import PartitionStateMachine
+from kreplica.controller.replica_state_machine import Replica, ReplicaStateMachine
+from kreplica.controller.states import PartitionState, ReplicaState
+from kreplica.controller.topic_deletion_manager import TopicDeletionManager
+
+
+class BrokerChange:
+    """See the module."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        batch: ControllerBrokerRequestBatch,
+        partition_state_machine: PartitionStateMachine,
+        replica_state_machine: ReplicaStateMachine,
+        topic_deletion: TopicDeletionManager,
+        reassignment: PartitionReassignment,
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._partitions = partition_state_machine
+        self._replicas = replica_state_machine
+        self._topic_deletion = topic_deletion
+        self._reassignment = reassignment
+        self._shutdown_selector = ControlledShutdownLeaderSelector(context)
+
+    def on_broker_failure(self, broker_ids: Collection[int]) -> None:
+        """The brokers are down, or about to be fenced."""
+        context, failed = self._context, frozenset(broker_ids)
+        with self._batch.collected():
+            context.set_brokers(context.live_broker_ids - failed, context.shutting_down_broker_ids - failed)
+            gone = [
+                (partition, broker_id)
+                for broker_id in sorted(failed)
+                for partition in context.partitions_on_broker(broker_id)
+            ]
+            self._on_replicas_gone(gone)
+            self._topic_deletion.fail_replica_deletion(failed)
+
+    def on_broker_startup(self, broker_ids: Collection[int]) -> None:
+        """The brokers are up, or about to be unfenced."""
+        context, started = self._context, frozenset(broker_ids)
+        with self._batch.collected():
+            context.set_brokers(context.live_broker_ids | started, context.shutting_down_broker_ids - started)
+            for broker_id in sorted(started):
+                context.set_offline_directories(broker_id, frozenset())
+                self._replicas.handle_state_changes(self._staying(broker_id), ReplicaState.ONLINE)
+            self._partitions.trigger_online_partition_state_change()
+            for partition in list(context.partitions_being_reassigned):
+                if not started.isdisjoint(partition.leader_and_isr.replicas):
+                    self._reassignment.complete_if_possible(partition)
+            for broker_id in sorted(started):
+                self._topic_deletion.resume_deletion_for_broker(broker_id)
+
+    def on_broker_shutdown(self, broker_id: int) -> int:
+        """The broker is about to leave: what it leads is handed over, and it leaves the ISRs of the rest.
+
+        Gives how many partitions it still leads though another of their replicas is up: these may catch up,
+        so it is worth while to wait and ask again. One that is alone in sync leads on until it is down.
+        """
+        context = self._context
+        with self._batch.collected():
+            leaving = context.shutting_down_broker_ids | {broker_id}
+            context.set_brokers(context.live_broker_ids - {broker_id}, leaving)
+            led = context.partitions_led_by(broker_id)
+            self._partitions.handle_state_changes(led, PartitionState.ONLINE, self._shutdown_selector)
+            following = [
+                (partition, replica)
+                for partition, replica in self._staying(broker_id)
+                if partition.leader_and_isr.leader != replica and partition.leader_and_isr.isr != (replica,)
+            ]
+            self._replicas.handle_state_changes(following, ReplicaState.OFFLINE)
+        return sum(
+            any(context.is_acceptable_leader(partition, each) for each in partition.leader_and_isr.replicas)
+            for partition in context.partitions_led_by(broker_id)
+        )
+
+    def on_broker_log_dir_failure(self, broker_id: int, offline: Iterable[Uuid]) -> None:
+        """Directories of a broker are offline, and so are the replicas in them; those named before stay
+        so.
+        """
+        context = self._context
+        now = context.offline_directories.get(broker_id, frozenset()).union(offline)
+        with self._batch.collected():
+            context.set_offline_directories(broker_id, now)
+            self._on_replicas_gone(
+                [
+                    (partition, replica)
+                    for partition, replica in self._staying(broker_id)
+                    if not context.is_replica_online(partition, replica)
+                ]
+            )
+
+    def on_unclean_shutdown(self, broker_id: int) -> None:
+        """The broker comes back and may have lost what it had: it is in sync nowhere, and nowhere eligible
+        (KIP-966).
+        """
+        with self._batch.collected():
+            leaderless = []
+            for partition, replica in self._staying(broker_id):
+                led = partition.leader_and_isr.leader == replica
+                self._replicas.remove_replica_from_isr(partition, replica, unclean_shutdown=True)
+                if led:
+                    leaderless.append(partition)
+            self._partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
+            self._partitions.trigger_online_partition_state_change()
+
+    def on_metadata_offset(self, broker_id: int, metadata_offset: int) -> None:
+        """A broker has carried out the metadata up to this offset, that record included."""
+        self._topic_deletion.on_metadata_offset(broker_id, metadata_offset)
+
+    def _on_replicas_gone(self, gone: list[Replica]) -> None:
+        deleted = self._context.topics_to_be_deleted
+        staying = [each for each in gone if each[0].topic_id not in deleted]
+        leaderless = [
+            partition for partition, replica in staying if partition.leader_and_isr.leader == replica
+        ]
+        self._partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
+        if leaderless:
+            self._partitions.trigger_online_partition_state_change()
+        self._replicas.handle_state_changes(staying, ReplicaState.OFFLINE)
+
+    def _staying(self, broker_id: int) -> list[Replica]:
+        """The replicas of a broker whose topics stay."""
+        deleted = self._context.topics_to_be_deleted
+        return [
+            (partition, broker_id)
+            for partition in self._context.partitions_on_broker(broker_id)
+            if partition.topic_id not in deleted
+        ]

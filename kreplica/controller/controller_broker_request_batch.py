@@ -1,0 +1,203 @@
+"""ControllerBrokerRequestBatch: what one event of the controller decides, appended at once or not at all.
+
+The ZooKeeper-era controller sent its decisions to brokers as LeaderAndIsr, StopReplica and UpdateMetadata
+requests. Here they are records of the metadata log, which each broker reads: a LeaderAndIsr is the
+PartitionRecord or PartitionChangeRecord of a partition (one each, however often the event decided), a
+StopReplica that deletes is a RemoveTopicRecord or a partition's assignment without the replica, and
+UpdateMetadata is all the rest. One append takes them all; only then are they replayed into the context. If it
+fails, the context and all states are as they were before the batch.
+
+    with batch.collected():                 # several decisions of one event
+        batch.add_record(fenced, 1)
+        partition_state_machine.handle_state_changes(...)
+
+It belongs to the controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kreplica.common.errors import OperationNotAttempted, StaleControllerEpoch, UnknownTopicOrPartition
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.leader_selectors import LeaderSelection
+from kreplica.controller.partition_change_builder import PartitionChangeBuilder
+from kreplica.controller.state_change_logger import StateChangeLogger
+from kreplica.metadata.records import MetadataRecord, RemoveTopicRecord
+from kreplica.metadata.serde import ApiMessageAndVersion
+
+Append = Callable[[int, Sequence[ApiMessageAndVersion[MetadataRecord]]], int]
+
+
+class ControllerBrokerRequestBatch:
+    """`append(epoch, records)`: appends all records as one, gives the offset of the last; raises what it
+    likes.
+
+    `last_offset`: of the newest record that was appended; None before the first.
+    """
+
+    def __init__(
+        self, context: ControllerContext, append: Append, state_change_logger: StateChangeLogger
+    ) -> None:
+        self.last_offset: int | None = None
+        self._context = context
+        self._append = append
+        self._logger = state_change_logger
+        self._is_open = False
+        self._records: list[ApiMessageAndVersion[MetadataRecord]] = []
+        self._removed: list[Uuid] = []
+        # The partitions that have a `change`, in the order they got it.
+        self._changed: list[PartitionContext] = []
+
+    # ---- a batch ------------------------------------------------------------------------------------------
+
+    def new_batch(self) -> None:
+        """Begin. Raises OperationNotAttempted where one is open: its requests would be mixed up."""
+        if self._is_open:
+            raise OperationNotAttempted("the controller's batch of requests is not sent yet")
+        self._is_open = True
+        self._context.begin()
+
+    def send_requests_to_brokers(self, epoch: int) -> int | None:
+        """Append all records; the offset of the last, None where there are none.
+
+        Raises StaleControllerEpoch where the controller has been replaced, and what the append raises; then
+        all is as it was when the batch began.
+        """
+        context = self._context
+        try:
+            newest = max(context.epoch, context.stored_controller_epoch)
+            if epoch != newest:
+                raise StaleControllerEpoch(f"the controller's epoch is {newest}, not {epoch}")
+            records, partitions = self._collect()
+            if records:
+                self.last_offset = self._append(epoch, records)
+        except BaseException as error:
+            self.give_up(error)
+            raise
+        self._clear()
+        context.commit()
+        if not records or self.last_offset is None:
+            self._logger.commit()
+            return None
+        first = self.last_offset - len(records) + 1
+        for offset, (message, version) in enumerate(records, first):
+            context.replay(message, version, offset, partitions[offset - first])
+        self._logger.commit()
+        return self.last_offset
+
+    def give_up(self, reason: BaseException) -> None:
+        """Forget the open batch: the context and the states are as they were."""
+        self._clear()
+        self._context.roll_back()
+        self._logger.give_up(reason)
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """What happens within is one batch: the open one, or one of its own, which is sent at the end.
+
+        An exception within gives the batch up.
+        """
+        if self._is_open:
+            yield
+            return
+        self.new_batch()
+        try:
+            yield
+        except BaseException as error:
+            self.give_up(error)
+            raise
+        self.send_requests_to_brokers(self._context.epoch)
+
+    # ---- what it collects ---------------------------------------------------------------------------------
+
+    def add_leader_and_isr_request_for_brokers(self, partition: PartitionContext) -> PartitionChangeBuilder:
+        """What the partition becomes, to be changed further; its replicas are told."""
+        change = partition.change
+        if change is None:
+            self._require_open()
+            if partition.registration is None:
+                raise UnknownTopicOrPartition(f"{partition.topic_partition} has no replicas yet")
+            change = partition.change = PartitionChangeBuilder(partition.registration)
+            self._changed.append(partition)
+        return change
+
+    def update_leader_and_isr(
+        self, partition: PartitionContext, selection: LeaderSelection, expected_version: int
+    ) -> bool:
+        """Compare and set: False, and nothing is changed, where the partition is of another version."""
+        if partition.leader_and_isr.partition_epoch != expected_version:
+            return False
+        change = self.add_leader_and_isr_request_for_brokers(partition)
+        min_isr = self._context.min_isr(partition.topic_partition.topic)
+        change.elect(selection.leader, selection.isr, unclean=selection.unclean, min_isr=min_isr)
+        return True
+
+    def add_partition(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: Uuid,
+        replicas: tuple[int, ...],
+        directories: tuple[Uuid, ...],
+    ) -> PartitionContext:
+        """A partition that the batch makes."""
+        self._require_open()
+        partition = self._context.add_partition(topic_partition, topic_id, replicas, directories)
+        self._changed.append(partition)
+        return partition
+
+    def add_stop_replica_request_for_brokers(
+        self, replicas: Sequence[tuple[PartitionContext, int]], *, delete_partition: bool
+    ) -> None:
+        """The brokers stop the replicas, and delete them where their topic goes or their assignment does.
+
+        What makes them do so is in the records of the partitions; here it is only told to people, and only of
+        those that are deleted: any other is told by its state already.
+        """
+        if delete_partition:
+            self._logger.trace(
+                "stops and deletes replica %d of %s",
+                [broker_id for _, broker_id in replicas],
+                [partition.topic_partition for partition, _ in replicas],
+            )
+
+    def add_topic_removal(self, topic_id: Uuid) -> None:
+        """The topic goes, and with it all that the batch says of its partitions."""
+        self._require_open()
+        self._removed.append(topic_id)
+
+    def add_record(self, message: MetadataRecord, version: int) -> None:
+        """What else everybody is to know: a topic, a broker, a setting (UpdateMetadata)."""
+        self._require_open()
+        self._records.append(ApiMessageAndVersion(message, version))
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise OperationNotAttempted("no batch of the controller's requests is open")
+
+    def _collect(
+        self,
+    ) -> tuple[list[ApiMessageAndVersion[MetadataRecord]], list[PartitionContext | None]]:
+        """All records, and of which partition each is: topics stand before their partitions."""
+        records = list(self._records)
+        partitions: list[PartitionContext | None] = [None] * len(records)
+        removed = dict.fromkeys(self._removed)
+        for partition in self._changed:
+            if partition.change is None or (removed and partition.topic_id in removed):
+                continue
+            record = partition.change.build(partition.topic_id, partition.topic_partition.partition)
+            if record is not None:
+                records.append(record)
+                partitions.append(partition)
+        for topic_id in removed:
+            records.append(ApiMessageAndVersion(RemoveTopicRecord(topic_id=topic_id), 0))
+            partitions.append(None)
+        return records, partitions
+
+    def _clear(self) -> None:
+        for partition in self._changed:
+            partition.change = None
+        self._changed, self._records, self._removed = [], [], []
+        self._is_open = False

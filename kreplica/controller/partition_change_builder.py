@@ -1,0 +1,180 @@
+"""PartitionChangeBuilder: what an open batch makes of one partition, and the record that says so.
+
+It starts as the partition is and is changed in place, by several decisions in a row where one event has
+several; what comes out is one record. The eligible leader replicas (KIP-966) follow from each change of the
+ISR: where the new ISR is smaller than min.insync.replicas, those who were in sync or eligible before still
+have all that was committed. They are counted from the partition as it was before the batch, since leaders and
+followers never see what lies between.
+
+The leader epoch goes up with each other leader, and where replicas go: the leader then forgets what it knew
+of them, so that one which comes back is not taken for what it was (bug history "reassignment ABA").
+It belongs to the controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
+from kreplica.common.types import Uuid
+from kreplica.metadata.records import MetadataRecord, PartitionChangeRecord
+from kreplica.metadata.registrations import UNASSIGNED_DIRECTORY, PartitionRegistration
+from kreplica.metadata.serde import ApiMessageAndVersion
+
+DIRECTORIES_VERSION = 1
+ELR_VERSION = 2
+
+
+class PartitionChangeBuilder:
+    """The fields are those of a PartitionRegistration. `version` tells one state of them from the next."""
+
+    __slots__ = (
+        "adding_replicas",
+        "base",
+        "directories",
+        "elr",
+        "isr",
+        "last_known_elr",
+        "leader",
+        "leader_recovery_state",
+        "names_leader",
+        "removing_replicas",
+        "replicas",
+        "unclean_shutdown",
+        "version",
+    )
+
+    def __init__(self, base: PartitionRegistration) -> None:
+        self.base: PartitionRegistration | None = base
+        self.replicas = base.replicas
+        self.directories = base.directories
+        self.isr = base.isr
+        self.removing_replicas = base.removing_replicas
+        self.adding_replicas = base.adding_replicas
+        self.elr = base.elr
+        self.last_known_elr = base.last_known_elr
+        self.leader = base.leader
+        self.leader_recovery_state = base.leader_recovery_state
+        self.version = base.partition_epoch
+        self.names_leader = False
+        self.unclean_shutdown: frozenset[int] = frozenset()
+
+    @classmethod
+    def of_new(cls, replicas: tuple[int, ...], directories: tuple[Uuid, ...]) -> PartitionChangeBuilder:
+        """A partition that is being made: assigned, and led by nobody yet."""
+        recovered = LeaderRecoveryState.RECOVERED
+        made = cls(
+            PartitionRegistration(replicas, directories, (), (), (), (), (), NO_LEADER, recovered, -1, -1)
+        )
+        made.base = None
+        return made
+
+    @property
+    def partition_epoch(self) -> int:
+        """What a change is compared with: another one after each change of the batch."""
+        return self.version
+
+    # ---- changes ------------------------------------------------------------------------------------------
+
+    def set_leader(self, leader: int) -> None:
+        """Another leader, or none."""
+        if leader != self.leader:
+            self.leader = leader
+            self.names_leader = True
+        self.version += 1
+
+    def set_isr(
+        self, isr: tuple[int, ...], *, min_isr: int | None, unclean_shutdown: Collection[int] = ()
+    ) -> None:
+        """Other replicas in sync. `min_isr`: of the topic; None where no eligible leader replicas are kept:
+        then the last one in sync stays, though it is down.
+
+        `unclean_shutdown`: brokers that may have lost what they had, and are eligible no more.
+        """
+        self.version += 1
+        if unclean_shutdown:
+            self.unclean_shutdown = self.unclean_shutdown.union(unclean_shutdown)
+        base = self.base
+        if min_isr is None or base is None:
+            self.isr = isr or self.isr
+            self.elr = self.last_known_elr = ()
+            return
+        self.isr = isr
+        if len(isr) >= min(min_isr, len(self.replicas)):
+            self.elr = self.last_known_elr = ()
+            return
+        replicas = self.replicas
+        self.elr = tuple(
+            replica
+            for replica in base.isr + base.elr
+            if replica not in isr and replica in replicas and replica not in self.unclean_shutdown
+        )
+        # Once nobody is left who surely has all, the last leader comes next (KIP-966).
+        if isr:
+            self.last_known_elr = ()
+        elif base.leader in replicas:
+            self.last_known_elr = (base.leader,)
+
+    def elect(self, leader: int, isr: tuple[int, ...], *, unclean: bool, min_isr: int | None) -> None:
+        """What an election has found. An unclean one forgets who was eligible, for that they have is void."""
+        self.set_leader(leader)
+        if isr != self.isr:
+            self.set_isr(isr, min_isr=min_isr)
+        if unclean:
+            self.elr = self.last_known_elr = ()
+            self.leader_recovery_state = LeaderRecoveryState.RECOVERING
+
+    def set_assignment(
+        self,
+        replicas: tuple[int, ...],
+        *,
+        adding: tuple[int, ...] = (),
+        removing: tuple[int, ...] = (),
+        directories: Sequence[tuple[int, Uuid]] = (),
+    ) -> None:
+        """Other replicas, in the order of assignment; `directories`: of new ones, where known."""
+        placed = {**dict(directories), **dict(zip(self.replicas, self.directories, strict=True))}
+        if not set(self.replicas) <= set(replicas):
+            self.names_leader = True
+        self.directories = tuple(placed.get(replica, UNASSIGNED_DIRECTORY) for replica in replicas)
+        self.replicas = replicas
+        self.adding_replicas = adding
+        self.removing_replicas = removing
+        self.elr = tuple(replica for replica in self.elr if replica in replicas)
+        self.last_known_elr = tuple(replica for replica in self.last_known_elr if replica in replicas)
+        self.version += 1
+
+    # ---- the record ---------------------------------------------------------------------------------------
+
+    def registration(self) -> PartitionRegistration:
+        """The partition as it is now; the leader epoch is only higher than before where it goes up."""
+        base = self.base
+        return PartitionRegistration(
+            self.replicas,
+            self.directories,
+            self.isr,
+            self.removing_replicas,
+            self.adding_replicas,
+            self.elr,
+            self.last_known_elr,
+            self.leader,
+            self.leader_recovery_state,
+            0 if base is None else base.leader_epoch + self.names_leader,
+            0 if base is None else base.partition_epoch,
+        )
+
+    def build(self, topic_id: Uuid, partition: int) -> ApiMessageAndVersion[MetadataRecord] | None:
+        """The record to append; None where all is as it was."""
+        base, new = self.base, self.registration()
+        if base is None:
+            return new.to_record(topic_id, partition)
+        change = base.change_to(new, topic_id, partition)
+        if change is None:
+            return None
+        return ApiMessageAndVersion(change, _version(change))
+
+
+def _version(change: PartitionChangeRecord) -> int:
+    if change.eligible_leader_replicas is not None or change.last_known_elr is not None:
+        return ELR_VERSION
+    return 0 if change.directories is None else DIRECTORIES_VERSION

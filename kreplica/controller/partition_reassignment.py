@@ -1,0 +1,151 @@
+"""PartitionReassignment: moves a partition to other replicas (KIP-455).
+
+While it is under way the partition has the replicas that are to stay or come, in the order asked for, and
+behind them those that are to go. Once all that come are in sync, those that go are taken out, in one record
+with the election of another leader where the leader goes too. A cancelled one goes back to what was before.
+
+The record that takes replicas out raises the leader epoch: a leader then forgets what it knew of them, so
+that one which is added again at once and comes back empty is not taken for the one it was. It belongs to the
+controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kreplica.common.errors import InvalidReplicaAssignment, NoReassignmentInProgress
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
+from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.leader_selectors import ReassignedPartitionLeaderSelector
+from kreplica.controller.partition_state_machine import PartitionStateMachine
+from kreplica.controller.replica_state_machine import ReplicaStateMachine
+from kreplica.controller.states import PartitionState, ReplicaState
+
+
+class PartitionReassignment:
+    """See the module."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        batch: ControllerBrokerRequestBatch,
+        partition_state_machine: PartitionStateMachine,
+        replica_state_machine: ReplicaStateMachine,
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._partitions = partition_state_machine
+        self._replicas = replica_state_machine
+        self._selector = ReassignedPartitionLeaderSelector(context)
+
+    def start(self, partition: PartitionContext, target: Sequence[int]) -> None:
+        """Move the partition to the brokers `target`, in this order; one that is under way gives way.
+
+        A target that is where the partition was to begin with ends what is under way.
+        """
+        with self._batch.collected():
+            current = partition.leader_and_isr
+            before = [each for each in current.replicas if each not in current.adding_replicas]
+            adding = tuple(replica for replica in target if replica not in before)
+            removing = tuple(replica for replica in before if replica not in target)
+            self._assign(partition, (*target, *removing), adding=adding, removing=removing)
+            self.complete_if_possible(partition)
+
+    def cancel(self, partition: PartitionContext) -> None:
+        """Go back to the replicas before the reassignment. Raises NoReassignmentInProgress, and
+        InvalidReplicaAssignment where none of them has all that was committed and the topic allows no unclean
+        election.
+        """
+        current = partition.leader_and_isr
+        if not (current.adding_replicas or current.removing_replicas):
+            raise NoReassignmentInProgress(f"{partition.topic_partition} is not being reassigned")
+        before = tuple(each for each in current.replicas if each not in current.adding_replicas)
+        with self._batch.collected():
+            settings = self._context.settings.of(partition.topic_partition.topic)
+            is_clean = not current.isr or set(current.isr) & set(before)
+            if not (is_clean or settings.unclean_leader_election_enable):
+                raise InvalidReplicaAssignment(
+                    f"{partition.topic_partition}: nobody of {list(before)} is in the ISR "
+                    f"{list(current.isr)}, so to go back would take an unclean election"
+                )
+            self._assign(partition, before, adding=(), removing=())
+            self._elect_if_leader_went(partition)
+
+    def complete_if_possible(self, partition: PartitionContext) -> bool:
+        """Take out the replicas that are to go, if those that are to come are in sync; whether it was so."""
+        current = partition.leader_and_isr
+        if not (current.adding_replicas or current.removing_replicas):
+            return False
+        stays = tuple(each for each in current.replicas if each not in current.removing_replicas)
+        in_sync = [replica for replica in current.isr if replica in stays]
+        if not in_sync or not set(current.adding_replicas) <= set(in_sync):
+            return False
+        if not self._can_lead(partition, stays):
+            return False
+        with self._batch.collected():
+            self._assign(partition, stays, adding=(), removing=())
+            self._elect_if_leader_went(partition)
+        return True
+
+    def _can_lead(self, partition: PartitionContext, stays: tuple[int, ...]) -> bool:
+        """Whether one of those that stay leads, or may."""
+        current = partition.leader_and_isr
+        return current.leader in (*stays, NO_LEADER) or any(
+            replica in current.isr and self._context.is_acceptable_leader(partition, replica)
+            for replica in stays
+        )
+
+    def _assign(
+        self,
+        partition: PartitionContext,
+        replicas: tuple[int, ...],
+        *,
+        adding: tuple[int, ...],
+        removing: tuple[int, ...],
+    ) -> None:
+        context, current = self._context, partition.leader_and_isr
+        before, isr = current.replicas, current.isr
+        gone = [replica for replica in before if replica not in replicas]
+        come = [replica for replica in replicas if replica not in before]
+        change = self._batch.add_leader_and_isr_request_for_brokers(partition)
+        change.set_assignment(
+            replicas,
+            adding=adding,
+            removing=removing,
+            directories=[(replica, context.default_directory(replica)) for replica in come],
+        )
+        if any(replica in isr for replica in gone):
+            change.set_isr(
+                tuple(replica for replica in isr if replica not in gone),
+                min_isr=context.min_isr(partition.topic_partition.topic),
+            )
+        self._stop_old_replicas(partition, gone)
+        self._start_new_replicas(partition, come)
+
+    def _start_new_replicas(self, partition: PartitionContext, replicas: list[int]) -> None:
+        self._replicas.handle_state_changes([(partition, each) for each in replicas], ReplicaState.NEW)
+        for replica in replicas:
+            online = self._context.is_replica_online(partition, replica)
+            state = ReplicaState.ONLINE if online else ReplicaState.OFFLINE
+            self._replicas.handle_state_changes([(partition, replica)], state)
+
+    def _stop_old_replicas(self, partition: PartitionContext, replicas: list[int]) -> None:
+        stopped = [(partition, each) for each in replicas]
+        for state in (
+            ReplicaState.OFFLINE,
+            ReplicaState.DELETION_STARTED,
+            ReplicaState.DELETION_SUCCESSFUL,
+            ReplicaState.NON_EXISTENT,
+        ):
+            self._replicas.handle_state_changes(stopped, state)
+
+    def _elect_if_leader_went(self, partition: PartitionContext) -> None:
+        current = partition.leader_and_isr
+        if current.leader == NO_LEADER or current.leader in current.replicas:
+            return
+        failures = self._partitions.handle_state_changes([partition], PartitionState.ONLINE, self._selector)
+        if failures:
+            # Nobody who stays and is in sync may lead now.
+            self._partitions.handle_state_changes([partition], PartitionState.OFFLINE)
+            self._partitions.handle_state_changes([partition], PartitionState.ONLINE)

@@ -1,0 +1,189 @@
+"""PartitionStateMachine: brings partitions into their states, as the ZooKeeper-era controller did.
+
+A partition is New once it has replicas, Online once it has a leader, Offline when it lost it, NonExistent
+before and after. Only the transitions of `states.PREVIOUS_PARTITION_STATES` are legal. What a transition
+decides goes into the open batch, or into one of its own. It belongs to the controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kreplica.common.errors import (
+    ElectionNotNeeded,
+    IllegalStateTransition,
+    NoReplicaOnline,
+    StateChangeFailed,
+)
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.types import TopicPartition
+from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
+from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.leader_selectors import (
+    LeaderSelection,
+    OfflinePartitionLeaderSelector,
+    PartitionLeaderSelector,
+)
+from kreplica.controller.state_change_logger import StateChangeLogger
+from kreplica.controller.states import PREVIOUS_PARTITION_STATES, PartitionState
+
+# A selector changes nothing, so the version it decided on is the version found; an election that still finds
+# another one each time would go on for ever.
+MAX_ELECTION_ATTEMPTS = 8
+
+
+class PartitionStateMachine:
+    """See the module."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        batch: ControllerBrokerRequestBatch,
+        state_change_logger: StateChangeLogger,
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._logger = state_change_logger
+        self.offline_partition_selector = OfflinePartitionLeaderSelector(context)
+        self._changes: dict[PartitionState, Callable[[PartitionContext, PartitionLeaderSelector], None]] = {
+            PartitionState.NEW: lambda _partition, _selector: None,
+            PartitionState.ONLINE: self._bring_online,
+            PartitionState.OFFLINE: self._take_leader_away,
+            PartitionState.NON_EXISTENT: lambda _partition, _selector: None,
+        }
+
+    def startup(self) -> None:
+        """Find the states of all partitions, and elect leaders where there are none."""
+        self._initialize_partition_state()
+        self.trigger_online_partition_state_change()
+
+    def _initialize_partition_state(self) -> None:
+        context = self._context
+        for partition in context.partitions.values():
+            current = partition.leader_and_isr
+            if current.leader == NO_LEADER and not (current.isr or current.elr or current.last_known_elr):
+                state = PartitionState.NEW
+            elif current.leader != NO_LEADER and context.is_replica_online(partition, current.leader):
+                state = PartitionState.ONLINE
+            else:
+                state = PartitionState.OFFLINE
+            context.set_partition_state(partition, state)
+
+    def trigger_online_partition_state_change(self) -> dict[TopicPartition, StateChangeFailed]:
+        """Try to bring Online what is New or Offline, but for topics that are queued for deletion; those that
+        nobody can lead stay, and are returned with the reason.
+        """
+        context = self._context
+        waiting = [
+            partition
+            for partition in context.partitions_not_online
+            if not context.is_topic_queued_up_for_deletion(partition.topic_id)
+        ]
+        return self.handle_state_changes(waiting, PartitionState.ONLINE)
+
+    def handle_state_changes(
+        self,
+        partitions: Iterable[PartitionContext],
+        target: PartitionState,
+        selector: PartitionLeaderSelector | None = None,
+    ) -> dict[TopicPartition, StateChangeFailed]:
+        """Bring the partitions into `target`; `selector` elects who leads, by default the one for Offline.
+
+        Raises IllegalStateTransition, and changes nothing, where one of them may not. Those that nobody can
+        lead keep their state and are returned with the reason.
+        """
+        partitions = list(partitions)
+        self._check(partitions, target)
+        failures: dict[TopicPartition, StateChangeFailed] = {}
+        selector = selector or self.offline_partition_selector
+        change = self._changes[target]
+        with self._batch.collected():
+            changed: list[PartitionContext] = []
+            before: list[PartitionState] = []
+            self._context.note(self._context.restore_partition_states, changed, before)
+            for partition in partitions:
+                try:
+                    change(partition, selector)
+                except StateChangeFailed as error:
+                    failures[partition.topic_partition] = error
+                    self._logger.failure(
+                        "could not change partition %s from %s to %s: %s",
+                        *(partition.topic_partition, partition.state, target, error),
+                    )
+                else:
+                    changed.append(partition)
+                    before.append(partition.state)
+                    self._context.set_partition_state(partition, target)
+            self._log(changed, before, target)
+        return failures
+
+    def _log(
+        self, changed: list[PartitionContext], before: list[PartitionState], target: PartitionState
+    ) -> None:
+        names = [partition.topic_partition for partition in changed]
+        if target is PartitionState.ONLINE:
+            leaders = [partition.leader_and_isr.leader for partition in changed]
+            form = f"changed partition %s from %s to {target} with leader %d"
+            self._logger.trace(form, names, before, leaders)
+        else:
+            self._logger.trace(f"changed partition %s from %s to {target}", names, before)
+
+    def _check(self, partitions: list[PartitionContext], target: PartitionState) -> None:
+        previous = PREVIOUS_PARTITION_STATES[target]
+        for partition in partitions:
+            if partition.state not in previous:
+                raise IllegalStateTransition(
+                    f"partition {partition.topic_partition} is {partition.state} and may not become {target}"
+                )
+
+    def _bring_online(self, partition: PartitionContext, selector: PartitionLeaderSelector) -> None:
+        if partition.state is PartitionState.NEW:
+            self._initialize_leader_and_isr(partition)
+        else:
+            self.elect_leader(partition, selector)
+
+    def _initialize_leader_and_isr(self, partition: PartitionContext) -> None:
+        current = partition.leader_and_isr
+        if current.leader != NO_LEADER or current.isr:
+            raise StateChangeFailed(f"{partition.topic_partition} has a leader and ISR already")
+        context = self._context
+        live = tuple(each for each in current.replicas if context.is_acceptable_leader(partition, each))
+        if not live:
+            raise NoReplicaOnline(
+                f"{partition.topic_partition}: none of its replicas {list(current.replicas)} is alive; alive "
+                f"are {sorted(context.live_broker_ids)}"
+            )
+        self._batch.update_leader_and_isr(partition, LeaderSelection(live[0], live), current.partition_epoch)
+
+    def _take_leader_away(self, partition: PartitionContext, _selector: PartitionLeaderSelector) -> None:
+        current = partition.leader_and_isr
+        is_going = self._context.is_topic_queued_up_for_deletion(partition.topic_id)
+        if current.leader != NO_LEADER and not is_going:
+            self._batch.add_leader_and_isr_request_for_brokers(partition).set_leader(NO_LEADER)
+
+    def elect_leader(self, partition: PartitionContext, selector: PartitionLeaderSelector) -> bool:
+        """Let the selector's choice lead, in the open batch; False where no election is needed.
+
+        Compare and set: the choice counts only for the version that it was made on. Raises StateChangeFailed
+        where nobody can lead, and where another controller has taken over.
+        """
+        context = self._context
+        if context.stored_controller_epoch > context.epoch:
+            raise StateChangeFailed(
+                f"aborted the election of {partition.topic_partition}: another controller has epoch "
+                f"{context.stored_controller_epoch}, this one {context.epoch}"
+            )
+        for _ in range(MAX_ELECTION_ATTEMPTS):
+            version = partition.leader_and_isr.partition_epoch
+            try:
+                selection = selector.select_leader(partition)
+            except ElectionNotNeeded:
+                return False
+            if self._batch.update_leader_and_isr(partition, selection, version):
+                if selection.unclean:
+                    self._logger.trace(
+                        "elected leader %d of partition %s UNCLEANLY: what was committed may be lost",
+                        *([selection.leader], [partition.topic_partition]),
+                    )
+                return True
+        raise StateChangeFailed(f"{partition.topic_partition} changes while its leader is elected")

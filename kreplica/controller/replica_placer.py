@@ -1,0 +1,80 @@
+"""Where new replicas go: round robin over the brokers, with each partition's replicas in as many racks as may
+be.
+
+Brokers stand in a row in which the racks take turns. A partition's leader is the next in the row after the
+last partition's; its followers are those behind, at a distance that grows with each round, so that the
+partitions of one leader have different followers. The row begins at a random place. Brokers that are fenced
+get followers, and only where those that are up are too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kreplica.common.errors import InvalidReplicationFactor
+from kreplica.common.ports import Random
+
+
+class UsableBroker(NamedTuple):
+    """A broker that may get replicas; `is_up`: it may lead."""
+
+    broker_id: int
+    rack: str | None
+    is_up: bool
+
+
+def place(
+    brokers: Iterable[UsableBroker], partitions: int, replication_factor: int, random: Random
+) -> list[tuple[int, ...]]:
+    """The brokers of each of so many partitions, the leader first.
+
+    Raises InvalidReplicationFactor where there are too few brokers, or none is up.
+    """
+    brokers = list(brokers)
+    up = [broker for broker in brokers if broker.is_up]
+    if replication_factor > len(brokers):
+        raise InvalidReplicationFactor(
+            f"{replication_factor} replicas are more than the {len(brokers)} brokers that are registered"
+        )
+    if not up:
+        raise InvalidReplicationFactor("all brokers are fenced or shutting down")
+    row = _alternate_racks(up)
+    racks = {broker.broker_id: broker.rack for broker in up}
+    reserve = _alternate_racks([broker for broker in brokers if not broker.is_up])
+    start, shift = random.randrange(len(row)), random.randrange(max(1, len(row) - 1))
+    placed = []
+    for number in range(partitions):
+        turn = start + number
+        replicas = _replicas(row, racks, turn % len(row), shift + turn // len(row), replication_factor)
+        missing = replication_factor - len(replicas)
+        replicas += [reserve[(turn + each) % len(reserve)] for each in range(missing)]
+        placed.append(tuple(replicas))
+    return placed
+
+
+def _alternate_racks(brokers: list[UsableBroker]) -> list[int]:
+    by_rack: dict[str, list[int]] = {}
+    for broker in sorted(brokers):
+        by_rack.setdefault(broker.rack or "", []).append(broker.broker_id)
+    row: list[int] = []
+    for turn in range(max(map(len, by_rack.values()), default=0)):
+        row += [rack[turn] for _, rack in sorted(by_rack.items()) if turn < len(rack)]
+    return row
+
+
+def _replicas(
+    row: list[int], racks: Mapping[int, str | None], leader: int, shift: int, replication_factor: int
+) -> list[int]:
+    """The leader at the place in the row, and who follows: other racks first, then whoever is next."""
+    followers = len(row) - 1
+    behind = [row[(leader + 1 + (shift + each) % followers) % len(row)] for each in range(followers)]
+    chosen = [row[leader]]
+    used = {racks[row[leader]]}
+    for broker_id in behind:
+        if racks[broker_id] not in used and len(chosen) < replication_factor:
+            chosen.append(broker_id)
+            used.add(racks[broker_id])
+    rest = (broker_id for broker_id in behind if broker_id not in chosen)
+    chosen += [broker_id for broker_id, _ in zip(rest, range(replication_factor - len(chosen)), strict=False)]
+    return chosen

@@ -1,0 +1,108 @@
+"""ReplicaStateMachine: brings replicas into their states, as the ZooKeeper-era controller did.
+
+Only the transitions of `states.PREVIOUS_REPLICA_STATES` are legal. A replica that goes Offline leaves the
+ISR; so what a transition decides goes into the open batch, or into one of its own. It belongs to the
+controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kreplica.common.errors import IllegalStateTransition, StateChangeFailed
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
+from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.state_change_logger import StateChangeLogger
+from kreplica.controller.states import PREVIOUS_REPLICA_STATES, ReplicaState
+
+Replica = tuple[PartitionContext, int]
+
+
+class ReplicaStateMachine:
+    """See the module. A replica is a partition and the id of a broker."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        batch: ControllerBrokerRequestBatch,
+        state_change_logger: StateChangeLogger,
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._logger = state_change_logger
+
+    def startup(self) -> None:
+        """Find the states of all replicas: Online where they are up, else DeletionIneligible, since what is
+        down may have logs that were to be deleted.
+        """
+        context = self._context
+        for partition in context.partitions.values():
+            for replica in partition.leader_and_isr.replicas:
+                is_online = context.is_replica_online(partition, replica)
+                state = ReplicaState.ONLINE if is_online else ReplicaState.DELETION_INELIGIBLE
+                context.set_replica_state(partition, replica, state)
+
+    def handle_state_changes(self, replicas: Iterable[Replica], target: ReplicaState) -> None:
+        """Bring the replicas into `target`.
+
+        Raises IllegalStateTransition where one of them may not, StateChangeFailed where one is to be New
+        while it leads; then nothing is changed.
+        """
+        replicas = list(replicas)
+        self._check(replicas, target)
+        context = self._context
+        with self._batch.collected():
+            before: list[ReplicaState] = []
+            context.note(context.restore_replica_states, replicas, before)
+            for partition, broker_id in replicas:
+                before.append(partition.replica_states.get(broker_id, ReplicaState.NON_EXISTENT))
+                context.set_replica_state(partition, broker_id, target)
+                if target is ReplicaState.OFFLINE:
+                    self.remove_replica_from_isr(partition, broker_id)
+            self._logger.trace(
+                f"changed replica %d of %s from %s to {target}",
+                [broker_id for _, broker_id in replicas],
+                [partition.topic_partition for partition, _ in replicas],
+                before,
+            )
+            if target in (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED):
+                self._batch.add_stop_replica_request_for_brokers(
+                    replicas, delete_partition=target is ReplicaState.DELETION_STARTED
+                )
+
+    def _check(self, replicas: list[Replica], target: ReplicaState) -> None:
+        previous = PREVIOUS_REPLICA_STATES[target]
+        for partition, broker_id in replicas:
+            state = partition.replica_states.get(broker_id, ReplicaState.NON_EXISTENT)
+            if state not in previous:
+                raise IllegalStateTransition(
+                    f"replica {broker_id} of {partition.topic_partition} is {state} and may not become "
+                    f"{target}"
+                )
+            if target is ReplicaState.NEW and partition.leader_and_isr.leader == broker_id:
+                raise StateChangeFailed(
+                    f"replica {broker_id} of {partition.topic_partition} leads it and cannot be new"
+                )
+
+    def remove_replica_from_isr(
+        self, partition: PartitionContext, broker_id: int, *, unclean_shutdown: bool = False
+    ) -> None:
+        """The replica is in sync no more, and leads no more if it did; the last one in sync becomes eligible
+        (KIP-966), or stays where that is not kept. `unclean_shutdown`: it is not eligible either.
+        """
+        context = self._context
+        if context.is_topic_queued_up_for_deletion(partition.topic_id):
+            return
+        current = partition.leader_and_isr
+        is_eligible = unclean_shutdown and broker_id in current.elr
+        if broker_id not in current.isr and not is_eligible:
+            return
+        change = self._batch.add_leader_and_isr_request_for_brokers(partition)
+        change.set_isr(
+            tuple(replica for replica in current.isr if replica != broker_id),
+            min_isr=context.min_isr(partition.topic_partition.topic),
+            unclean_shutdown=(broker_id,) if unclean_shutdown else (),
+        )
+        if current.leader == broker_id:
+            change.set_leader(NO_LEADER)

@@ -1,0 +1,262 @@
+"""ReplicationControl: the requests about topics and partitions, as the active controller answers them.
+
+Each method takes a request of the package kio, lets the open batch (or one of its own) decide, and gives the
+response. It is to be sent once the batch is committed: `ControllerBrokerRequestBatch.last_offset` tells up to
+where. It belongs to the controller's loop.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator
+
+from kio.schema.alter_partition.v3.request import AlterPartitionRequest
+from kio.schema.alter_partition.v3.response import AlterPartitionResponse
+from kio.schema.alter_partition_reassignments.v1.request import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+)
+from kio.schema.alter_partition_reassignments.v1.response import (
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from kio.schema.create_partitions.v3.request import CreatePartitionsRequest
+from kio.schema.create_partitions.v3.response import CreatePartitionsResponse
+from kio.schema.create_topics.v7.request import CreateTopicsRequest
+from kio.schema.create_topics.v7.response import CreateTopicsResponse
+from kio.schema.delete_topics.v6.request import DeleteTopicsRequest
+from kio.schema.delete_topics.v6.response import DeleteTopicsResponse
+from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
+from kio.schema.elect_leaders.v2.response import (
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+from kio.schema.errors import ErrorCode
+from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest
+from kio.schema.list_partition_reassignments.v0.response import (
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+
+from kreplica.common.errors import (
+    ElectionNotNeeded,
+    EligibleLeadersNotAvailable,
+    InvalidReplicationFactor,
+    InvalidRequest,
+    KreplicaError,
+    PreferredLeaderNotAvailable,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.types import TopicPartition
+from kreplica.controller.alter_partition_control import AlterPartitionControl
+from kreplica.controller.assignments import check_assignment
+from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
+from kreplica.controller.controller_context import ControllerContext, PartitionContext
+from kreplica.controller.leader_selectors import OfflinePartitionLeaderSelector
+from kreplica.controller.partition_reassignment import PartitionReassignment
+from kreplica.controller.partition_state_machine import PartitionStateMachine
+from kreplica.controller.preferred_replica_leader_election import PreferredReplicaLeaderElection
+from kreplica.controller.states import PartitionState
+from kreplica.controller.topic_control import TopicControl
+
+NO_DELAY = datetime.timedelta(0)
+PREFERRED, UNCLEAN = 0, 1
+
+
+class ReplicationControl:
+    """See the module."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        batch: ControllerBrokerRequestBatch,
+        partition_state_machine: PartitionStateMachine,
+        reassignment: PartitionReassignment,
+        preferred_election: PreferredReplicaLeaderElection,
+        topic_control: TopicControl,
+        alter_partition_control: AlterPartitionControl,
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._partitions = partition_state_machine
+        self._reassignment = reassignment
+        self._preferred_election = preferred_election
+        self._topic_control = topic_control
+        self._alter_partition_control = alter_partition_control
+        self._unclean_selector = OfflinePartitionLeaderSelector(context, always_unclean=True)
+
+    def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
+        return self._topic_control.create_topics(request)
+
+    def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+        return self._topic_control.create_partitions(request)
+
+    def delete_topics(self, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+        return self._topic_control.delete_topics(request)
+
+    def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
+        return self._alter_partition_control.alter_partition(request)
+
+    # ---- ElectLeaders -------------------------------------------------------------------------------------
+
+    def elect_leaders(self, request: ElectLeadersRequest) -> ElectLeadersResponse:
+        """Let the preferred replicas lead (type 0), or elect for leaderless partitions though it be unclean
+        (type 1). Where all partitions are asked for, those that need no election have no answer.
+        """
+        if request.election_type not in (PREFERRED, UNCLEAN):
+            return ElectLeadersResponse(
+                throttle_time=NO_DELAY, error_code=ErrorCode.invalid_request, replica_election_results=()
+            )
+        is_preferred = request.election_type == PREFERRED
+        results: dict[str, list[PartitionResult]] = {}
+        with self._batch.collected():
+            for topic_partition in self._asked(request):
+                error = self._elect(topic_partition, is_preferred=is_preferred)
+                if request.topic_partitions is None and isinstance(error, ElectionNotNeeded):
+                    continue
+                results.setdefault(topic_partition.topic, []).append(
+                    PartitionResult(
+                        partition_id=topic_partition.partition,
+                        error_code=_code(error),
+                        error_message=_message(error),
+                    )
+                )
+        return ElectLeadersResponse(
+            throttle_time=NO_DELAY,
+            error_code=ErrorCode.none,
+            replica_election_results=tuple(
+                ReplicaElectionResult(topic=topic, partition_result=tuple(partitions))
+                for topic, partitions in results.items()
+            ),
+        )
+
+    def _asked(self, request: ElectLeadersRequest) -> Iterator[TopicPartition]:
+        if request.topic_partitions is None:
+            yield from list(self._context.partitions)
+            return
+        for topic in request.topic_partitions:
+            for number in topic.partitions:
+                yield TopicPartition(topic.topic, number)
+
+    def _elect(self, topic_partition: TopicPartition, *, is_preferred: bool) -> KreplicaError | None:
+        partition = self._context.partitions.get(topic_partition)
+        if partition is None:
+            return UnknownTopicOrPartition(f"there is no partition {topic_partition}")
+        current = partition.leader_and_isr
+        if current.leader == current.replicas[0] or (current.leader != NO_LEADER and not is_preferred):
+            return ElectionNotNeeded(f"{topic_partition} is led by {current.leader}")
+        if is_preferred:
+            failures = self._preferred_election.elect([partition])
+        else:
+            failures = self._partitions.handle_state_changes(
+                [partition], PartitionState.ONLINE, self._unclean_selector
+            )
+        if not failures:
+            return None
+        kind = PreferredLeaderNotAvailable if is_preferred else EligibleLeadersNotAvailable
+        return kind(str(failures[topic_partition]))
+
+    # ---- reassignments ------------------------------------------------------------------------------------
+
+    def alter_partition_reassignments(
+        self, request: AlterPartitionReassignmentsRequest
+    ) -> AlterPartitionReassignmentsResponse:
+        """Begin reassignments; or cancel those for which no replicas are given."""
+        may_resize = request.allow_replication_factor_change
+        with self._batch.collected():
+            responses = tuple(
+                ReassignableTopicResponse(
+                    name=topic.name,
+                    partitions=tuple(
+                        self._reassign(TopicPartition(topic.name, asked.partition_index), asked, may_resize)
+                        for asked in topic.partitions
+                    ),
+                )
+                for topic in request.topics
+            )
+        return AlterPartitionReassignmentsResponse(
+            throttle_time=NO_DELAY,
+            allow_replication_factor_change=may_resize,
+            error_code=ErrorCode.none,
+            error_message=None,
+            responses=responses,
+        )
+
+    def _reassign(
+        self, topic_partition: TopicPartition, asked: ReassignablePartition, may_resize: bool
+    ) -> ReassignablePartitionResponse:
+        error: KreplicaError | None = None
+        try:
+            partition = self._context.partition(topic_partition)
+            if partition.change is not None:
+                raise InvalidRequest(f"{topic_partition} is named twice")
+            if asked.replicas is None:
+                self._reassignment.cancel(partition)
+            else:
+                self._check_target(partition, asked.replicas, may_resize)
+                self._reassignment.start(partition, asked.replicas)
+        except KreplicaError as raised:
+            error = raised
+        return ReassignablePartitionResponse(
+            partition_index=topic_partition.partition, error_code=_code(error), error_message=_message(error)
+        )
+
+    def _check_target(self, partition: PartitionContext, target: tuple[int, ...], may_resize: bool) -> None:
+        check_assignment(self._context, target, needs_live=False)
+        current = partition.leader_and_isr
+        size = len(current.replicas) - len(current.adding_replicas)
+        if not may_resize and len(target) != size:
+            raise InvalidReplicationFactor(
+                f"{partition.topic_partition} has {size} replicas, not {len(target)}"
+            )
+
+    def list_partition_reassignments(
+        self, request: ListPartitionReassignmentsRequest
+    ) -> ListPartitionReassignmentsResponse:
+        """Which partitions are being reassigned: of those asked for, or of all."""
+        topics: dict[str, list[OngoingPartitionReassignment]] = {}
+        for partition in self._reassigning(request):
+            topic, number = partition.topic_partition
+            current = partition.leader_and_isr
+            topics.setdefault(topic, []).append(
+                OngoingPartitionReassignment(
+                    partition_index=number,
+                    replicas=current.replicas,
+                    adding_replicas=current.adding_replicas,
+                    removing_replicas=current.removing_replicas,
+                )
+            )
+        return ListPartitionReassignmentsResponse(
+            throttle_time=NO_DELAY,
+            error_code=ErrorCode.none,
+            error_message=None,
+            topics=tuple(
+                OngoingTopicReassignment(name=name, partitions=tuple(partitions))
+                for name, partitions in topics.items()
+            ),
+        )
+
+    def _reassigning(self, request: ListPartitionReassignmentsRequest) -> Iterable[PartitionContext]:
+        ongoing = self._context.partitions_being_reassigned
+        if request.topics is None:
+            return list(ongoing)
+        asked = (
+            self._context.partitions.get(TopicPartition(topic.name, number))
+            for topic in request.topics
+            for number in topic.partition_indexes
+        )
+        return [partition for partition in asked if partition is not None and partition in ongoing]
+
+
+def _code(error: KreplicaError | None) -> ErrorCode:
+    return ErrorCode.none if error is None else ErrorCode(error.code)
+
+
+def _message(error: KreplicaError | None) -> str | None:
+    return None if error is None else str(error)

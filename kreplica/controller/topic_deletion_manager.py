@@ -1,0 +1,117 @@
+"""TopicDeletionManager: deletes topics, and sees to it that their logs go from every broker.
+
+A topic is gone for clients with its RemoveTopicRecord, which is appended at once. Its replicas go Offline,
+then DeletionStarted; a broker that tells a metadata offset at or past the removal has deleted its logs
+(DeletionSuccessful). A broker that is down makes its replicas DeletionIneligible; when it is back, they start
+again. Once all are deleted, replicas and partitions are NonExistent and nothing of the topic is left. A topic
+of the same name may be made meanwhile: a deletion goes by the topic's id.
+
+It belongs to the controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kreplica.common.types import Uuid
+from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
+from kreplica.controller.controller_context import ControllerContext, TopicDeletion
+from kreplica.controller.partition_state_machine import PartitionStateMachine
+from kreplica.controller.replica_state_machine import Replica, ReplicaStateMachine
+from kreplica.controller.states import PartitionState, ReplicaState
+
+CAN_START = (ReplicaState.ONLINE, ReplicaState.OFFLINE, ReplicaState.DELETION_INELIGIBLE, ReplicaState.NEW)
+
+
+class TopicDeletionManager:
+    """See the module."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        batch: ControllerBrokerRequestBatch,
+        partition_state_machine: PartitionStateMachine,
+        replica_state_machine: ReplicaStateMachine,
+    ) -> None:
+        self._context = context
+        self._batch = batch
+        self._partitions = partition_state_machine
+        self._replicas = replica_state_machine
+
+    def is_topic_queued_up_for_deletion(self, topic_id: Uuid) -> bool:
+        return self._context.is_topic_queued_up_for_deletion(topic_id)
+
+    def enqueue_topics_for_deletion(self, topics: Iterable[str]) -> None:
+        """Delete the topics, which must be there."""
+        context = self._context
+        with self._batch.collected():
+            for name in topics:
+                topic = context.metadata.topics[name]
+                deletion = TopicDeletion(name, topic.topic_id, context.partitions_of(name))
+                context.add_deletion(deletion)
+                self._batch.add_topic_removal(topic.topic_id)
+                self._partitions.handle_state_changes(deletion.partitions, PartitionState.OFFLINE)
+                self._start(list(self._replicas_of(deletion)))
+
+    def resume_deletion_for_broker(self, broker_id: int) -> None:
+        """A broker is up: the deletion of what it has starts again."""
+        with self._batch.collected():
+            for deletion in self._context.topics_to_be_deleted.values():
+                self._start([each for each in self._replicas_of(deletion) if each[1] == broker_id])
+
+    def fail_replica_deletion(self, broker_ids: Iterable[int]) -> None:
+        """Brokers are down: what they have cannot be deleted now."""
+        failed = frozenset(broker_ids)
+        self._replicas.handle_state_changes(
+            [
+                (partition, broker_id)
+                for deletion in self._context.topics_to_be_deleted.values()
+                for partition, broker_id in self._replicas_of(deletion)
+                if broker_id in failed
+                and partition.replica_states.get(broker_id) is ReplicaState.DELETION_STARTED
+            ],
+            ReplicaState.DELETION_INELIGIBLE,
+        )
+
+    def on_metadata_offset(self, broker_id: int, metadata_offset: int) -> None:
+        """A broker tells up to which record it has carried the metadata out, that one included."""
+        deletions = self._context.topics_to_be_deleted
+        if not deletions:
+            return
+        with self._batch.collected():
+            for deletion in list(deletions.values()):
+                if deletion.removal_offset is not None and metadata_offset >= deletion.removal_offset:
+                    self._complete_on(deletion, broker_id)
+
+    def _complete_on(self, deletion: TopicDeletion, broker_id: int) -> None:
+        started = [
+            (partition, broker_id)
+            for partition in deletion.partitions
+            if partition.replica_states.get(broker_id) is ReplicaState.DELETION_STARTED
+        ]
+        self._replicas.handle_state_changes(started, ReplicaState.DELETION_SUCCESSFUL)
+        replicas = list(self._replicas_of(deletion))
+        if all(
+            partition.replica_states[replica] is ReplicaState.DELETION_SUCCESSFUL
+            for partition, replica in replicas
+        ):
+            self._replicas.handle_state_changes(replicas, ReplicaState.NON_EXISTENT)
+            self._partitions.handle_state_changes(deletion.partitions, PartitionState.NON_EXISTENT)
+            self._context.remove_deletion(deletion)
+
+    def _start(self, replicas: list[Replica]) -> None:
+        waiting = [each for each in replicas if each[0].replica_states[each[1]] in CAN_START]
+        self._replicas.handle_state_changes(waiting, ReplicaState.OFFLINE)
+        up = self._context.live_or_shutting_down_broker_ids
+        self._replicas.handle_state_changes(
+            [each for each in waiting if each[1] in up], ReplicaState.DELETION_STARTED
+        )
+        self._replicas.handle_state_changes(
+            [each for each in waiting if each[1] not in up], ReplicaState.DELETION_INELIGIBLE
+        )
+
+    @staticmethod
+    def _replicas_of(deletion: TopicDeletion) -> Iterator[Replica]:
+        for partition in deletion.partitions:
+            for broker_id in list(partition.replica_states):
+                yield partition, broker_id

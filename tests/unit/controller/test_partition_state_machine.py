@@ -1,0 +1,234 @@
+"""PartitionStateMachine: legal transitions, elections, one batch or nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kreplica.common.errors import (
+    BufferExhausted,
+    IllegalStateTransition,
+    NoReplicaOnline,
+    StaleControllerEpoch,
+    StateChangeFailed,
+)
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.controller.controller_context import PartitionContext
+from kreplica.controller.leader_selectors import LeaderSelection
+from kreplica.controller.states import PartitionState
+from kreplica.metadata.records import PartitionRecord, TopicRecord
+from kreplica.metadata.serde import ApiMessageAndVersion
+from tests.support.controllers import ControllerStage
+
+NON_EXISTENT, NEW, ONLINE, OFFLINE = (
+    PartitionState.NON_EXISTENT,
+    PartitionState.NEW,
+    PartitionState.ONLINE,
+    PartitionState.OFFLINE,
+)
+LEGAL = {
+    *((NON_EXISTENT, NEW), (NEW, ONLINE), (ONLINE, ONLINE), (OFFLINE, ONLINE)),
+    *((NEW, OFFLINE), (ONLINE, OFFLINE), (OFFLINE, OFFLINE), (OFFLINE, NON_EXISTENT)),
+}
+
+
+def partition_in(stage: ControllerStage, state: PartitionState) -> PartitionContext:
+    """A partition that came into its state by legal ways."""
+    machine = stage.machines.partitions
+    if state in (NON_EXISTENT, NEW):
+        partition = stage.machines.batch.add_partition(
+            TopicPartition("made", 0), Uuid(bytes(15) + b"\x09"), (0, 1, 2), (Uuid.ZERO,) * 3
+        )
+        machine.handle_state_changes([partition] if state is NEW else [], NEW)
+        return partition
+    (partition,) = stage.context.partitions_of("orders")
+    machine.handle_state_changes([partition] if state is OFFLINE else [], OFFLINE)
+    return partition
+
+
+@pytest.mark.parametrize(("before", "target"), list(itertools.product(PartitionState, repeat=2)))
+def test_transitions(before: PartitionState, target: PartitionState) -> None:
+    stage = ControllerStage()
+    stage.create("orders", (0, 1, 2))
+    stage.machines.batch.new_batch()
+    partition = partition_in(stage, before)
+    assert partition.state is before
+    machine = stage.machines.partitions
+    if (before, target) in LEGAL:
+        assert machine.handle_state_changes([partition], target) == {}
+        assert partition.state is target
+    else:
+        seen = (partition.leader_and_isr.leader, partition.leader_and_isr.isr)
+        with pytest.raises(IllegalStateTransition, match=f"is {before.value} and may not become"):
+            machine.handle_state_changes([partition], target)
+        assert partition.state is before
+        assert (partition.leader_and_isr.leader, partition.leader_and_isr.isr) == seen
+
+
+def test_one_illegal_transition_keeps_all_others_from_happening() -> None:
+    stage = ControllerStage()
+    first, second = stage.create("orders", (0, 1, 2), (1, 2, 0))
+    machine = stage.machines.partitions
+    machine.handle_state_changes([second], OFFLINE)
+    appended = len(stage.log)
+    with pytest.raises(IllegalStateTransition):
+        machine.handle_state_changes([second, first], NON_EXISTENT)
+    assert (first.state, second.state) == (ONLINE, OFFLINE)
+    assert len(stage.log) == appended
+
+
+def test_a_new_partition_is_led_by_its_first_live_replica_and_all_live_ones_are_in_sync() -> None:
+    stage = ControllerStage()
+    stage.fence(1)
+    (partition,) = stage.create("orders", (1, 2, 0))
+    assert stage.state("orders").leader == 2
+    assert stage.state("orders").isr == (2, 0)
+    assert (stage.state("orders").leader_epoch, stage.state("orders").partition_epoch) == (0, 0)
+    assert partition.state is ONLINE
+
+
+def test_nobody_alive_for_a_new_partition() -> None:
+    stage = ControllerStage()
+    stage.fence(0)
+    with pytest.raises(NoReplicaOnline, match="none of its replicas \\[0\\] is alive"):
+        stage.machines.creation.on_new_topic_creation("orders", Uuid(bytes(15) + b"\x09"), [(1,), (0,)])
+    assert stage.context.partitions == {}
+    assert "orders" not in stage.context.metadata.topics
+    assert stage.context.partitions_on_broker(1) == []
+
+
+def test_a_new_partition_that_has_a_leader_record_is_refused() -> None:
+    stage = ControllerStage()
+    stage.machines.batch.new_batch()
+    partition = partition_in(stage, NEW)
+    change = stage.machines.batch.add_leader_and_isr_request_for_brokers(partition)
+    change.set_leader(1)
+    failures = stage.machines.partitions.handle_state_changes([partition], ONLINE)
+    assert "has a leader and ISR already" in str(failures[partition.topic_partition])
+    assert partition.state is NEW
+
+
+def test_startup_finds_the_states() -> None:
+    stage = ControllerStage()
+    stage.create("orders", (0,), (1,), (2,))
+    stage.fence(1)
+    stage.log.append(ApiMessageAndVersion(TopicRecord(name="never-led", topic_id=Uuid(bytes(16))), 0))
+    stage.log.append(
+        ApiMessageAndVersion(
+            PartitionRecord(
+                partition_id=0,
+                topic_id=Uuid(bytes(16)),
+                replicas=(1,),
+                isr=(),
+                leader_epoch=0,
+                partition_epoch=0,
+            ),
+            0,
+        )
+    )
+    stage.take_over(epoch=4)
+    states = {str(each): partition.state for each, partition in stage.context.partitions.items()}
+    assert states == {"orders-0": ONLINE, "orders-1": OFFLINE, "orders-2": ONLINE, "never-led-0": NEW}
+
+
+def test_trigger_skips_topics_queued_for_deletion() -> None:
+    stage = ControllerStage()
+    stage.create("kept", (0,))
+    stage.create("doomed", (0,))
+    stage.fence(0)
+    doomed = stage.partition("doomed")
+    stage.machines.topic_deletion.enqueue_topics_for_deletion(["doomed"])
+    stage.unfence(0)
+    assert stage.partition("kept").state is ONLINE
+    assert stage.state("kept").leader == 0
+    assert doomed.state is OFFLINE
+    assert doomed.leader_and_isr.leader == NO_LEADER
+
+
+def test_a_failed_append_leaves_everything_as_it_was() -> None:
+    stage = ControllerStage()
+    (partition,) = stage.create("orders", (0, 1, 2))
+    before = stage.state("orders")
+    states = dict(partition.replica_states)
+    stage.refuses = True
+    with pytest.raises(BufferExhausted):
+        stage.fence(0)
+    assert stage.state("orders") is before
+    assert partition.change is None
+    assert partition.state is ONLINE
+    assert partition.replica_states == states
+    assert stage.context.live_broker_ids == {0, 1, 2}
+    assert "gave up" in stage.logger.lines()[-1]
+    stage.refuses = False
+    stage.fence(0)
+    assert stage.state("orders").leader == 1
+
+
+def test_a_failed_append_makes_no_topic() -> None:
+    stage = ControllerStage()
+    stage.refuses = True
+    with pytest.raises(BufferExhausted):
+        stage.create("orders", (0, 1, 2))
+    assert stage.context.partitions == {}
+    assert [stage.context.partitions_on_broker(each) for each in (0, 1, 2)] == [[], [], []]
+    stage.refuses = False
+    stage.create("orders", (0, 1, 2))
+    assert stage.state("orders").leader == 0
+
+
+class ChangesItself:
+    """A selector that meets another change of the partition, so many times."""
+
+    def __init__(self, stage: ControllerStage, times: int) -> None:
+        self.stage, self.left, self.asked = stage, times, 0
+
+    def select_leader(self, partition: PartitionContext) -> LeaderSelection:
+        self.asked += 1
+        isr = partition.leader_and_isr.isr
+        if self.left:
+            self.left -= 1
+            change = self.stage.machines.batch.add_leader_and_isr_request_for_brokers(partition)
+            change.set_isr(isr[1:] or isr, min_isr=1)
+        return LeaderSelection(isr[0], isr)
+
+
+def test_an_election_counts_only_for_the_version_it_was_made_on() -> None:
+    stage = ControllerStage()
+    (partition,) = stage.create("orders", (0, 1, 2))
+    selector = ChangesItself(stage, times=1)
+    assert stage.machines.partitions.handle_state_changes([partition], ONLINE, selector) == {}
+    assert selector.asked == 2
+    assert (stage.state("orders").leader, stage.state("orders").isr) == (1, (1, 2))
+
+
+def test_an_election_whose_partition_never_rests_ends() -> None:
+    stage = ControllerStage()
+    (partition,) = stage.create("orders", (0, 1, 2))
+    failures = stage.machines.partitions.handle_state_changes(
+        [partition], ONLINE, ChangesItself(stage, times=1_000)
+    )
+    assert "changes while its leader is elected" in str(failures[partition.topic_partition])
+
+
+def test_no_election_once_another_controller_has_a_newer_epoch() -> None:
+    stage = ControllerStage()
+    (partition,) = stage.create("orders", (0, 1, 2))
+    appended = len(stage.log)
+    stage.context.stored_controller_epoch = 9
+    machine = stage.machines.partitions
+    stage.machines.batch.new_batch()
+    with pytest.raises(StateChangeFailed, match="another controller has epoch 9, this one 3"):
+        machine.elect_leader(partition, machine.offline_partition_selector)
+    with pytest.raises(StaleControllerEpoch, match="epoch is 9, not 3"):
+        stage.machines.batch.send_requests_to_brokers(3)
+    assert len(stage.log) == appended
+
+
+def test_an_election_that_is_not_needed_changes_nothing() -> None:
+    stage = ControllerStage()
+    (partition,) = stage.create("orders", (0, 1, 2))
+    before = stage.state("orders")
+    assert stage.machines.preferred_election.elect([partition]) == {}
+    assert stage.state("orders") is before
