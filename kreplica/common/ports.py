@@ -176,3 +176,11 @@ class Transport(Protocol):
         which should do no more than post to a Loop.
         """
         ...
+
+    def watch_connections(self, listener: Callable[[int], object]) -> None:
+        """Call `listener(node_id)` when a connection from or to that node closes.
+
+        That is a hint that the node died, and no proof; and one that died with its machine, or behind a cut
+        network, closes nothing. The listener should do no more than post to a Loop.
+        """
+        ...

@@ -31,9 +31,13 @@ MAX_NAME_LENGTH = 255
 
 
 class LogDirectory:
-    """A directory that this node has locked for itself. Thread rule: the LogManager's lock guards changes."""
+    """A directory that this node has locked for itself. Thread rule: the LogManager's lock guards changes.
+
+    `lent`: whether who uses it has locked it already, and will let it go.
+    """
 
     __slots__ = (
+        "_is_lent",
         "_lock",
         "_log_starts",
         "_marks",
@@ -44,16 +48,18 @@ class LogDirectory:
         "id",
         "logs",
         "path",
-        "was_clean",
+        "previous_broker_epoch",
     )
 
-    def __init__(self, storage: Storage, path: str) -> None:
+    def __init__(self, storage: Storage, path: str, *, lent: bool = False) -> None:
         self._storage = storage
         self.path = path
         self.failure: BaseException | None = None
         self.id: Uuid | None = None
         self.logs: dict[TopicPartition, UnifiedLog] = {}
-        self.was_clean = False
+        # The broker epoch in which it was closed in order, -1 if unknown; None if it was not.
+        self.previous_broker_epoch: int | None = None
+        self._is_lent = lent
         self._meta = MetaPropertiesFile(storage, path)
         self._recovery_points = OffsetCheckpointFile(storage, f"{path}/{RECOVERY_POINT_CHECKPOINT}")
         self._log_starts = OffsetCheckpointFile(storage, f"{path}/{LOG_START_OFFSET_CHECKPOINT}")
@@ -80,7 +86,8 @@ class LogDirectory:
         Raises LogDirLocked, InconsistentClusterId, InvalidFile (another node's), KafkaStorageError.
         """
         self._storage.make_directory(self.path)
-        self._lock = self._storage.lock_directory(self.path)
+        if not self._is_lent:
+            self._lock = self._storage.lock_directory(self.path)
         found = self._meta.read()
         if found is None:
             return
@@ -99,11 +106,13 @@ class LogDirectory:
         if not self._meta.exists():
             self.id = Uuid.generate(random)
             self._meta.write(MetaProperties(cluster_id, node_id, self.id))
-        self.was_clean = self.no_longer_clean()
+        self.previous_broker_epoch = self.no_longer_clean()
 
-    def no_longer_clean(self) -> bool:
-        """Remove the marker of a clean shutdown, before anything is written; whether there was one."""
-        return CleanShutdownFile(self._storage, self.path).take() is not None
+    def no_longer_clean(self) -> int | None:
+        """Remove the marker of a clean shutdown, before anything is written; the broker epoch in it, or None
+        if there was none.
+        """
+        return CleanShutdownFile(self._storage, self.path).take()
 
     def path_of(self, partition: TopicPartition) -> str:
         """The directory of the partition's log in this one."""
@@ -153,15 +162,16 @@ class LogDirectory:
     def write_high_watermarks(self) -> None:
         self._marks.write({tp: log.high_watermark for tp, log in list(self.logs.items())})
 
-    def close(self, failed: Iterable[TopicPartition]) -> None:
-        """Write the checkpoints and, unless a log failed to close, the marker of a clean shutdown."""
+    def close(self, failed: Iterable[TopicPartition], broker_epoch: int) -> None:
+        """Write the checkpoints and, unless a log failed to close, the marker of a clean shutdown in that
+        broker epoch (-1: unknown)."""
         if not self.is_offline:
             try:
                 self.write_recovery_points()
                 self.write_log_starts()
                 self.write_high_watermarks()
                 if not any(tp in self.logs for tp in failed):
-                    CleanShutdownFile(self._storage, self.path).write()
+                    CleanShutdownFile(self._storage, self.path).write(broker_epoch)
             except KafkaStorageError as error:
                 self.failure = error
         self.release()

@@ -10,7 +10,7 @@ look at the tables.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
@@ -27,6 +27,7 @@ from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_jobs, log_loader
+from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
 from kreplica.log.file_names import check_topic, parse_directory_name
 from kreplica.log.log_cleaner import LogCleaner
 from kreplica.log.log_directory import LogDirectory
@@ -45,7 +46,7 @@ class LogManager:
     `config`: what a log gets that has no configuration of its own; `configs` gives that by topic. `settings`
     and `cleaner`: of the periodic work. `on_damage(log, damage)` is called, with no lock held, when a range
     of a log is found to have rotted while it runs. A directory that cannot be opened is offline; `startup`
-    raises only if all are.
+    raises only if all are. `locked`: the directories that the caller has locked, and will let go.
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class LogManager:
         settings: LogManagerConfig | None = None,
         cleaner: CleanerConfig | None = None,
         on_damage: OnDamage | None = None,
+        locked: Container[str] = (),
     ) -> None:
+        # Told the id of each directory that goes offline, with the lock held: it should only post.
+        self.on_directory_failed: Callable[[Uuid], object] = lambda _: None
         self._storage = storage
         self._clock = clock
         self._scheduler = scheduler
@@ -88,7 +92,7 @@ class LogManager:
         self._lock = RLock()
         # Guarded by _lock:
         self._configs = dict(configs or {})
-        self._directories = [LogDirectory(storage, path) for path in directories]
+        self._directories = [LogDirectory(storage, path, lent=path in locked) for path in directories]
         self._loaded = 0
 
     # ---- start and stop -----------------------------------------------------------------------------------
@@ -187,8 +191,9 @@ class LogManager:
             else:
                 log.fail(directory.failure)
 
-    def shutdown(self) -> None:
-        """Stop the periodic work, close every log and leave the directories marked as closed in order."""
+    def shutdown(self, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> None:
+        """Stop the periodic work, close every log and leave the directories marked as closed in order, in
+        that broker epoch."""
         for job in self._jobs:
             job.stop()
         self.cleaner.close()
@@ -203,7 +208,7 @@ class LogManager:
         self._workers.run([partial(close, log) for log in self.logs()])
         with self._lock:
             for directory in self._directories:
-                directory.close(failed)
+                directory.close(failed, broker_epoch)
 
     def abandon(self) -> None:
         """Let every log and directory go as they are, as the end of the process would: nothing is written."""
@@ -233,6 +238,8 @@ class LogManager:
                 log.fail(error)
             directory.logs.clear()
             directory.release()
+            if directory.id is not None:
+                self.on_directory_failed(directory.id)
             return gone
 
     # ---- logs ---------------------------------------------------------------------------------------------
@@ -350,6 +357,19 @@ class LogManager:
             if directory.path == path:
                 return directory
         raise LogDirNotFound(f"{path} is no log directory of this node")
+
+    @property
+    def directory_ids(self) -> dict[str, Uuid]:
+        """The ids of the directories that are online, by path; known after `startup`."""
+        return {d.path: d.id for d in self._online() if d.id is not None}
+
+    @property
+    def previous_broker_epoch(self) -> int:
+        """The broker epoch in which the directories were closed in order; -1 if one was not, or it is not
+        known (KIP-966)."""
+        epochs = {directory.previous_broker_epoch for directory in self._directories}
+        epoch = epochs.pop()
+        return UNKNOWN_BROKER_EPOCH if epochs or epoch is None else epoch
 
     @property
     def offline_directories(self) -> dict[str, BaseException]:

@@ -105,6 +105,9 @@ class LocalEndpoint:
         self.node_id = node_id
         # Guarded by the network's _lock:
         self.is_alive = True
+        self.is_paused = False
+        self.stalled: list[LocalLoop] = []  # that have tasks, while it is paused
+        self.listeners: list[Callable[[int], object]] = []
         self.handle: Handler | None = None
         self.timeouts = LocalLoop(network, self, "timeout")
         self.links: dict[int, LocalLoop] = {}  # the requests that come to it, by sender
@@ -113,6 +116,10 @@ class LocalEndpoint:
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send `request` to the node; see the port."""
         return self._network._send(self, node_id, request, timeout_ms)
+
+    def watch_connections(self, listener: Callable[[int], object]) -> None:
+        """Call `listener(node_id)` when a connection from or to that node closes; see the port."""
+        self.listeners.append(listener)
 
     def loop(self, name: str) -> LocalLoop:
         """A Loop for an object of this life of the node."""
@@ -197,6 +204,7 @@ class LocalNetwork:
         # Guarded by _lock:
         self._ready: deque[LocalLoop] = deque()
         self._lives: dict[int, LocalEndpoint] = {}
+        self._cut: set[tuple[int, int]] = set()  # (sender, receiver) between whom nothing arrives
         self._calls: dict[int, _Call] = {}
         self._numbers = 0
         self._wheel = TimingWheel(start_ms=self._now_ms())
@@ -236,6 +244,7 @@ class LocalNetwork:
             self._changed.wait_for(lambda: all(thread == own for thread in endpoint.runners))
         for call in broken:
             self._fail(call, f"the connection to node {endpoint.node_id} broke")
+        self._tell_of_closed(endpoint.node_id)
 
     def disconnect(self, node_id: int) -> None:
         """End every call from and to the node with a NetworkException; new ones may follow."""
@@ -244,6 +253,48 @@ class LocalNetwork:
         for call in calls:
             if node_id in (call.sender.node_id, call.receiver.node_id):
                 self._fail(call, f"the connection to node {call.receiver.node_id} broke")
+        self._tell_of_closed(node_id)
+
+    def _tell_of_closed(self, node_id: int) -> None:
+        with self._lock:
+            for endpoint in self._lives.values():
+                if endpoint.node_id != node_id and not self._is_cut(endpoint.node_id, node_id):
+                    for listener in endpoint.listeners:
+                        self._queue(endpoint.timeouts, partial(listener, node_id))
+
+    def pause(self, endpoint: LocalEndpoint) -> None:
+        """Stall the endpoint's life: none of its tasks runs when this returns, save the caller's; all that
+        comes waits for `resume`."""
+        own = threading.get_ident()
+        with self._lock:
+            endpoint.is_paused = True
+            self._changed.wait_for(lambda: all(thread == own for thread in endpoint.runners))
+
+    def resume(self, endpoint: LocalEndpoint) -> None:
+        """Let it go on."""
+        with self._lock:
+            endpoint.is_paused = False
+            stalled, endpoint.stalled = endpoint.stalled, []
+            for loop in stalled:
+                self._ready.append(loop)
+            self._changed.notify()
+
+    def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
+        """Let nothing arrive any more that `one` sends to `other`, nor the other way; nobody is told."""
+        with self._lock:
+            self._cut |= {(one, other), (other, one)} if both_ways else {(one, other)}
+
+    def heal(self, one: int, other: int) -> None:
+        """Join what was cut, in both directions."""
+        with self._lock:
+            self._cut -= {(one, other), (other, one)}
+
+    def heal_all(self) -> None:
+        with self._lock:
+            self._cut.clear()
+
+    def _is_cut(self, one: int, other: int) -> bool:
+        return (one, other) in self._cut or (other, one) in self._cut
 
     # ---- threads ------------------------------------------------------------------------------------------
 
@@ -328,12 +379,15 @@ class LocalNetwork:
 
     def _begin_turn(self, thread: int) -> LocalLoop | None:
         # Under _lock.
-        if not self._ready or self._is_stopping:
-            return None
-        loop = self._ready.popleft()
-        loop.endpoint.runners.append(thread)
-        self._running += 1
-        return loop
+        while self._ready and not self._is_stopping:
+            loop = self._ready.popleft()
+            if loop.endpoint.is_paused:
+                loop.endpoint.stalled.append(loop)
+                continue
+            loop.endpoint.runners.append(thread)
+            self._running += 1
+            return loop
+        return None
 
     def _end_turn(self, loop: LocalLoop, thread: int) -> None:
         # Under _lock.
@@ -344,13 +398,13 @@ class LocalNetwork:
             self._ready.append(loop)
         else:
             loop.is_queued = False
-        if not endpoint.is_alive or (self._idlers and not self._ready):
+        if not endpoint.is_alive or endpoint.is_paused or (self._idlers and not self._ready):
             self._changed.notify_all()
 
     def _run_turn(self, loop: LocalLoop) -> None:
         tasks, endpoint = loop.tasks, loop.endpoint
         for _ in range(TASKS_OF_A_TURN):
-            if not tasks or not endpoint.is_alive:
+            if not tasks or not endpoint.is_alive or endpoint.is_paused:
                 return
             try:
                 tasks.popleft()()
@@ -426,6 +480,8 @@ class LocalNetwork:
                 link = receiver.links[sender.node_id] = receiver.loop(f"requests of node {sender.node_id}")
             call = self._calls[number] = _Call(self, number, sender, receiver, request, timeout_ms)
             self._add_timer(call, timeout_ms)
+            if (sender.node_id, node_id) in self._cut:
+                return call.future
             take = partial(self._take, call)
             if self.gate is None:
                 self._queue(link, take)
@@ -456,6 +512,8 @@ class LocalNetwork:
         gate, body = self.gate, answer.result()
         deliver = partial(self._deliver, call, body)
         sender, receiver = call.receiver.node_id, call.sender.node_id
+        if (sender, receiver) in self._cut:
+            return
         if gate is None or not gate(sender, receiver, body, is_request=False, deliver=deliver):
             deliver()
 

@@ -107,6 +107,10 @@ class SimEndpoint:
         """Send `request` to the node; see the port."""
         return self._network._send(self.incarnation, node_id, request, timeout_ms)
 
+    def watch_connections(self, listener: Callable[[int], object]) -> None:
+        """Call `listener(node_id)` when a connection from or to that node closes; see the port."""
+        self._network._watch(self.incarnation, listener)
+
 
 class SimNetwork:
     """The network of one simulation; see the module."""
@@ -131,6 +135,7 @@ class SimNetwork:
         self._silent: set[int] = set()
         self._calls: dict[int, Call] = {}
         self._holds: list[Callable[[Message], bool]] = []
+        self._watchers: dict[Incarnation, list[Callable[[int], object]]] = {}
         self._numbers = 0
 
     # ---- nodes --------------------------------------------------------------------------------------------
@@ -161,6 +166,11 @@ class SimNetwork:
         for number, call in list(self._calls.items()):
             if node_id in (call.sender.node_id, call.receiver):
                 self._fail(number, f"the connection to node {call.receiver} broke")
+        for life, listeners in self._watchers.items():
+            if life.is_alive and life.node_id != node_id and not self._is_cut(life.node_id, node_id):
+                for listener in listeners:
+                    tell = partial(listener, node_id)
+                    self._scheduler.add("connection", f"of node {node_id} closes", tell, incarnation=life)
 
     # ---- links --------------------------------------------------------------------------------------------
 
@@ -210,6 +220,13 @@ class SimNetwork:
         self.counts["lost"] += 1
 
     # ---- a message's way ----------------------------------------------------------------------------------
+
+    def _watch(self, incarnation: Incarnation, listener: Callable[[int], object]) -> None:
+        self._watchers = {life: found for life, found in self._watchers.items() if life.is_alive}
+        self._watchers.setdefault(incarnation, []).append(listener)
+
+    def _is_cut(self, one: int, other: int) -> bool:
+        return self.conditions(one, other).is_cut or self.conditions(other, one).is_cut
 
     def _send(self, sender: Incarnation, receiver: int, request: Any, timeout_ms: int) -> Future[Any]:
         call = Call(sender, receiver)

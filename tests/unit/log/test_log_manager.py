@@ -584,3 +584,48 @@ def test_a_cut_lowers_the_cleaners_checkpoint_before_the_cleaner_has_seen_the_lo
     log.truncate_to(5)
     assert rows(tmp_path, "cleaner-offset-checkpoint") == {ORDERS: 5}
     manager.shutdown()
+
+
+# ---- what a node wants to know of its directories --------------------------------------------------------
+
+
+def test_a_clean_stop_tells_the_next_start_its_broker_epoch(directories: list[Path]) -> None:
+    first = started(*directories)
+    assert first.previous_broker_epoch == -1
+    first.shutdown(7)
+    again = started(*directories)
+    assert again.previous_broker_epoch == 7
+    again.abandon()
+    after_a_crash = started(*directories)
+    assert after_a_crash.previous_broker_epoch == -1
+    after_a_crash.abandon()
+
+
+def test_one_directory_that_was_not_closed_in_order_is_enough(directories: list[Path]) -> None:
+    started(*directories).shutdown(7)
+    (directories[1] / MARKER).unlink()
+    again = started(*directories)
+    assert again.previous_broker_epoch == -1
+    again.abandon()
+
+
+def test_a_directory_that_its_owner_has_locked(directories: list[Path]) -> None:
+    storage, path = FileStorage(), str(directories[0])
+    storage.make_directory(path)
+    lock = storage.lock_directory(path)
+    started(directories[0], locked={path}).shutdown()
+    assert storage.is_locked(path)
+    lock.release()
+
+
+def test_who_cares_is_told_which_directory_failed(directories: list[Path]) -> None:
+    manager = started(*directories)
+    failed: list[Uuid] = []
+    manager.on_directory_failed = failed.append
+    path = str(directories[1])
+    lost = manager.directory_ids[path]
+    manager.fail(path, StorageIOError("the disk is gone"))
+    manager.fail(path, StorageIOError("the disk is gone"))
+    assert failed == [lost]
+    assert path not in manager.directory_ids
+    manager.abandon()

@@ -301,3 +301,72 @@ def test_many_callers_get_their_own_answers(network):
             assert answers == [number * 2 for number in range(300)]
     assert network._calls == {}
     assert len(network._wheel) == 0
+
+
+def test_who_watches_is_told_of_closed_connections(network):
+    told, posted = [], threading.Event()
+    first, second = add_node(network, 1), add_node(network, 2)
+    add_node(network, 3).watch_connections(told.append)
+    first.watch_connections(lambda node_id: (told.append(node_id), posted.set()))
+    network.cut(3, 2)
+    network.leave(second)
+    assert posted.wait(PATIENCE)
+    # Node 3 is cut off, and node 2 itself is gone.
+    assert network.wait_until_idle(PATIENCE)
+    assert told == [2]
+
+
+def test_a_paused_node_does_nothing_and_loses_nothing(network):
+    first, second = add_node(network, 1), add_node(network, 2)
+    ran = []
+    network.pause(second)
+    futures = [first.send(2, number, timeout_ms=PATIENCE * 1000) for number in range(5)]
+    second.loop("own").post(lambda: ran.append("task"))
+    second.schedule("timer", lambda: ran.append("timer"), 0)
+    first.loop("clock").post_later(lambda: ran.append("later"), 20)
+    while "later" not in ran:
+        assert network.wait_until_idle(PATIENCE)
+    assert ran == ["later"]
+    assert not any(future.done() for future in futures)
+    network.resume(second)
+    assert [future.result(PATIENCE) for future in futures] == list(range(5))
+    assert network.wait_until_idle(PATIENCE)
+    assert sorted(ran) == ["later", "task", "timer"]
+
+
+def test_a_call_of_a_paused_node_waits_with_it(network):
+    first, second = add_node(network, 1), add_node(network, 2)
+    outcome = []
+    future = first.send(2, 7, timeout_ms=1)
+    network.pause(first)
+    future.add_done_callback(lambda done: first.loop("own").post(lambda: outcome.append(done)))
+    second.loop("clock").post_later(lambda: None, 30)
+    assert network.wait_until_idle(PATIENCE)
+    assert outcome == []
+    network.resume(first)
+    assert network.wait_until_idle(PATIENCE)
+    assert len(outcome) == 1
+
+
+def test_one_may_pause_and_end_a_paused_node(network):
+    first, second = add_node(network, 1), add_node(network, 2)
+    network.pause(second)
+    future = first.send(2, 1, timeout_ms=PATIENCE * 1000)
+    network.leave(second)
+    fails(future, "broke")
+
+
+def test_a_cut_loses_requests_and_answers(network):
+    first, second = add_node(network, 1), add_node(network, 2)
+    network.cut(1, 2)
+    fails(first.send(2, 1, timeout_ms=20), "within 20 ms")
+    fails(second.send(1, 1, timeout_ms=20), "within 20 ms")
+    network.heal(1, 2)
+    assert first.send(2, 1, timeout_ms=PATIENCE * 1000).result(PATIENCE) == 1
+    taken = []
+    network.register(second, lambda body: (taken.append(body), resolved(body))[1])
+    network.cut(2, 1, both_ways=False)
+    fails(first.send(2, 3, timeout_ms=20), "within 20 ms")
+    assert taken == [3]
+    network.heal_all()
+    assert first.send(2, 4, timeout_ms=PATIENCE * 1000).result(PATIENCE) == 4

@@ -253,3 +253,22 @@ def run(seed):
 def test_the_same_seed_gives_the_same_network():
     assert run(5) == run(5)
     assert run(5)[1] != run(6)[1]
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_a_connection_that_closes_is_a_hint_unless_the_power_went(silently):
+    world, told = World(), []
+    world.endpoints[1].watch_connections(told.append)
+    world.kill(2, silently=silently)
+    world.scheduler.run_due()
+    assert told == ([] if silently else [2])
+
+
+def test_behind_a_cut_nobody_hears_of_closed_connections():
+    world, told = World(), []
+    world.endpoints[1].watch_connections(told.append)
+    world.network.cut(2, 1, both_ways=False)
+    world.network.disconnect(2)
+    world.kill(2)
+    world.scheduler.run_due()
+    assert told == []
