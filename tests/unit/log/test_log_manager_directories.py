@@ -1,0 +1,84 @@
+"""What a node wants to know of the log directories of its LogManager."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import StorageIOError
+from kreplica.common.types import Uuid
+from kreplica.log.log_manager import LogManager
+from kreplica.runtime.scheduler import ThreadScheduler
+from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.workers import ThreadWorkers
+from tests.support.clocks import ManualClock
+
+MARKER = ".kafka_cleanshutdown"
+
+
+def started(*directories: Path, **settings: object) -> LogManager:
+    clock = ManualClock()
+    manager = LogManager(
+        [str(directory) for directory in directories],
+        cluster_id="dpbFJ6ZBRoSUiuWQ5q1v1w",
+        node_id=1,
+        config=LogConfig(),
+        storage=FileStorage(),
+        clock=clock,
+        scheduler=ThreadScheduler(clock),
+        workers=ThreadWorkers(2),
+        random=random.Random(3),
+        **settings,  # type: ignore[arg-type]
+    )
+    manager.startup()
+    return manager
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "disk-0", tmp_path / "disk-1"]
+
+
+def test_a_clean_stop_tells_the_next_start_its_broker_epoch(directories: list[Path]) -> None:
+    first = started(*directories)
+    assert first.previous_broker_epoch == -1
+    first.shutdown(7)
+    again = started(*directories)
+    assert again.previous_broker_epoch == 7
+    again.abandon()
+    after_a_crash = started(*directories)
+    assert after_a_crash.previous_broker_epoch == -1
+    after_a_crash.abandon()
+
+
+def test_one_directory_that_was_not_closed_in_order_is_enough(directories: list[Path]) -> None:
+    started(*directories).shutdown(7)
+    (directories[1] / MARKER).unlink()
+    again = started(*directories)
+    assert again.previous_broker_epoch == -1
+    again.abandon()
+
+
+def test_a_directory_that_its_owner_has_locked(directories: list[Path]) -> None:
+    storage, path = FileStorage(), str(directories[0])
+    storage.make_directory(path)
+    lock = storage.lock_directory(path)
+    started(directories[0], locked={path}).shutdown()
+    assert storage.is_locked(path)
+    lock.release()
+
+
+def test_who_cares_is_told_which_directory_failed(directories: list[Path]) -> None:
+    manager = started(*directories)
+    failed: list[Uuid] = []
+    manager.on_directory_failed = failed.append
+    path = str(directories[1])
+    lost = manager.directory_ids[path]
+    manager.fail(path, StorageIOError("the disk is gone"))
+    manager.fail(path, StorageIOError("the disk is gone"))
+    assert failed == [lost]
+    assert path not in manager.directory_ids
+    manager.abandon()
