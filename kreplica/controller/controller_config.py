@@ -25,6 +25,7 @@ class ControllerConfig:
 
     auto_leader_rebalance_enable: bool = True
     leader_imbalance_check_interval_seconds: int = 300
+    leader_imbalance_per_broker_percentage: int = 10
     unclean_leader_election_interval_ms: int = 300_000
     # An active controller with nothing to write writes a record all the same: a mark that all follow.
     metadata_max_idle_interval_ms: int = 500

@@ -1,0 +1,222 @@
+"""ControllerApis: takes the requests that only the active controller answers to this node's QuorumController.
+
+Each becomes one event: done at once or not at all, answered when it is committed. On a node whose controller
+is not the active one every answer is NOT_CONTROLLER, with the node that is in its message where the answer
+has one; so is an answer that was still waiting when leadership was lost, and then the request may have been
+carried out or not. A request is never left without an answer. No state; any thread may call.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
+from kio.schema.allocate_producer_ids.v0.response import AllocateProducerIdsResponse
+from kio.schema.alter_configs.v2.request import AlterConfigsRequest
+from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse as AlterAnswer
+from kio.schema.alter_configs.v2.response import AlterConfigsResponse
+from kio.schema.alter_partition.v3.request import AlterPartitionRequest
+from kio.schema.alter_partition.v3.response import AlterPartitionResponse
+from kio.schema.alter_partition_reassignments.v1.request import AlterPartitionReassignmentsRequest
+from kio.schema.alter_partition_reassignments.v1.response import AlterPartitionReassignmentsResponse
+from kio.schema.assign_replicas_to_dirs.v0.request import AssignReplicasToDirsRequest
+from kio.schema.assign_replicas_to_dirs.v0.response import AssignReplicasToDirsResponse
+from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
+from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
+from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
+from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
+from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest
+from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
+from kio.schema.create_partitions.v3.request import CreatePartitionsRequest
+from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
+from kio.schema.create_topics.v7.request import CreateTopicsRequest
+from kio.schema.create_topics.v7.response import CreatableTopicResult, CreateTopicsResponse
+from kio.schema.delete_topics.v6.request import DeleteTopicsRequest
+from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
+from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
+from kio.schema.elect_leaders.v2.response import ElectLeadersResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.incremental_alter_configs.v1.request import IncrementalAlterConfigsRequest
+from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse as IncrementalAnswer
+from kio.schema.incremental_alter_configs.v1.response import IncrementalAlterConfigsResponse
+from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest
+from kio.schema.list_partition_reassignments.v0.response import ListPartitionReassignmentsResponse
+from kio.schema.unregister_broker.v0.request import UnregisterBrokerRequest
+from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
+from kio.schema.update_features.v1.request import UpdateFeaturesRequest
+from kio.schema.update_features.v1.response import UpdateFeaturesResponse
+
+from kreplica.common.errors import KreplicaError, UnknownServerError, UnsupportedVersion
+from kreplica.common.future import Future, failed
+from kreplica.controller.controller_term import ControllerTerm
+from kreplica.controller.quorum_controller import QuorumController
+
+NO_THROTTLE = timedelta(0)
+
+Operation = Callable[[ControllerTerm, Any], Any]
+Refuse = Callable[[Any, KreplicaError], Any]
+
+# What the active controller does for each request.
+OPERATIONS: dict[type[Any], Operation] = {
+    CreateTopicsRequest: lambda term, request: term.machines.replication_control.create_topics(request),
+    DeleteTopicsRequest: lambda term, request: term.machines.replication_control.delete_topics(request),
+    CreatePartitionsRequest: lambda term, request: term.machines.replication_control.create_partitions(
+        request
+    ),
+    AlterPartitionRequest: lambda term, request: term.machines.replication_control.alter_partition(request),
+    ElectLeadersRequest: lambda term, request: term.machines.replication_control.elect_leaders(request),
+    AlterPartitionReassignmentsRequest: lambda term, request: (
+        term.machines.replication_control.alter_partition_reassignments(request)
+    ),
+    ListPartitionReassignmentsRequest: lambda term, request: (
+        term.machines.replication_control.list_partition_reassignments(request)
+    ),
+    AssignReplicasToDirsRequest: lambda term, request: term.directories.assign_replicas_to_dirs(request),
+    BrokerRegistrationRequest: lambda term, request: term.cluster.register_broker(request),
+    BrokerHeartbeatRequest: lambda term, request: term.cluster.process_broker_heartbeat(request),
+    UnregisterBrokerRequest: lambda term, request: term.cluster.unregister_broker(request),
+    ControllerRegistrationRequest: lambda term, request: term.cluster.register_controller(request),
+    IncrementalAlterConfigsRequest: lambda term, request: term.configs.incremental_alter_configs(request),
+    AlterConfigsRequest: lambda term, request: term.configs.alter_configs(request),
+    AllocateProducerIdsRequest: lambda term, request: term.producer_ids.allocate(request),
+    UpdateFeaturesRequest: lambda term, request: term.features.update(request),
+}
+
+
+class ControllerApis:
+    """The handlers of one node's controller."""
+
+    def __init__(self, controller: QuorumController) -> None:
+        self._controller = controller
+
+    def takes(self, request: Any) -> bool:
+        """Whether the request is one for the active controller."""
+        return type(request) in OPERATIONS
+
+    def handle(self, request: Any) -> Future[Any]:
+        """The answer to a request; the future fails with UnsupportedVersion for one that has no handler."""
+        operation = OPERATIONS.get(type(request))
+        if operation is None:
+            return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
+        name = type(request).__name__.removesuffix("Request")
+        done = self._controller.append_write_event(name, lambda term: operation(term, request))
+        answer: Future[Any] = Future()
+        done.add_done_callback(partial(_answer, request, answer))
+        return answer
+
+
+def _answer(request: Any, answer: Future[Any], done: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+        return
+    if not isinstance(error, KreplicaError):
+        error = UnknownServerError(repr(error))
+    answer.set_result(refusal(request, error))
+
+
+def refusal(request: Any, error: KreplicaError) -> Any:
+    """The answer that says that nothing of the request was done, or nobody knows, and why."""
+    return REFUSALS[type(request)](request, error)
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------
+
+
+def _with_code(response: type[Any], **fields: Any) -> Refuse:
+    return lambda _request, error: response(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode(error.code), **fields
+    )
+
+
+def _with_message(response: type[Any], **fields: Any) -> Refuse:
+    return lambda _request, error: response(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode(error.code), error_message=str(error), **fields
+    )
+
+
+def _refuse_create_topics(request: CreateTopicsRequest, error: KreplicaError) -> CreateTopicsResponse:
+    return CreateTopicsResponse(
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            CreatableTopicResult(
+                name=topic.name,
+                topic_id=None,
+                error_code=ErrorCode(error.code),
+                error_message=str(error),
+                configs=None,
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _refuse_delete_topics(request: DeleteTopicsRequest, error: KreplicaError) -> DeleteTopicsResponse:
+    return DeleteTopicsResponse(
+        throttle_time=NO_THROTTLE,
+        responses=tuple(
+            DeletableTopicResult(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                error_code=ErrorCode(error.code),
+                error_message=str(error),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _refuse_create_partitions(
+    request: CreatePartitionsRequest, error: KreplicaError
+) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(
+        throttle_time=NO_THROTTLE,
+        results=tuple(
+            CreatePartitionsTopicResult(
+                name=topic.name, error_code=ErrorCode(error.code), error_message=str(error)
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _refuse_configs(response: type[Any], answer: type[Any]) -> Refuse:
+    return lambda request, error: response(
+        throttle_time=NO_THROTTLE,
+        responses=tuple(
+            answer(
+                error_code=ErrorCode(error.code),
+                error_message=str(error),
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ),
+    )
+
+
+REFUSALS: dict[type[Any], Refuse] = {
+    CreateTopicsRequest: _refuse_create_topics,
+    DeleteTopicsRequest: _refuse_delete_topics,
+    CreatePartitionsRequest: _refuse_create_partitions,
+    AlterPartitionRequest: _with_code(AlterPartitionResponse, topics=()),
+    ElectLeadersRequest: _with_code(ElectLeadersResponse, replica_election_results=()),
+    AlterPartitionReassignmentsRequest: _with_message(AlterPartitionReassignmentsResponse, responses=()),
+    ListPartitionReassignmentsRequest: _with_message(ListPartitionReassignmentsResponse, topics=()),
+    AssignReplicasToDirsRequest: _with_code(AssignReplicasToDirsResponse, directories=()),
+    BrokerRegistrationRequest: _with_code(BrokerRegistrationResponse),
+    BrokerHeartbeatRequest: _with_code(BrokerHeartbeatResponse, should_shut_down=False),
+    UnregisterBrokerRequest: _with_message(UnregisterBrokerResponse),
+    ControllerRegistrationRequest: _with_message(ControllerRegistrationResponse),
+    IncrementalAlterConfigsRequest: _refuse_configs(IncrementalAlterConfigsResponse, IncrementalAnswer),
+    AlterConfigsRequest: _refuse_configs(AlterConfigsResponse, AlterAnswer),
+    AllocateProducerIdsRequest: _with_code(
+        AllocateProducerIdsResponse, producer_id_start=-1, producer_id_len=0
+    ),
+    UpdateFeaturesRequest: _with_message(UpdateFeaturesResponse, results=()),
+}

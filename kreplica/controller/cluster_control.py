@@ -1,0 +1,347 @@
+"""ClusterControl: which brokers and controllers there are, and who of the brokers may lead.
+
+A broker registers with each of its lives, named by an incarnation id; the offset of that record is its epoch,
+with which it signs all it asks for later. It is fenced until it has caught up with the metadata, and again
+when it is not heard for a session. The record that fences it and those that move its leaders are one batch,
+so no reader ever sees a fenced broker lead or in an ISR.
+
+It decides by `metadata` and the sessions; what becomes of partitions is BrokerChange's, what is written goes
+to the writer. It belongs to the controller's loop.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
+from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
+from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest
+from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
+from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest
+from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.unregister_broker.v0.request import UnregisterBrokerRequest
+from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
+
+from kreplica.common.errors import (
+    BrokerIdNotRegistered,
+    DuplicateBrokerRegistration,
+    InconsistentClusterId,
+    InvalidRequest,
+    StaleBrokerEpoch,
+)
+from kreplica.common.ports import Clock
+from kreplica.common.types import Uuid
+from kreplica.common.wire import topic_id_of
+from kreplica.controller.broker_change import BrokerChange
+from kreplica.controller.broker_heartbeat_manager import BrokerControlState, BrokerHeartbeatManager
+from kreplica.controller.controller_context import ControllerContext
+from kreplica.controller.feature_control import check_supported
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.records import (
+    BrokerRegistrationChangeRecord,
+    Endpoint,
+    MetadataRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    SupportedFeature,
+    UnregisterBrokerRecord,
+)
+from kreplica.metadata.registrations import (
+    LOST_DIRECTORY,
+    MIGRATING_DIRECTORY,
+    UNASSIGNED_DIRECTORY,
+    BrokerRegistration,
+)
+
+NO_THROTTLE = timedelta(0)
+RESERVED_DIRECTORIES = frozenset({LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY})
+# How often the offset of a registration is guessed anew where the quorum has written records of its own.
+GUESSES = 8
+
+
+class RecordWriter(Protocol):
+    """Collects what one event of the controller writes, at once or not at all.
+
+    `next_offset`: the one that the first record of the event gets.
+    """
+
+    @property
+    def next_offset(self) -> int: ...
+
+    def add(self, message: MetadataRecord) -> None:
+        """Write the record with the others of the event."""
+        ...
+
+    def expect_offset(self, offset: int) -> None:
+        """The event is done anew where its first record would get another offset."""
+        ...
+
+    def after_append(self, action: Callable[[int], object]) -> None:
+        """Call `action` with the offset of the last record once all are appended, else never."""
+        ...
+
+
+def check_broker_epoch(metadata: ClusterMetadata, broker_id: int, epoch: int) -> BrokerRegistration:
+    """The broker's registration. Raises StaleBrokerEpoch unless it is registered in that epoch."""
+    broker = metadata.brokers.get(broker_id)
+    if broker is None:
+        raise StaleBrokerEpoch(f"broker {broker_id} is not registered")
+    if broker.epoch != epoch:
+        raise StaleBrokerEpoch(f"broker {broker_id} is registered in epoch {broker.epoch}, not {epoch}")
+    return broker
+
+
+class ClusterControl:
+    """Registration, fencing and shutdown of brokers; registration of controllers. See the module."""
+
+    def __init__(
+        self,
+        cluster_id: str,
+        context: ControllerContext,
+        heartbeats: BrokerHeartbeatManager,
+        changes: BrokerChange,
+        writer: RecordWriter,
+        clock: Clock,
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._context = context
+        self._metadata = context.metadata
+        self._heartbeats = heartbeats
+        self._changes = changes
+        self._writer = writer
+        self._clock = clock
+
+    # ---- registration -------------------------------------------------------------------------------------
+
+    def register_broker(self, request: BrokerRegistrationRequest) -> BrokerRegistrationResponse:
+        """BrokerRegistration (62): a broker starts. It is fenced from now on, save in the same incarnation.
+
+        Raises InconsistentClusterId; DuplicateBrokerRegistration where another life of it may go on;
+        UnsupportedVersion where it lacks a feature of the cluster; InvalidRequest for directories that are
+        another broker's, or none.
+        """
+        broker_id, incarnation = request.broker_id, topic_id_of(request.incarnation_id)
+        if request.cluster_id != self._cluster_id:
+            raise InconsistentClusterId(
+                f"broker {broker_id} is of cluster {request.cluster_id[:80]!r}, this is {self._cluster_id!r}"
+            )
+        now_ns = self._clock.monotonic_ns()
+        existing = self._metadata.brokers.get(broker_id)
+        is_same = existing is not None and existing.incarnation_id == incarnation
+        if (
+            existing is not None
+            and not is_same
+            and not existing.in_controlled_shutdown
+            and self._heartbeats.has_valid_session(broker_id, existing.epoch, now_ns)
+        ):
+            raise DuplicateBrokerRegistration(
+                f"another broker {broker_id} is registered in epoch {existing.epoch} and was heard lately"
+            )
+        directories = self._checked_directories(broker_id, request.log_dirs)
+        features = tuple(_feature(each) for each in request.features)
+        check_supported(self._metadata.features, features, f"broker {broker_id}")
+        record = RegisterBrokerRecord(
+            broker_id=broker_id,
+            incarnation_id=incarnation,
+            broker_epoch=existing.epoch if existing is not None and is_same else -1,
+            end_points=tuple(_endpoint(each) for each in request.listeners),
+            features=features,
+            rack=request.rack,
+            fenced=existing.fenced if existing is not None and is_same else True,
+            in_controlled_shutdown=existing.in_controlled_shutdown if existing and is_same else False,
+            log_dirs=directories,
+        )
+        epoch = record.broker_epoch
+        if epoch < 0:
+            epoch = self._writer.next_offset
+            self._writer.expect_offset(epoch)
+        self._writer.add(replace(record, broker_epoch=epoch))
+        if not is_same:
+            if existing is not None:
+                self._end_life(existing, is_clean=request.previous_broker_epoch == existing.epoch)
+            self._writer.after_append(
+                lambda _: self._heartbeats.register(broker_id, epoch, now_ns, is_fenced=True)
+            )
+        return BrokerRegistrationResponse(
+            throttle_time=NO_THROTTLE, error_code=ErrorCode.none, broker_epoch=epoch
+        )
+
+    def _end_life(self, broker: BrokerRegistration, *, is_clean: bool) -> None:
+        # Its last life is over: it leads nothing any more. One that was not ended in order may have lost
+        # what it had, so it is no longer believed to have what was committed (KIP-966).
+        if not broker.fenced:
+            self._changes.on_broker_failure([broker.broker_id])
+        if not is_clean:
+            self._changes.on_unclean_shutdown(broker.broker_id)
+
+    def _checked_directories(self, broker_id: int, given: Iterable[Any]) -> tuple[Uuid, ...]:
+        directories = tuple(topic_id_of(each) for each in given)
+        if not directories or len(set(directories)) < len(directories):
+            raise InvalidRequest(f"broker {broker_id} names no log directory, or one twice")
+        if RESERVED_DIRECTORIES & set(directories):
+            raise InvalidRequest(f"broker {broker_id} names a directory whose id is reserved")
+        for other in self._metadata.brokers.values():
+            shared = set(other.directories) & set(directories)
+            if other.broker_id != broker_id and shared:
+                raise InvalidRequest(
+                    f"broker {broker_id} names directory {shared.pop()}, which is broker {other.broker_id}'s"
+                )
+        return directories
+
+    def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
+        """UnregisterBroker (64): the broker is taken out. Raises BrokerIdNotRegistered."""
+        broker = self._metadata.brokers.get(request.broker_id)
+        if broker is None:
+            raise BrokerIdNotRegistered(f"broker {request.broker_id} is not registered")
+        self._changes.on_broker_failure([broker.broker_id])
+        record = UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.epoch)
+        self._writer.add(record)
+        self._writer.after_append(lambda _: self._heartbeats.remove(broker.broker_id))
+        return UnregisterBrokerResponse(
+            throttle_time=NO_THROTTLE, error_code=ErrorCode.none, error_message=None
+        )
+
+    def register_controller(self, request: ControllerRegistrationRequest) -> ControllerRegistrationResponse:
+        """ControllerRegistration (70): a controller tells where it listens and what it supports."""
+        features = tuple(_feature(each) for each in request.features)
+        check_supported(self._metadata.features, features, f"controller {request.controller_id}")
+        record = RegisterControllerRecord(
+            controller_id=request.controller_id,
+            incarnation_id=topic_id_of(request.incarnation_id),
+            zk_migration_ready=request.zk_migration_ready,
+            end_points=tuple(_endpoint(each) for each in request.listeners),
+            features=features,
+        )
+        self._writer.add(record)
+        return ControllerRegistrationResponse(
+            throttle_time=NO_THROTTLE, error_code=ErrorCode.none, error_message=None
+        )
+
+    # ---- heartbeats ---------------------------------------------------------------------------------------
+
+    def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
+        """BrokerHeartbeat (63): the broker lives, and wants to be what it says. Raises StaleBrokerEpoch."""
+        broker = check_broker_epoch(self._metadata, request.broker_id, request.broker_epoch)
+        broker_id, offset = broker.broker_id, request.current_metadata_offset
+        self._heartbeats.touch(broker_id, self._clock.monotonic_ns(), offset)
+        state = self._heartbeats.next_state(
+            broker_id,
+            wants_fence=request.want_fence,
+            wants_shutdown=request.want_shut_down,
+            metadata_offset=offset,
+            has_leaderships=lambda: self._has_leaderships(broker),
+        )
+        self._changes.on_metadata_offset(broker_id, offset)
+        self._enter(broker, state)
+        if request.offline_log_dirs:
+            # Behind that, since a broker that is unfenced begins with all its directories.
+            self._take_offline(broker, [topic_id_of(each) for each in request.offline_log_dirs])
+        is_fenced = state in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
+        return BrokerHeartbeatResponse(
+            throttle_time=NO_THROTTLE,
+            error_code=ErrorCode.none,
+            is_caught_up=offset >= broker.epoch,
+            is_fenced=is_fenced,
+            should_shut_down=state is BrokerControlState.SHUTDOWN_NOW,
+        )
+
+    def _enter(self, broker: BrokerRegistration, state: BrokerControlState) -> None:
+        broker_id = broker.broker_id
+        if state in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW):
+            if not broker.fenced:
+                self._fence([broker_id], expired=False)
+        elif state is BrokerControlState.UNFENCED:
+            if broker.fenced:
+                self._write_change(broker, fenced=-1)
+                self._writer.after_append(lambda _: self._heartbeats.unfence(broker_id))
+                self._changes.on_broker_startup([broker_id])
+        elif not broker.in_controlled_shutdown:
+            self._write_change(broker, in_controlled_shutdown=1)
+            self._changes.on_broker_shutdown(broker_id)
+            self._await_all(broker_id)
+
+    def _has_leaderships(self, broker: BrokerRegistration) -> bool:
+        """Whether the broker led anything by now that others can lead; those are asked to, if it leaves.
+
+        What it alone could lead goes offline with it: it waits for nobody.
+        """
+        led = len(self._context.partitions_led_by(broker.broker_id))
+        if not broker.in_controlled_shutdown:
+            return led > 0
+        left = self._changes.on_broker_shutdown(broker.broker_id)
+        if not left and len(self._context.partitions_led_by(broker.broker_id)) == led:
+            return False
+        self._await_all(broker.broker_id)
+        return True
+
+    def _await_all(self, broker_id: int) -> None:
+        # All others have to hear of what is written now, before the broker may go.
+        self._writer.after_append(lambda last: self._heartbeats.begin_controlled_shutdown(broker_id, last))
+
+    def _take_offline(self, broker: BrokerRegistration, directories: Sequence[Uuid]) -> None:
+        # They are told with each heartbeat: this controller may have taken over since the first.
+        known = self._context.offline_directories.get(broker.broker_id, frozenset())
+        failed = [each for each in directories if each not in known]
+        if not failed:
+            return
+        self._changes.on_broker_log_dir_failure(broker.broker_id, failed)
+        left = tuple(each for each in broker.directories if each not in failed)
+        if left and left != broker.directories:
+            self._write_change(broker, log_dirs=left)
+
+    # ---- fencing ------------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        """A new epoch of the controller: every broker has a whole session; nobody could be heard before."""
+        now_ns = self._clock.monotonic_ns()
+        for broker in self._metadata.brokers.values():
+            self._heartbeats.register(broker.broker_id, broker.epoch, now_ns, is_fenced=broker.fenced)
+            if broker.in_controlled_shutdown and not broker.fenced:
+                self._heartbeats.begin_controlled_shutdown(broker.broker_id, self._writer.next_offset - 1)
+
+    def fence_expired_brokers(self) -> list[int]:
+        """Fence all brokers whose sessions have ended; their ids."""
+        expired = self._heartbeats.expired_brokers(self._clock.monotonic_ns())
+        if expired:
+            self._fence(expired, expired=True)
+        return expired
+
+    def _fence(self, broker_ids: Sequence[int], *, expired: bool) -> None:
+        # All are dead before the first election, or one would be elected that is fenced next (KAFKA-13173).
+        self._changes.on_broker_failure(broker_ids)
+        for broker_id in broker_ids:
+            self._write_change(self._metadata.brokers[broker_id], fenced=1)
+        self._writer.after_append(lambda _: self._note_fenced(broker_ids, expired))
+
+    def _note_fenced(self, broker_ids: Sequence[int], expired: bool) -> None:
+        for broker_id in broker_ids:
+            self._heartbeats.fence(broker_id, expired=expired)
+
+    def _write_change(self, broker: BrokerRegistration, **changes: Any) -> None:
+        record = BrokerRegistrationChangeRecord(
+            broker_id=broker.broker_id, broker_epoch=broker.epoch, **changes
+        )
+        self._writer.add(record)
+
+
+def _endpoint(listener: Any) -> Endpoint:
+    return Endpoint(
+        name=listener.name,
+        host=listener.host,
+        port=int(listener.port),
+        security_protocol=int(listener.security_protocol),
+    )
+
+
+def _feature(feature: Any) -> SupportedFeature:
+    return SupportedFeature(
+        name=feature.name,
+        min_supported_version=int(feature.min_supported_version),
+        max_supported_version=int(feature.max_supported_version),
+    )

@@ -1,0 +1,212 @@
+"""ConfigurationControl: changes of the cluster's dynamic settings, checked before they are written.
+
+A change is checked as a whole: the settings of a resource as they would be after it. A name that nobody
+knows, a value out of its range and two that contradict each other are an InvalidConfig for that resource;
+the other resources of a request are changed. It keeps no state but the metadata it looks at, and belongs to
+the controller's loop.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.alter_configs.v2.request import AlterConfigsRequest
+from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse as AlterAnswer
+from kio.schema.alter_configs.v2.response import AlterConfigsResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.incremental_alter_configs.v1.request import (
+    AlterableConfig,
+    IncrementalAlterConfigsRequest,
+)
+from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse as IncrementalAnswer
+from kio.schema.incremental_alter_configs.v1.response import IncrementalAlterConfigsResponse
+
+from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
+from kreplica.common.errors import (
+    BrokerIdNotRegistered,
+    InvalidConfig,
+    InvalidRequest,
+    KreplicaError,
+    UnknownTopicOrPartition,
+)
+from kreplica.controller.controller_result import ControllerResult, Records
+from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.records import ConfigRecord
+from kreplica.metadata.serde import in_lowest_version
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+# The name under which brokers' settings are those of all brokers.
+ALL_BROKERS = ""
+
+NO_THROTTLE = timedelta(0)
+LISTS = frozenset(
+    name.replace("_", ".")
+    for name, value in ((name, getattr(LogConfig(), name)) for name in LogConfig.__dataclass_fields__)
+    if isinstance(value, tuple)
+)
+TOPIC_SETTINGS = frozenset(LogConfig().properties())
+# What a broker takes on while it runs: the defaults of its logs, and what its periodic work and its
+# replication quota are set to.
+REPLICATION_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
+CLEANER_SETTINGS = frozenset(CleanerConfig().properties())
+LOG_MANAGER_SETTINGS = frozenset(LogManagerConfig().properties())
+
+Change = Callable[[dict[str, str]], None]
+
+
+class ConfigurationControl:
+    """Looks at `metadata`, and says what is to be written."""
+
+    def __init__(self, metadata: ClusterMetadata) -> None:
+        self._metadata = metadata
+
+    def incremental_alter_configs(
+        self, request: IncrementalAlterConfigsRequest
+    ) -> ControllerResult[IncrementalAlterConfigsResponse]:
+        """IncrementalAlterConfigs (44): set, delete, append to or subtract from single settings (KIP-339)."""
+        records, answers = self._alter(
+            request.resources, lambda configs: lambda known: _apply_all(known, configs), IncrementalAnswer
+        )
+        response = IncrementalAlterConfigsResponse(throttle_time=NO_THROTTLE, responses=answers)
+        return ControllerResult(() if request.validate_only else records, response)
+
+    def alter_configs(self, request: AlterConfigsRequest) -> ControllerResult[AlterConfigsResponse]:
+        """AlterConfigs (33): the settings of each resource are those that are given, and no others."""
+        records, answers = self._alter(
+            request.resources, lambda configs: lambda known: _replace_all(known, configs), AlterAnswer
+        )
+        response = AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=answers)
+        return ControllerResult(() if request.validate_only else records, response)
+
+    def records_for(self, resource_type: int, name: str, changed: Mapping[str, str]) -> Records:
+        """The records that make a resource's settings `changed`. Raises as `check` does."""
+        self.check(resource_type, name, changed)
+        before = self._metadata.config(resource_type, name)
+        return tuple(
+            in_lowest_version(
+                ConfigRecord(
+                    resource_type=resource_type, resource_name=name, name=each, value=changed.get(each)
+                )
+            )
+            for each in sorted({*before, *changed})
+            if before.get(each) != changed.get(each)
+        )
+
+    def check(self, resource_type: int, name: str, settings: Mapping[str, str]) -> None:
+        """Raises InvalidConfig unless a resource can have these settings, InvalidRequest for a type of
+        resource that has none, UnknownTopicOrPartition or BrokerIdNotRegistered where it does not exist.
+        """
+        if resource_type == TOPIC_RESOURCE:
+            if name not in self._metadata.topics:
+                raise UnknownTopicOrPartition(f"there is no topic {name[:80]!r}")
+            check_topic_settings(settings)
+        elif resource_type == BROKER_RESOURCE:
+            if name != ALL_BROKERS and not (name.isdecimal() and int(name) in self._metadata.brokers):
+                raise BrokerIdNotRegistered(f"there is no broker {name[:80]!r}")
+            check_broker_settings(settings)
+        else:
+            raise InvalidRequest(f"no settings of resources of type {resource_type} can be changed")
+
+    def _alter(
+        self, resources: Sequence[Any], change_of: Callable[[Any], Change], answer: Callable[..., Any]
+    ) -> tuple[Records, tuple[Any, ...]]:
+        times = Counter((int(each.resource_type), each.resource_name) for each in resources)
+        records: Records = ()
+        answers = []
+        for resource in resources:
+            key = int(resource.resource_type), resource.resource_name
+            error: KreplicaError | None = None
+            try:
+                if times[key] > 1:
+                    raise InvalidRequest("the resource is there twice")
+                records += self._altered(key, resource.configs, change_of)
+            except KreplicaError as raised:
+                error = raised
+            answers.append(
+                answer(
+                    error_code=ErrorCode.none if error is None else ErrorCode(error.code),
+                    error_message=None if error is None else str(error),
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
+            )
+        return records, tuple(answers)
+
+    def _altered(self, key: tuple[int, str], configs: Any, change_of: Callable[[Any], Change]) -> Records:
+        names = Counter(config.name for config in configs)
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise InvalidRequest(f"{twice[0][:80]} is there twice")
+        changed = dict(self._metadata.config(*key))
+        change_of(configs)(changed)
+        return self.records_for(*key, changed)
+
+
+def check_topic_settings(settings: Mapping[str, str]) -> None:
+    """Raises InvalidConfig unless a topic can have these settings."""
+    LogConfig.parse(_known(settings, TOPIC_SETTINGS))
+
+
+def check_broker_settings(settings: Mapping[str, str]) -> None:
+    """Raises InvalidConfig unless a broker can have these settings."""
+    known = _known(settings, TOPIC_SETTINGS | CLEANER_SETTINGS | LOG_MANAGER_SETTINGS | REPLICATION_RATES)
+    LogConfig.parse(_of(known, TOPIC_SETTINGS))
+    CleanerConfig.parse(_of(known, CLEANER_SETTINGS))
+    LogManagerConfig.parse(_of(known, LOG_MANAGER_SETTINGS))
+    for name, value in _of(known, REPLICATION_RATES).items():
+        if not value.isdecimal() or int(value) == 0:
+            raise InvalidConfig(f"{name} must be a number of bytes a second above 0, not {value[:40]!r}")
+
+
+def _known(settings: Mapping[str, str], names: Iterable[str]) -> Mapping[str, str]:
+    # A setting of nobody's would be kept and do nothing: a typing error that is found too late.
+    unknown = [name for name in settings if name not in names]
+    if unknown:
+        LogConfig.parse({unknown[0]: settings[unknown[0]]})  # tells the nearest name
+        raise InvalidConfig(f"there is no setting {unknown[0][:80]!r}")
+    return settings
+
+
+def _of(settings: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {name: settings[name] for name in settings if name in names}
+
+
+def _apply_all(settings: dict[str, str], changes: Iterable[AlterableConfig]) -> None:
+    for change in changes:
+        _apply(settings, change)
+
+
+def _apply(settings: dict[str, str], change: AlterableConfig) -> None:
+    name, operation = change.name, int(change.config_operation)
+    if operation == DELETE:
+        settings.pop(name, None)
+        return
+    if change.value is None:
+        raise InvalidRequest(f"{name[:80]} gets no value")
+    if operation == SET:
+        settings[name] = change.value
+        return
+    if operation not in (APPEND, SUBTRACT):
+        raise InvalidRequest(f"{name[:80]}: operation {operation}")
+    if name not in LISTS:
+        raise InvalidConfig(f"{name[:80]} is no list, to which something could be appended")
+    default = LogConfig().properties()[name]
+    items = [item for item in settings.get(name, default).split(",") if item]
+    given = [item.strip() for item in change.value.split(",") if item.strip()]
+    if operation == APPEND:
+        items += [item for item in given if item not in items]
+    else:
+        items = [item for item in items if item not in given]
+    settings[name] = ",".join(items)
+
+
+def _replace_all(settings: dict[str, str], configs: Iterable[Any]) -> None:
+    settings.clear()
+    for config in configs:
+        if config.value is None:
+            raise InvalidRequest(f"{config.name[:80]} gets no value")
+        settings[config.name] = config.value

@@ -1,0 +1,143 @@
+"""ControllerTerm: all that the active controller has for one epoch, made at its fail-over.
+
+The context with its uncommitted records, the state machines over it, the sessions and the controls. When
+leadership is lost it is given up whole, so nothing of an epoch acts in a later one: a lost term refuses to
+append, and so does the quorum. It belongs to the controller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from kreplica.common.errors import NotController, NotLeader, UnexpectedEpoch
+from kreplica.common.ports import Clock, Random
+from kreplica.controller.broker_heartbeat_manager import BrokerHeartbeatManager
+from kreplica.controller.cluster_control import ClusterControl
+from kreplica.controller.configuration_control import ConfigurationControl
+from kreplica.controller.controller_config import ControllerConfig
+from kreplica.controller.controller_context import ControllerContext
+from kreplica.controller.controller_result import ControllerResult
+from kreplica.controller.directory_control import DirectoryControl
+from kreplica.controller.feature_control import FeatureControl
+from kreplica.controller.producer_id_control import ProducerIdControl
+from kreplica.controller.state_change_logger import StateChangeLogger
+from kreplica.controller.state_machines import StateMachines
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.records import MetadataRecord
+from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
+
+T = TypeVar("T")
+NO_OFFSET = -1
+
+
+class Quorum(Protocol):
+    """What a controller needs of its KafkaRaftClient."""
+
+    @property
+    def next_offset(self) -> int: ...
+
+    def schedule_append(
+        self,
+        epoch: int,
+        records: Sequence[ApiMessageAndVersion[MetadataRecord]],
+        *,
+        expected_base_offset: int | None = None,
+    ) -> int: ...
+
+    def resign(self, epoch: int) -> None: ...
+
+
+class ControllerTerm:
+    """See the module. Implements `cluster_control.RecordWriter` for the event that is under way."""
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        epoch: int,
+        metadata: ClusterMetadata,
+        *,
+        cluster_id: str,
+        quorum: Quorum,
+        state_change_logger: StateChangeLogger,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.epoch = epoch
+        self.is_lost = False
+        # The newest record of this epoch; whoever is answered waits until it is committed.
+        self.last_offset = NO_OFFSET
+        self._quorum = quorum
+        self._expected_offset: int | None = None
+        self._after_append: list[Callable[[int], object]] = []
+        self.context = ControllerContext(metadata, epoch)
+        self.machines = StateMachines(
+            self.context,
+            self._append,
+            state_change_logger,
+            random,
+            num_partitions=config.num_partitions,
+            default_replication_factor=config.default_replication_factor,
+            leader_imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
+        )
+        self.heartbeats = BrokerHeartbeatManager(config)
+        self.cluster = ClusterControl(
+            cluster_id, self.context, self.heartbeats, self.machines.broker_change, self, clock
+        )
+        metadata = self.context.metadata
+        self.configs = ConfigurationControl(metadata)
+        self.producer_ids = ProducerIdControl(metadata)
+        self.features = FeatureControl(metadata)
+        self.directories = DirectoryControl(self.machines)
+
+    # ---- one event ----------------------------------------------------------------------------------------
+
+    def run(self, operation: Callable[[ControllerTerm], T | ControllerResult[T]]) -> T:
+        """Carry the operation out: all that it writes is appended at once, and seen by the next one.
+
+        Raises what the operation raises, and then nothing has changed. Raises UnexpectedBaseOffset where it
+        has to be done anew, NotController where this epoch is over.
+        """
+        self._expected_offset = None
+        self._after_append.clear()
+        with self.machines.batch.collected():
+            result = operation(self)
+            if isinstance(result, ControllerResult):
+                for record in result.records:
+                    self.machines.batch.add_record(*record)
+                result = result.response
+        actions = list(self._after_append)
+        last = self.next_offset - 1
+        for action in actions:
+            action(last)
+        return result
+
+    def _append(self, epoch: int, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> int:
+        if self.is_lost:
+            raise NotController(f"the controller's epoch {epoch} is over")
+        try:
+            last = self._quorum.schedule_append(epoch, records, expected_base_offset=self._expected_offset)
+        except (NotLeader, UnexpectedEpoch) as error:
+            self.is_lost = True
+            raise NotController(f"the controller's epoch {epoch} is over: {error}") from error
+        self.last_offset = last
+        return last
+
+    # ---- RecordWriter -------------------------------------------------------------------------------------
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the first record of the event gets, unless the quorum writes one of its own."""
+        return self._quorum.next_offset
+
+    def add(self, message: MetadataRecord) -> None:
+        """Write the record with the others of the event."""
+        self.machines.batch.add_record(*in_lowest_version(message))
+
+    def expect_offset(self, offset: int) -> None:
+        """The event is done anew where its first record would get another offset."""
+        self._expected_offset = offset
+
+    def after_append(self, action: Callable[[int], object]) -> None:
+        """Call `action` with the offset of the last record once all are appended, else never."""
+        self._after_append.append(action)

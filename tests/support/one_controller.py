@@ -1,0 +1,261 @@
+"""One controller on a quorum of one that a test commands: it commits at once or when told, and may lose
+the leadership.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
+from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
+from kio.schema.broker_registration.v4.request import BrokerRegistrationRequest, Feature
+from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
+from kio.schema.create_topics.v7.request import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+
+from kreplica.broker.controller_apis import ControllerApis
+from kreplica.common.errors import NotLeader, UnexpectedBaseOffset
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.controller.controller_config import ControllerConfig
+from kreplica.controller.feature_control import SUPPORTED_FEATURES
+from kreplica.controller.quorum_controller import QuorumController
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.records import MetadataRecord
+from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.metadata.serde import ApiMessageAndVersion, decode, encode
+from tests.support.virtual import VirtualMachine
+
+CLUSTER_ID = "one-controller-cluster"
+NODE_ID = 100
+CONFIG = ControllerConfig(
+    broker_session_timeout_ms=200,
+    broker_session_hint_ms=80,
+    broker_session_max_timeout_ms=800,
+    metadata_max_idle_interval_ms=0,
+)
+
+
+class LeaderAndEpoch(NamedTuple):
+    """As the quorum's client tells it."""
+
+    leader_id: int | None
+    epoch: int
+
+
+class CommandedQuorum:
+    """A quorum of one. `holds`: what is appended waits for `commit`."""
+
+    def __init__(self, stage: OneController) -> None:
+        self._stage = stage
+        self.epoch = 0
+        self.leads = False
+        self.holds = False
+        self.metadata = ClusterMetadata()  # what is committed
+        self.batches: list[list[MetadataRecord]] = []
+        self.committed = 0
+        self._waiting: list[tuple[int, Sequence[ApiMessageAndVersion[MetadataRecord]]]] = []
+        self._next_offset = 0
+
+    @property
+    def next_offset(self) -> int:
+        return self._next_offset
+
+    def schedule_append(
+        self,
+        epoch: int,
+        records: Sequence[ApiMessageAndVersion[MetadataRecord]],
+        *,
+        expected_base_offset: int | None = None,
+    ) -> int:
+        if not self.leads or epoch != self.epoch:
+            raise NotLeader(f"epoch {epoch} is over")
+        if expected_base_offset not in (None, self._next_offset):
+            raise UnexpectedBaseOffset(where=self._next_offset)
+        # As they would come back from a disk.
+        copies = [decode(encode(*record)) for record in records]
+        self.batches.append([record.message for record in copies])
+        self._waiting.append((self._next_offset, copies))
+        self._next_offset += len(records)
+        if not self.holds:
+            self._stage.loop.post(self.commit)
+        return self._next_offset - 1
+
+    def append_control_record(self) -> None:
+        """The quorum writes a record of its own, as for a change of voters."""
+        self._next_offset += 1
+
+    def commit(self) -> None:
+        """Commit all that waits."""
+        waiting, self._waiting = self._waiting, []
+        for base_offset, records in waiting:
+            for offset, (message, version) in enumerate(records, base_offset):
+                self.metadata.replay(message, version, offset)
+            self.committed = base_offset + len(records)
+            applied = OffsetAndEpoch(self.committed, self.epoch)
+            self._stage.controller.on_metadata_update(self.metadata.take_delta(), self.metadata, applied)
+
+    def resign(self, epoch: int) -> None:
+        if self.leads and epoch == self.epoch:
+            self.lose()
+
+    def lose(self, leader_id: int | None = None) -> None:
+        """The leadership is lost, and with it all that was not committed."""
+        self.leads = False
+        self._next_offset = self.committed
+        self._waiting.clear()
+        self.epoch += 1
+        self._stage.controller.on_leader_change(LeaderAndEpoch(leader_id, self.epoch))
+
+    def win(self) -> None:
+        """This node leads the quorum again, in a new epoch."""
+        self.leads = True
+        self.epoch += 1
+        self._next_offset = self.committed = self.committed + 1  # a leader begins with a record of its own
+        self._stage.controller.on_leader_change(LeaderAndEpoch(NODE_ID, self.epoch))
+
+
+class OneController(VirtualMachine):
+    """The active controller, and what a test asks of it in the place of brokers and clients."""
+
+    def __init__(self, config: ControllerConfig = CONFIG) -> None:
+        super().__init__()
+        self.quorum = CommandedQuorum(self)
+        self.controller = QuorumController(
+            config,
+            node_id=NODE_ID,
+            cluster_id=CLUSTER_ID,
+            quorum=self.quorum,
+            metadata=lambda: self.quorum.metadata,
+            clock=self.clock,
+            random=random.Random(1),
+            loop=self.loop,
+        )
+        self.apis = ControllerApis(self.controller)
+        self.epochs: dict[int, int] = {}  # of the brokers, as they were told
+        self.fenced: dict[int, bool] = {}
+        self.quorum.win()
+        self.settle()
+
+    @property
+    def committed(self) -> ClusterMetadata:
+        return self.quorum.metadata
+
+    def ask(self, request: Any) -> Any:
+        """The answer to a request that needs no time."""
+        future = self.apis.handle(request)
+        self.settle()
+        return future.result(timeout=0)
+
+    def do(self, operation: Callable[[Any], Any]) -> Any:
+        """The result of an event of the active controller."""
+        future = self.controller.append_write_event("test", operation)
+        self.settle()
+        return future.result(timeout=0)
+
+    # ---- brokers ------------------------------------------------------------------------------------------
+
+    def register(self, broker_id: int, **changes: Any) -> BrokerRegistrationResponse:
+        response: BrokerRegistrationResponse = self.ask(registration(broker_id, **changes))
+        if int(response.error_code) == 0:
+            self.epochs[broker_id] = response.broker_epoch
+        return response
+
+    def heartbeat(self, broker_id: int, **changes: Any) -> BrokerHeartbeatResponse:
+        """A heartbeat of a broker that has applied all that is committed."""
+        response: BrokerHeartbeatResponse = self.ask(self.heartbeat_of(broker_id, **changes))
+        self.fenced[broker_id] = response.is_fenced
+        return response
+
+    def heartbeat_of(self, broker_id: int, **changes: Any) -> BrokerHeartbeatRequest:
+        fields: dict[str, Any] = {
+            "broker_epoch": self.epochs[broker_id],
+            "current_metadata_offset": self.quorum.committed - 1,
+            "want_fence": False,
+            "want_shut_down": False,
+        }
+        return BrokerHeartbeatRequest(broker_id=broker_id, **{**fields, **changes})  # type: ignore[arg-type]
+
+    def start(self, *broker_ids: int) -> None:
+        """Register the brokers and let them be unfenced."""
+        for broker_id in broker_ids:
+            assert int(self.register(broker_id).error_code) == 0
+            self.heartbeat(broker_id)
+            assert not self.fenced[broker_id]
+
+    def pass_with(self, broker_ids: Sequence[int], duration_ms: int) -> None:
+        """Let time pass while these brokers send their heartbeats, every 40 ms."""
+        while duration_ms > 0:
+            step_ms = min(duration_ms, 40)
+            self.pass_time(step_ms)
+            duration_ms -= step_ms
+            for broker_id in broker_ids:
+                self.heartbeat(broker_id)
+
+    # ---- topics -------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, *assignments: Sequence[int], **configs: str) -> None:
+        """A topic with a partition on each of the assignments."""
+        (result,) = self.ask(topic_creation(name, *assignments, **configs)).topics
+        assert int(result.error_code) == 0, result.error_message
+
+    def partition(self, topic: str, number: int = 0) -> PartitionRegistration:
+        """A partition as it is committed."""
+        registration = self.committed.partition(TopicPartition(topic, number))
+        assert registration is not None
+        return registration
+
+
+def registration(broker_id: int, *, life: int = 1, **changes: Any) -> BrokerRegistrationRequest:
+    """How a broker registers; `life` makes its incarnation id."""
+    fields: dict[str, Any] = {
+        "cluster_id": CLUSTER_ID,
+        "incarnation_id": uuid.UUID(int=broker_id << 32 | life),
+        "listeners": (),
+        "features": tuple(
+            Feature(
+                name=each.name,
+                min_supported_version=each.min_supported_version,  # type: ignore[arg-type]
+                max_supported_version=each.max_supported_version,  # type: ignore[arg-type]
+            )
+            for each in SUPPORTED_FEATURES
+        ),
+        "rack": None,
+        "log_dirs": (uuid.UUID(bytes=directory_of(broker_id).raw),),
+    }
+    return BrokerRegistrationRequest(broker_id=broker_id, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def directory_of(broker_id: int, number: int = 0) -> Uuid:
+    """The id of one of a broker's log directories."""
+    return Uuid((broker_id << 8 | 0x10 + number).to_bytes(16, "big"))
+
+
+def topic_creation(name: str, *assignments: Sequence[int], **configs: str) -> CreateTopicsRequest:
+    """Wants a topic with a partition on each of the assignments; settings with underscores for dots."""
+    return CreateTopicsRequest(
+        topics=(
+            CreatableTopic(
+                name=name,  # type: ignore[arg-type]
+                num_partitions=-1,  # type: ignore[arg-type]
+                replication_factor=-1,  # type: ignore[arg-type]
+                assignments=tuple(
+                    CreatableReplicaAssignment(partition_index=number, broker_ids=tuple(replicas))  # type: ignore[arg-type]
+                    for number, replicas in enumerate(assignments)
+                ),
+                configs=tuple(
+                    CreatableTopicConfig(name=key.replace("_", "."), value=value)
+                    for key, value in configs.items()
+                ),
+            ),
+        ),
+        timeout=datetime.timedelta(seconds=1),  # type: ignore[arg-type]
+    )
