@@ -13,7 +13,7 @@ from typing import Any
 from kreplica.common.errors import InvalidTxnState, TopicAlreadyExists, UnknownTopicId
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import metadata_snapshot, record_replay
-from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange
+from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange, partition_changes
 from kreplica.metadata.records import (
     AccessControlEntryRecord,
     DelegationTokenRecord,
@@ -208,6 +208,13 @@ class ClusterMetadata:
         self.own_partitions(topic_id)[number] = partition
         self._partitions_touched[topic_id].add(number)
 
+    def forget_changes(self) -> None:
+        """What was done by now is no part of the next delta."""
+        self._share()
+        self._before = {}
+        self._topics_before = {}
+        self._partitions_touched = {}
+
     def begin_transaction(self) -> None:
         """What follows may be undone. Raises InvalidTxnState where that is so already."""
         if self._transaction is not None:
@@ -254,29 +261,12 @@ class ClusterMetadata:
         partitions: list[PartitionChange] = []
         for topic_id, old in before.items():
             new = self.topic_by_id(topic_id)
-            if new is None:
-                if old is not None:
-                    deleted.append(old)
-                    partitions += _all_partitions(old, is_new=False)
-            elif old is None:
+            if new is None and old is None:
+                continue
+            if old is None and new is not None:
                 created.append(new)
-                partitions += _all_partitions(new, is_new=True)
-            else:
-                partitions += _partition_changes(old, new, touched[topic_id])
+            elif old is not None and new is None:
+                deleted.append(old)
+            is_same = old is not None and new is not None
+            partitions += partition_changes(old, new, touched[topic_id] if is_same else None)
         return tuple(created), tuple(deleted), tuple(partitions)
-
-
-def _all_partitions(topic: TopicRegistration, *, is_new: bool) -> Iterator[PartitionChange]:
-    for number in sorted(topic.partitions):
-        partition, topic_partition = topic.partitions[number], TopicPartition(topic.name, number)
-        old, new = (None, partition) if is_new else (partition, None)
-        yield PartitionChange(topic_partition, topic.topic_id, old, new)
-
-
-def _partition_changes(
-    old: TopicRegistration, new: TopicRegistration, touched: set[int]
-) -> Iterator[PartitionChange]:
-    for number in sorted(touched):
-        before, after = old.partitions.get(number), new.partitions.get(number)
-        if before != after:
-            yield PartitionChange(TopicPartition(new.name, number), new.topic_id, before, after)

@@ -13,6 +13,7 @@ one. Numbers are big-endian. Values are immutable, functions pure.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -26,7 +27,10 @@ MAX_DEPTH = 8
 ROOT = "/"
 STANDING_KEY = b"\0applied"
 
+# The paths that `check_path` allows, but for the root: one look for those who store thousands.
+_PATH = re.compile(rf"(?:/[^/\0]+){{1,{MAX_DEPTH}}}")
 _CRC = struct.Struct(">I")
+_CRC_AND_VERSION = struct.Struct(">Iq")
 _VERSION = struct.Struct(">q")
 _STANDING = struct.Struct(">qiqQ")
 _SUM_MASK = (1 << 64) - 1
@@ -82,13 +86,15 @@ def check_path(path: str) -> list[str]:
 
 def key_of(path: str) -> bytes:
     """The key of a node; InvalidRequest if there is no such path, or it is too long."""
-    names = check_path(path)
+    if _PATH.fullmatch(path) is None:
+        check_path(path)
+        raise InvalidRequest("nothing can be stored at the root")
     try:
-        key = bytes([len(names)]) + path.encode()
+        key = b"%c%b" % (path.count("/"), path.encode())
     except UnicodeEncodeError:
         raise InvalidRequest(f"{path[:80]!r} is no text that UTF-8 can hold") from None
-    if not names or len(key) > MAX_KEY_BYTES:
-        raise InvalidRequest(f"{path[:80]!r} is no path of at most {MAX_KEY_BYTES - 1} bytes to store at")
+    if len(key) > MAX_KEY_BYTES:
+        raise InvalidRequest(f"{path[:80]!r} has more than {MAX_KEY_BYTES - 1} bytes")
     return key
 
 
@@ -96,11 +102,11 @@ def path_of(key: bytes) -> str:
     """The path whose key it is; CorruptImage if it is none's."""
     try:
         path = key[1:].decode()
-        if key == key_of(path):
-            return path
-    except (UnicodeDecodeError, InvalidRequest):
-        pass
-    raise CorruptImage(f"{key[:80]!r} is no key of a node")
+    except UnicodeDecodeError:
+        path = ROOT
+    if _PATH.fullmatch(path) is None or path.count("/") != key[0] or len(key) > MAX_KEY_BYTES:
+        raise CorruptImage(f"{key[:80]!r} is no key of a node")
+    return path
 
 
 def prefix_below(path: str, levels: int = 1) -> bytes:
@@ -117,10 +123,11 @@ def seal(key: bytes, node: Node) -> bytes:
 
 def unseal(key: bytes, value: bytes) -> Node:
     """The node in a key's value; CorruptImage if the bytes are not what was written."""
-    if len(value) < _CRC.size + _VERSION.size or crc_of(value) != checksum(value[_CRC.size :], checksum(key)):
-        raise CorruptImage(f"the value of {key[:80]!r} does not fit its CRC")
-    (version,) = _VERSION.unpack_from(value, _CRC.size)
-    return Node(value[_CRC.size + _VERSION.size :], version)
+    if len(value) >= _CRC_AND_VERSION.size:
+        crc, version = _CRC_AND_VERSION.unpack_from(value)
+        if crc == checksum(value[_CRC.size :], checksum(key)):
+            return Node(value[_CRC_AND_VERSION.size :], version)
+    raise CorruptImage(f"the value of {key[:80]!r} does not fit its CRC")
 
 
 def crc_of(sealed: bytes) -> int:

@@ -15,7 +15,7 @@ One thread has transactions, and the watches; any thread may read what is commit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 
 from kreplica.common.errors import BadVersion, CorruptImage, InvalidRequest, NodeExists, NoNode, NotEmpty
@@ -123,8 +123,8 @@ class ImageStore:
             for key, value in items:
                 if key <= after:  # rot between the pages of a tree can lead a search in a circle
                     raise CorruptImage(f"the key {key[:80]!r} comes after {after[:80]!r}")
-                yield key, value
                 after = key
+                yield key, value
 
     # ---- changing ----------------------------------------------------------------------------------------
 
@@ -212,6 +212,24 @@ class ImageTransaction:
                 raise NoNode(f"there is no node at {parent}")
             self.create(parent, make_parents=True)
         self._change(path, Node(bytes(data), 0))
+
+    def put(self, nodes: Mapping[str, bytes | None]) -> None:
+        """Give nodes these bytes, made with their parents where they are not there; None: remove it, if it
+        is there.
+
+        Raises NotEmpty where one that is to be removed has children that stay.
+        """
+        removed = [path for path, data in nodes.items() if data is None and self.exists(path)]
+        for path in sorted(removed, key=lambda path: -path.count("/")):
+            self.delete(path)
+        for path, data in nodes.items():
+            if data is None:
+                continue
+            node = self.get(path)
+            if node is None:
+                self.create(path, data, make_parents=True)
+            else:
+                self._change(path, Node(data, node.version + 1))
 
     def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> int:
         """Give the node other bytes if it is of that version; returns its new one.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
+
+if TYPE_CHECKING:
+    from kreplica.metadata.cluster_metadata import ClusterMetadata
 
 T = TypeVar("T")
 
@@ -51,3 +54,50 @@ class MetadataDelta:
         """Whether nothing has changed."""
         topics = self.topics_created or self.topics_deleted or self.partitions
         return not (topics or self.brokers or self.configs or self.features or self.others)
+
+
+def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
+    """What differs between two states of which neither need come of the other."""
+    tables = {name: _table_changes(getattr(old, name), getattr(new, name)) for name in new.TABLES}
+    partitions: list[PartitionChange] = []
+    created: list[TopicRegistration] = []
+    deleted: list[TopicRegistration] = []
+    for topic_id in {**old.topic_names, **new.topic_names}:
+        before, after = old.topic_by_id(topic_id), new.topic_by_id(topic_id)
+        if before is after:
+            continue
+        if before is None and after is not None:
+            created.append(after)
+        elif before is not None and after is None:
+            deleted.append(before)
+        partitions += partition_changes(before, after)
+    return MetadataDelta(
+        topics_created=tuple(created),
+        topics_deleted=tuple(deleted),
+        partitions=tuple(partitions),
+        brokers=tables.pop("brokers"),
+        configs=tables.pop("configs"),
+        features=tables.pop("features"),
+        others={name: changes for name, changes in tables.items() if changes},
+    )
+
+
+def partition_changes(
+    old: TopicRegistration | None, new: TopicRegistration | None, touched: Iterable[int] | None = None
+) -> Iterator[PartitionChange]:
+    """The partitions of a topic that differ; `touched`: only these may."""
+    topic = new or old
+    assert topic is not None
+    before: Mapping[int, PartitionRegistration] = {} if old is None else old.partitions
+    after: Mapping[int, PartitionRegistration] = {} if new is None else new.partitions
+    for number in sorted(before.keys() | after.keys() if touched is None else touched):
+        was, now = before.get(number), after.get(number)
+        if was != now:
+            yield PartitionChange(TopicPartition(topic.name, number), topic.topic_id, was, now)
+
+
+def _table_changes(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Change[Any]]:
+    if old is new:
+        return {}
+    changes = {key: Change(old.get(key), new.get(key)) for key in {**old, **new}}
+    return {key: change for key, change in changes.items() if change.old != change.new}

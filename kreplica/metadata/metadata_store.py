@@ -97,3 +97,18 @@ class MemoryMetadataStore:
         if key not in self._values:
             insort(self._keys, key)
         self._values[key] = value
+
+
+class MemoryImageDirectory:
+    """A MemoryMetadataStore that stays when it is closed, as a file does: for simulations and tests."""
+
+    def __init__(self) -> None:
+        self.store = MemoryMetadataStore()
+
+    def open(self) -> MemoryMetadataStore:
+        """The store, with what was in it when it was closed."""
+        return self.store
+
+    def discard(self) -> None:
+        """Another store, with nothing in it."""
+        self.store = MemoryMetadataStore()

@@ -27,11 +27,11 @@ from kreplica.metadata.records import (
 )
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 
-# Directories that are none (KIP-858): of a replica that has no place yet, one whose directory failed, and one
-# of which no record told a directory.
-UNASSIGNED_DIRECTORY = Uuid.ZERO
-LOST_DIRECTORY = Uuid(bytes(15) + b"\x01")
-MIGRATING_DIRECTORY = Uuid(bytes(15) + b"\x02")
+# Directories that are none (KIP-858): of a replica of which no record told one, of one that has no place yet,
+# and of one whose directory failed.
+MIGRATING_DIRECTORY = Uuid.ZERO
+UNASSIGNED_DIRECTORY = Uuid(bytes(15) + b"\x01")
+LOST_DIRECTORY = Uuid(bytes(15) + b"\x02")
 
 NO_RECOVERY_CHANGE = -1
 RECOVERY_STATES = {int(state): state for state in LeaderRecoveryState}

@@ -9,6 +9,10 @@ with it.
 last one, which the log replays. Every read transaction ends within its call; the map grows while none is
 open. The file has the size of the map, so that a full disk is met when it grows, and not by half a commit.
 
+What rots in the file while it is mapped is an error too: LMDB checks what it follows, and the image has a CRC
+on each value. One thing is not: a file that somebody else makes shorter under the map ends the process
+(SIGBUS in LMDB's own code, where no guard can stand); the next start then makes the image anew.
+
 The directory belongs to one LmdbMetadataStore of one process: whoever opens it holds the lock of the log
 directory around it. One thread writes, any thread may read.
 """
@@ -184,6 +188,21 @@ class LmdbMetadataStore:
         if hasattr(os, "posix_fallocate"):
             with _typed(self._directory), open(os.path.join(self._directory, DATA_FILE), "rb+") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
+
+
+class LmdbImageDirectory:
+    """Implements `kreplica.metadata.image_writer.ImageDirectory`: the image is in `directory`."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def open(self) -> LmdbMetadataStore:
+        """The store in the directory, made if there is none. Raises CorruptImage, KafkaStorageError."""
+        return LmdbMetadataStore(self._directory)
+
+    def discard(self) -> None:
+        """Remove what is in the directory; nobody has it open."""
+        discard(self._directory)
 
 
 def discard(directory: str) -> None:

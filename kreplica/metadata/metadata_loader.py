@@ -1,0 +1,275 @@
+"""MetadataLoader: follows the metadata log, keeps the cluster and its image, and tells publishers.
+
+One for each node, for its broker and its controller. It is a listener of the quorum's client: what is
+committed is replayed, what has changed is told to the publishers at once, and written to the image a moment
+later (ImageWriter). After a restart the image is read, and only the log's rest replayed; publishers are first
+told, then of everything, once all that the quorum had committed is there: what a broker was at its last start
+is no role to take.
+
+Records between a BeginTransactionRecord and its end are told, and written, only once they count (KIP-868).
+
+Thread rule: everything here belongs to the loop of the quorum's client; `published` may be read by any
+thread. A publisher must not do long work there: it posts to a loop of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from kreplica.common.errors import KreplicaError
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Loop
+from kreplica.metadata import image_paths
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.image_writer import ImageWriter
+from kreplica.metadata.metadata_delta import MetadataDelta, difference
+from kreplica.metadata.records import BeginTransactionRecord, MetadataRecord
+from kreplica.metadata.serde import ApiMessageAndVersion
+
+LOGGER = logging.getLogger(__name__)
+METRICS = "MetadataLoader"
+
+# How often it is looked whether the node has caught up, where no commit comes to tell.
+CATCH_UP_RETRY_MS = 20
+# So far the image may stay behind a log in which nothing of the cluster changes.
+IDLE_RECORDS = 1000
+
+
+class LeaderAndEpoch(Protocol):
+    """Who leads the quorum, as its client tells it."""
+
+    @property
+    def leader_id(self) -> int | None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+
+class CommittedBatch(Protocol):
+    """A batch of the log, as its client gives it."""
+
+    @property
+    def base_offset(self) -> int: ...
+
+    @property
+    def last_offset(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def records(self) -> Iterable[ApiMessageAndVersion[MetadataRecord]]: ...
+
+
+class Batches(Iterable[Any], Protocol):
+    """Committed batches in order, or those of a snapshot."""
+
+    def close(self) -> None: ...
+
+
+class Snapshot(Batches, Protocol):
+    @property
+    def snapshot_id(self) -> OffsetAndEpoch: ...
+
+
+class MetadataPublisher(Protocol):
+    """Acts on what has changed in the cluster."""
+
+    def on_metadata_update(
+        self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
+    ) -> None:
+        """The cluster is `metadata` now, which nobody changes, as of offset and epoch `applied`.
+
+        `delta`: what has changed since the last call; at the first one, everything.
+        """
+        ...
+
+    def on_leader_change(self, leader: LeaderAndEpoch) -> None:
+        """Another leader of the quorum, or another epoch."""
+        ...
+
+
+class MetadataLoader:
+    """See the module. `high_watermark()`: that of the quorum, None while it is not known."""
+
+    def __init__(
+        self,
+        image: ImageWriter,
+        *,
+        loop: Loop,
+        high_watermark: Callable[[], int | None],
+        metrics: MetricRegistry | None = None,
+    ) -> None:
+        self.image = image
+        # Replayed into; within a transaction of the log it has what may be undone.
+        self.metadata = ClusterMetadata()
+        # The last state that was decided, and how far that is.
+        self.published = ClusterMetadata()
+        self.applied = OffsetAndEpoch(0, 0)
+        # Bytes of the batches that came by `handle_commit`.
+        self.bytes_applied = 0
+        self._loop = loop
+        self._high_watermark = high_watermark
+        self._publishers: list[MetadataPublisher] = []
+        self._waiting: list[MetadataPublisher] = []  # told nothing yet
+        self._is_retrying = False
+        self._is_closed = False
+        # Of the next record, and of the last one.
+        self._next_offset = 0
+        self._last_epoch = 0
+        self._apply_errors = 0
+        self._snapshots_loaded = 0
+        if metrics is not None:
+            metrics.gauge(METRICS, "LastAppliedRecordOffset", lambda: self.applied.offset - 1)
+            metrics.gauge(METRICS, "HandleLoadSnapshotCount", lambda: self._snapshots_loaded)
+            metrics.gauge(METRICS, "MetadataApplyErrorCount", lambda: self._apply_errors)
+            metrics.gauge(METRICS, "MetadataImageErrorCount", lambda: self.image.error_count)
+
+    def startup(self, log_end_offset: int, epoch_before: Callable[[int], int | None]) -> OffsetAndEpoch:
+        """Take what the image has, and tell from where on the log is wanted: `applied`.
+
+        `log_end_offset` and `epoch_before` as in ImageStore.check_against_log. Raises KafkaStorageError.
+        """
+        self.metadata, self.applied = self.image.open(log_end_offset, epoch_before)
+        self.published = self.metadata.copy()
+        self._next_offset, self._last_epoch = self.applied
+        return self.applied
+
+    def install_publishers(self, publishers: Iterable[MetadataPublisher]) -> None:
+        """Tell these too: of everything first, once the node has caught up with the quorum."""
+        self._waiting += publishers
+        self._initialize_publishers()
+
+    def remove_publisher(self, publisher: MetadataPublisher) -> None:
+        """Tell it nothing more."""
+        for publishers in (self._publishers, self._waiting):
+            if publisher in publishers:
+                publishers.remove(publisher)
+
+    # ---- what the quorum's client tells --------------------------------------------------------------------
+
+    def handle_commit(self, reader: Batches) -> None:
+        """Replay committed batches; what is known already is passed over.
+
+        Raises the typed error of a record that does not fit: the log has what no controller can have written,
+        and nobody can say what the cluster is from there on.
+        """
+        try:
+            for batch in reader:
+                self.bytes_applied += batch.size_bytes
+                self._replay(batch)
+        finally:
+            reader.close()
+        if not self.metadata.in_transaction:
+            self._publish(OffsetAndEpoch(self._next_offset, self._last_epoch))
+        self._initialize_publishers()
+
+    def handle_load_snapshot(self, reader: Snapshot) -> None:
+        """A snapshot takes the place of everything, unless more than it holds is known already.
+
+        Publishers are told what differs. Raises as `handle_commit`; then nothing has changed.
+        """
+        snapshot_id = OffsetAndEpoch(*reader.snapshot_id)
+        try:
+            if 0 < snapshot_id.offset <= self._next_offset:
+                return
+            metadata = ClusterMetadata()
+            for batch in reader:
+                for message, version in batch.records:
+                    _replay_one(metadata, message, version, snapshot_id.offset)
+        finally:
+            reader.close()
+        metadata.forget_changes()
+        self._snapshots_loaded += 1
+        delta = difference(self.published, metadata)
+        self.metadata = metadata
+        self._next_offset, self._last_epoch = snapshot_id
+        self._told(delta, snapshot_id)
+        self._initialize_publishers()
+
+    def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
+        """Another leader of the quorum, or another epoch: in the image it stands as the controller."""
+        nodes = {image_paths.CONTROLLER: image_paths.leader_data(leader.leader_id, leader.epoch)}
+        self.image.submit(nodes, self.published, self.applied)
+        self._initialize_publishers()
+        for publisher in (*self._publishers, *self._waiting):
+            self._guarded(publisher, lambda each: each.on_leader_change(leader))
+
+    def begin_shutdown(self) -> None:
+        """Nothing more will come."""
+        self._is_closed = True
+
+    # ---- replaying ----------------------------------------------------------------------------------------
+
+    def _replay(self, batch: CommittedBatch) -> None:
+        if batch.last_offset < self._next_offset:
+            return
+        metadata = self.metadata
+        offset = batch.base_offset
+        for message, version in batch.records:
+            if offset >= self._next_offset:
+                if isinstance(message, BeginTransactionRecord) and not metadata.in_transaction:
+                    # What came before counts, whatever becomes of what follows.
+                    epoch = batch.epoch if offset > batch.base_offset else self._last_epoch
+                    self._publish(OffsetAndEpoch(offset, epoch))
+                _replay_one(metadata, message, version, offset)
+            offset += 1
+        self._next_offset, self._last_epoch = batch.last_offset + 1, batch.epoch
+
+    def _publish(self, applied: OffsetAndEpoch) -> None:
+        if applied != self.applied:
+            self._told(self.metadata.take_delta(), applied)
+
+    def _told(self, delta: MetadataDelta, applied: OffsetAndEpoch) -> None:
+        """Take `metadata` as decided, and let everybody know."""
+        self.applied = applied
+        self.published = self.metadata.copy()
+        if not delta.is_empty or applied.offset - self.image.applied.offset >= IDLE_RECORDS:
+            self.image.submit(image_paths.changed_nodes(delta), self.published, applied)
+        for publisher in list(self._publishers):
+            self._guarded(publisher, lambda each: each.on_metadata_update(delta, self.published, applied))
+
+    # ---- publishers ---------------------------------------------------------------------------------------
+
+    def _initialize_publishers(self) -> None:
+        if not self._waiting or self._is_closed:
+            return
+        high_watermark = self._high_watermark()
+        if high_watermark is None or self._next_offset < high_watermark or self.metadata.in_transaction:
+            if not self._is_retrying:
+                self._is_retrying = True
+                self._loop.post_later(self._retry, CATCH_UP_RETRY_MS)
+            return
+        waiting, self._waiting = self._waiting, []
+        self._publishers += waiting
+        delta = difference(ClusterMetadata(), self.published)
+        for publisher in waiting:
+            self._guarded(
+                publisher, lambda each: each.on_metadata_update(delta, self.published, self.applied)
+            )
+
+    def _retry(self) -> None:
+        self._is_retrying = False
+        self._initialize_publishers()
+
+    def _guarded(self, publisher: MetadataPublisher, act: Callable[[MetadataPublisher], None]) -> None:
+        # One that fails has missed something; the others have not.
+        try:
+            act(publisher)
+        except Exception:
+            self._apply_errors += 1
+            LOGGER.exception("%s failed with the metadata up to %s", type(publisher).__name__, self.applied)
+
+
+def _replay_one(metadata: ClusterMetadata, message: MetadataRecord, version: int, offset: int) -> None:
+    try:
+        metadata.replay(message, version, offset)
+    except KreplicaError as error:
+        error.add_note(f"replaying the metadata record {type(message).__name__} at offset {offset}")
+        raise
