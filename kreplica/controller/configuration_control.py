@@ -35,13 +35,15 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.controller.controller_result import ControllerResult, Records
+from kreplica.controller.feature_control import ELIGIBLE_LEADER_REPLICAS
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
-from kreplica.metadata.records import ConfigRecord
+from kreplica.metadata.records import ClearElrRecord, ConfigRecord, MetadataRecord
 from kreplica.metadata.serde import in_lowest_version
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 # The name under which brokers' settings are those of all brokers.
 ALL_BROKERS = ""
+MIN_ISR = "min.insync.replicas"
 
 NO_THROTTLE = timedelta(0)
 LISTS = frozenset(
@@ -84,18 +86,22 @@ class ConfigurationControl:
         return ControllerResult(() if request.validate_only else records, response)
 
     def records_for(self, resource_type: int, name: str, changed: Mapping[str, str]) -> Records:
-        """The records that make a resource's settings `changed`. Raises as `check` does."""
+        """The records that make a resource's settings `changed`. Raises as `check` does.
+
+        Where min.insync.replicas becomes another one, who was eligible to lead is forgotten: it was eligible
+        by the old one (KIP-966).
+        """
         self.check(resource_type, name, changed)
         before = self._metadata.config(resource_type, name)
-        return tuple(
-            in_lowest_version(
-                ConfigRecord(
-                    resource_type=resource_type, resource_name=name, name=each, value=changed.get(each)
-                )
-            )
-            for each in sorted({*before, *changed})
-            if before.get(each) != changed.get(each)
-        )
+        names = [each for each in sorted({*before, *changed}) if before.get(each) != changed.get(each)]
+        records: list[MetadataRecord] = [
+            ConfigRecord(resource_type=resource_type, resource_name=name, name=each, value=changed.get(each))
+            for each in names
+        ]
+        is_for_topics = resource_type == TOPIC_RESOURCE or name == ALL_BROKERS
+        if MIN_ISR in names and is_for_topics and self._metadata.features.get(ELIGIBLE_LEADER_REPLICAS):
+            records.append(ClearElrRecord(topic_name=name))
+        return tuple(in_lowest_version(record) for record in records)
 
     def check(self, resource_type: int, name: str, settings: Mapping[str, str]) -> None:
         """Raises InvalidConfig unless a resource can have these settings, InvalidRequest for a type of

@@ -176,6 +176,21 @@ def test_whatever_is_asked_what_is_committed_is_a_configuration(changes: list[Ch
     assert stage.controller.is_active
 
 
+@pytest.mark.parametrize(("kind", "name"), [(TOPIC_RESOURCE, "t"), (BROKER_RESOURCE, "")])
+def test_another_min_isr_forgets_who_was_eligible_by_the_old_one(kind: int, name: str) -> None:
+    # KIP-966.
+    stage = OneController()
+    stage.start(1, 2)
+    stage.create_topic("t", [1, 2], min_insync_replicas="2")
+    stage.pass_with([2], 240)
+    assert stage.partition("t").elr == (1,)
+    alter(stage, resource(("retention.ms", SET, "1"), kind=kind, name=name))
+    assert stage.partition("t").elr == (1,)
+    alter(stage, resource(("min.insync.replicas", SET, "1"), kind=kind, name=name))
+    assert stage.partition("t").elr == ()
+    assert stage.do(lambda term: [each.registration.elr for each in term.context.partitions.values()]) == [()]
+
+
 # ---- settings: AlterConfigs ------------------------------------------------------------------------------
 
 

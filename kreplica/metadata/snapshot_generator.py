@@ -1,0 +1,126 @@
+"""SnapshotGenerator: writes a snapshot of the metadata when the log has grown by enough, or after a time.
+
+A publisher of the MetadataLoader, one on every node, since each node's log grows. What is written is the
+cluster as it was published, which nobody changes, so the loader goes on meanwhile. It is written in short
+steps in the quorum's loop, which has elections to attend to. One that fails is given up; the next comes when
+it would have come anyway.
+
+Thread rule: everything here belongs to the loop of the quorum's client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+from kreplica.common.errors import KreplicaError
+from kreplica.common.ports import Clock, Loop
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.metadata_delta import MetadataDelta
+from kreplica.metadata.records import MetadataRecord
+from kreplica.metadata.serde import ApiMessageAndVersion
+
+LOGGER = logging.getLogger(__name__)
+
+# Some milliseconds of work: elections are decided within tens of them.
+RECORDS_A_STEP = 200
+NANOSECONDS_PER_MS = 1_000_000
+
+
+class SnapshotWriter(Protocol):
+    """As the quorum's client gives it."""
+
+    def append(self, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> None: ...
+
+    def freeze(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SnapshotGenerator:
+    """`create_snapshot(id)`: begins one. `bytes_applied()`: the bytes of all batches that were committed.
+
+    `metadata_log_max_record_bytes_between_snapshots`, `metadata_log_max_snapshot_interval_ms` (0: by size
+    alone): Kafka's settings, with its defaults.
+    """
+
+    def __init__(
+        self,
+        create_snapshot: Callable[[OffsetAndEpoch], SnapshotWriter],
+        bytes_applied: Callable[[], int],
+        *,
+        clock: Clock,
+        loop: Loop,
+        metadata_log_max_record_bytes_between_snapshots: int = 20 << 20,
+        metadata_log_max_snapshot_interval_ms: int = 3_600_000,
+    ) -> None:
+        self.written = 0
+        self.failed = 0
+        self._create_snapshot = create_snapshot
+        self._bytes_applied = bytes_applied
+        self._clock = clock
+        self._loop = loop
+        self._max_bytes = metadata_log_max_record_bytes_between_snapshots
+        self._interval_ns = metadata_log_max_snapshot_interval_ms * NANOSECONDS_PER_MS
+        self._bytes_at_last = 0
+        self._last_ns = clock.monotonic_ns()
+        self._is_writing = False
+
+    def on_metadata_update(
+        self, _delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
+    ) -> None:
+        """The cluster is `metadata` as of `applied`: begin a snapshot of it if it is time."""
+        if not self._is_writing and self._is_due():
+            self.write(metadata, applied)
+
+    def on_leader_change(self, _leader: object) -> None:
+        """Every node writes its own snapshots, whoever leads."""
+
+    def write(self, metadata: ClusterMetadata, applied: OffsetAndEpoch) -> None:
+        """Begin a snapshot of `metadata`, which holds all records below `applied.offset`."""
+        self._is_writing = True
+        self._bytes_at_last = self._bytes_applied()
+        self._last_ns = self._clock.monotonic_ns()
+        try:
+            writer = self._create_snapshot(applied)
+        except KreplicaError as error:
+            self._give_up(None, applied, error)
+            return
+        records = metadata.snapshot_records()
+        self._loop.post(lambda: self._step(writer, records, applied))
+
+    def _is_due(self) -> bool:
+        if self._bytes_applied() - self._bytes_at_last >= self._max_bytes:
+            return True
+        return 0 < self._interval_ns <= self._clock.monotonic_ns() - self._last_ns
+
+    def _step(
+        self,
+        writer: SnapshotWriter,
+        records: Iterator[ApiMessageAndVersion[MetadataRecord]],
+        snapshot_id: OffsetAndEpoch,
+    ) -> None:
+        try:
+            some = list(islice(records, RECORDS_A_STEP))
+            if some:
+                writer.append(some)
+                self._loop.post(lambda: self._step(writer, records, snapshot_id))
+                return
+            writer.freeze()
+        except KreplicaError as error:
+            self._give_up(writer, snapshot_id, error)
+            return
+        self.written += 1
+        self._is_writing = False
+
+    def _give_up(
+        self, writer: SnapshotWriter | None, snapshot_id: OffsetAndEpoch, error: KreplicaError
+    ) -> None:
+        LOGGER.error("no snapshot of the metadata up to %s: %s", snapshot_id, error)
+        self.failed += 1
+        self._is_writing = False
+        if writer is not None:
+            writer.close()
