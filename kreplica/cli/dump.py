@@ -22,7 +22,7 @@ from kreplica.log.checkpoint import (
     OffsetCheckpointFile,
 )
 from kreplica.log.clean_shutdown_file import CleanShutdownFile
-from kreplica.log.file_names import STATE_FILE
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, STATE_FILE
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_snapshot import parse_snapshot
@@ -41,7 +41,6 @@ BATCH_COLUMNS = (
 )
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers", "control", "problem")
 METADATA_COLUMNS = ("offset", "timestamp", "type", "version", "data", "control", "problem")
-METADATA_LOG = "__cluster_metadata-0"
 
 
 def run(paths: Sequence[str], deep: bool, as_json: bool) -> int:
@@ -118,7 +117,7 @@ def _columns(path: Path, deep: bool) -> Sequence[str]:
 
 def _holds_metadata(path: Path) -> bool:
     """Whether a file of batches is of the metadata log, or a snapshot of it."""
-    return path.suffix == ".checkpoint" or path.absolute().parent.name == METADATA_LOG
+    return path.suffix == ".checkpoint" or path.absolute().parent.name == CLUSTER_METADATA_DIRECTORY
 
 
 def _segment(path: str, deep: bool) -> Iterator[Fact]:

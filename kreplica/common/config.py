@@ -313,5 +313,24 @@ class LogManagerConfig(_Settings):
         self._check()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataLogConfig(_Settings):
+    """Settings of a node's metadata log and its snapshots: Kafka's `metadata.*`. Times in ms, sizes in bytes.
+
+    `max_retention_*`: beyond them the oldest snapshot goes, with the log below the next one; the latest
+    snapshot always stays.
+    """
+
+    PREFIX: ClassVar[str] = "metadata."
+
+    log_segment_bytes: int = _setting(1 << 30, _integer(1 << 10, INT32_MAX))
+    log_segment_ms: int = _setting(7 * 86_400_000, _integer(1, INT64_MAX))
+    max_retention_bytes: int = _setting(100 << 20, _integer(-1, INT64_MAX))
+    max_retention_ms: int = _setting(7 * 86_400_000, _integer(-1, INT64_MAX))
+
+    def __post_init__(self) -> None:
+        self._check()
+
+
 FIELD_NAMES: tuple[str, ...] = LogConfig._field_names()
 DEFAULTS = LogConfig()

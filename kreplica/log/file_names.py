@@ -19,6 +19,8 @@ TEMPORARY_SUFFIX = ".tmp"
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 DELETED_DIRECTORY_SUFFIX = "-delete"
+# The metadata log's directory, which belongs to the quorum alone.
+CLUSTER_METADATA_DIRECTORY = "__cluster_metadata-0"
 # Kafka removes every file with the suffix .deleted before it loads a log. So it removes this one, and a state
 # that Kafka's own appends and cuts would make untrue never outlives them.
 STATE_FILE = "kreplica.state.deleted"

@@ -48,7 +48,15 @@ class LocalLog:
     `directory`: its path. `read_only`: files are opened for reading and nothing is created or removed.
     """
 
-    __slots__ = ("config", "directory", "names_changed", "read_only", "segments", "storage")
+    __slots__ = (
+        "_indexes_left_out",
+        "config",
+        "directory",
+        "names_changed",
+        "read_only",
+        "segments",
+        "storage",
+    )
 
     def __init__(
         self, directory: str, config: LogConfig, storage: Storage, *, read_only: bool = False
@@ -60,6 +68,8 @@ class LocalLog:
         self.segments = LogSegments(())
         # A file was created, renamed or removed since the directory was last flushed.
         self.names_changed = False
+        # The segment whose indexes the last flush left out.
+        self._indexes_left_out: LogSegment | None = None
 
     def path(self, base_offset: int, suffix: str) -> str:
         return f"{self.directory}/{file_name(base_offset, suffix)}"
@@ -194,6 +204,11 @@ class LocalLog:
 
     def roll(self, base_offset: int) -> LogSegment:
         """Close the active segment for writing and begin a new one at `base_offset`."""
+        if self.segments and self._indexes_left_out is self.segments.active:
+            # Where the segment is flushed, its indexes are before there is a next one: recovery, which begins
+            # with the segment of the flush point, believes those before it.
+            for region in self.segments.active.regions()[1:]:
+                region.flush()
         segment = self.open_segment(base_offset, create=True)
         if self.segments:
             self.segments.active.seal()
@@ -223,16 +238,26 @@ class LocalLog:
                 self.names_changed = True
         return renamed
 
-    def flush(self, from_offset: int) -> None:
+    def flush(self, from_offset: int, *, whole: bool = False) -> None:
         """Put on disk what the segments hold from `from_offset` on, and the directory if names changed in
-        it."""
+        it.
+
+        The active segment's offset and time index are left out unless `whole`: after a crash the segment is
+        scanned and they are made anew. They follow when the next one begins.
+        """
         segments = self.segments
+        active = segments.active
         # Where a segment begins with that offset, the one before it was closed since the last flush: its last
         # time entry and the lengths of its files are not on disk yet.
         for index in range(max(0, segments.index_for(from_offset - 1)), len(segments)):
-            segments[index].flush()
-            if segments[index].transaction_index is not None:
-                segments[index].transaction_index.flush()
+            segment = segments[index]
+            if whole or segment is not active:
+                segment.flush()
+            else:
+                segment.region.flush()
+            if segment.transaction_index is not None:
+                segment.transaction_index.flush()
+        self._indexes_left_out = active
         self.flush_names()
 
     def flush_names(self) -> None:

@@ -18,6 +18,7 @@ from kreplica.log.checkpoint import (
 )
 from kreplica.log.clean_shutdown_file import CleanShutdownFile
 from kreplica.log.file_names import (
+    CLUSTER_METADATA_DIRECTORY,
     DELETED_DIRECTORY_SUFFIX,
     STATE_FILE,
     parse_directory_name,
@@ -127,8 +128,11 @@ class LogDirectory:
         return f"{self.path}/{partition.topic[: MAX_NAME_LENGTH - len(end)]}{end}"
 
     def partitions(self) -> tuple[list[str], list[str]]:
-        """(names of the partitions' directories, names of those whose deletion had begun)."""
-        names = self._storage.list_directory(self.path)
+        """(names of the partitions' directories, names of those whose deletion had begun).
+
+        The metadata log is the quorum's, and none of them.
+        """
+        names = [n for n in self._storage.list_directory(self.path) if n != CLUSTER_METADATA_DIRECTORY]
         deleted = [name for name in names if name.endswith(DELETED_DIRECTORY_SUFFIX)]
         return [n for n in names if n not in deleted and self._is_partition(n)], deleted
 

@@ -17,6 +17,7 @@ from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     DamagedLog,
     InconsistentTopicId,
+    InvalidTopic,
     KafkaStorageError,
     LogClosed,
     LogDirLocked,
@@ -28,7 +29,7 @@ from kreplica.common.ports import Clock, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_jobs, log_loader
 from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
-from kreplica.log.file_names import check_topic, parse_directory_name
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, check_topic, parse_directory_name
 from kreplica.log.log_cleaner import LogCleaner
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
@@ -278,6 +279,8 @@ class LogManager:
         LogDirNotFound, KafkaStorageError.
         """
         check_topic(partition.topic)
+        if str(partition) == CLUSTER_METADATA_DIRECTORY:
+            raise InvalidTopic(f"{partition}: the metadata log belongs to the quorum")
         with self._lock:
             log = self.get_log(partition)
             if log is None:

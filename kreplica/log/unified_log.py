@@ -581,7 +581,7 @@ class UnifiedLog:
 
     def _close_in_order(self) -> None:
         self.active.seal()
-        self.local.flush(self.log_end_offset)
+        self.local.flush(self.log_end_offset, whole=True)
         self.producers.map_end_offset = self.log_end_offset
         self.producers.take_snapshot(sync=True)
         self.epochs.flush()

@@ -120,6 +120,11 @@ class BatchAccumulator:
         return self._next_offset
 
     @property
+    def buffered_bytes(self) -> int:
+        """About how much waits to be drained."""
+        return self._buffered_bytes
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to drain."""
         return self._open is None and not self._completed

@@ -44,7 +44,7 @@ def decoded(batch: RecordBatch) -> Batch:
 
     Raises CorruptMessage and its kinds, InvalidRecord, UnsupportedVersion.
     """
-    records: Records = ()
+    records: Records = []
     control: tuple[ControlMessage, ...] = ()
     if batch.is_control:
         read = (decode_control(record.key, record.value) for record in batch)

@@ -124,7 +124,7 @@ def test_control_records_are_a_batch_of_their_own() -> None:
     assert (first.last_offset, control.base_offset, last.base_offset) == (10, 11, 12)
     (read,) = decoded_batches(control.data)
     assert read.control_records == (LEADER_CHANGE,)
-    assert read.records == ()
+    assert read.records == []
 
 
 def test_a_batch_lingers_only_behind_another() -> None:

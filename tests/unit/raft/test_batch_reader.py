@@ -36,7 +36,7 @@ def test_records_come_back_batch_by_batch() -> None:
     assert list(first.records) == [EXAMPLES[n] for n in (5, 6, 7)]
     assert (first.base_offset, first.last_offset, first.epoch, first.append_timestamp) == (5, 7, 2, 1000)
     assert control.control_records == (SnapshotFooterRecord(),)
-    assert not control.records
+    assert control.records == []
     assert [last.base_offset, last.last_offset] == [9, 10]
     assert first.size_bytes + control.size_bytes + last.size_bytes == len(log_of(3, 0, 2))
 

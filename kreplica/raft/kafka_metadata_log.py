@@ -1,0 +1,367 @@
+"""KafkaMetadataLog: the metadata log on a node's disk, a UnifiedLog and the snapshots beside it.
+
+What the quorum asks of a log (see replicated_log), in Kafka's files in `__cluster_metadata-0`. A committed
+record is never cut: what would is a FatalTruncation. What a snapshot holds may go from the log, and at least
+one snapshot stays; a log that begins above 0 without one cannot be loaded by anybody, so it refuses to open.
+
+`flush` is one fdatasync of the active segment. Where the log was flushed to is noted on the disk at most once
+a second: a bad batch that a power cut leaves above the note is taken for a torn tail. The disk then lost
+what it had confirmed in that second, which only another voter can make good.
+
+Owned by one loop; the directory's lock is the node's business.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
+
+from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.records import RecordBatch, batches
+from kreplica.common.config import LogConfig, MetadataLogConfig
+from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSnapshot, OffsetsOutOfOrder
+from kreplica.common.ports import Clock, Storage
+from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
+from kreplica.log import log_loader
+from kreplica.log.log_loader import OpenOptions
+from kreplica.log.log_reader import FetchDataInfo
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft import metadata_log_directory
+from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES
+from kreplica.raft.raw_snapshot import FileRawSnapshotReader, FileRawSnapshotWriter
+from kreplica.raft.replicated_log import (
+    BOOTSTRAP_SNAPSHOT_ID,
+    ValidOffsetAndEpoch,
+    ValidOffsetAndEpochKind,
+)
+from kreplica.raft.snapshot_check import summary_of
+from kreplica.raft.snapshot_files import snapshot_name
+from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
+from kreplica.raft.voter_set import VoterSet
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+TOPIC_PARTITION = TopicPartition("__cluster_metadata", 0)
+STATE_FLUSH_INTERVAL_NS = 1_000_000_000
+
+
+class KafkaMetadataLog:
+    """See the module; `open` makes it. `log` is for those who look at files; nobody else appends to it."""
+
+    __slots__ = (
+        "_clock",
+        "_config",
+        "_snapshots",
+        "_state_flushed_ns",
+        "_storage",
+        "_writers",
+        "directory",
+        "log",
+    )
+
+    def __init__(
+        self,
+        log: UnifiedLog,
+        snapshots: list[OffsetAndEpoch],
+        storage: Storage,
+        clock: Clock,
+        config: MetadataLogConfig,
+    ) -> None:
+        self.log = log
+        self.directory = log.local.directory
+        self._storage = storage
+        self._clock = clock
+        self._config = config
+        # The frozen ones, ascending.
+        self._snapshots = snapshots
+        self._writers = 0
+        self._state_flushed_ns = clock.monotonic_ns()
+
+    @classmethod
+    def open(
+        cls, directory: str, *, storage: Storage, clock: Clock, config: MetadataLogConfig | None = None
+    ) -> Self:
+        """The log in `directory` (a node's `__cluster_metadata-0`), recovered where it needs that, or new.
+
+        Raises SnapshotMissing, InvalidSnapshot (the latest one), InconsistentTopicId and other InvalidFile,
+        all before anything on the disk is changed; DamagedLog for rot, KafkaStorageError.
+        """
+        settings = config or MetadataLogConfig()
+        metadata_log_directory.prepare(storage, directory)
+        log = log_loader.load(
+            directory, TOPIC_PARTITION, _log_config(settings), storage, clock, OpenOptions(high_watermark=0)
+        )
+        try:
+            metadata_log_directory.require_whole(log)
+            snapshots = metadata_log_directory.tidied_snapshots(storage, directory, log.log_start_offset)
+            opened = cls(log, snapshots, storage, clock, settings)
+            # A crash may have come between a snapshot that was fetched and the log's new beginning.
+            opened.truncate_to_latest_snapshot()
+        except BaseException:
+            log.abandon()
+            raise
+        return opened
+
+    # ---- where it stands ----------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        return self.log.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.log.high_watermark
+
+    @property
+    def flushed_offset(self) -> int:
+        """All below is on the disk."""
+        return self.log.flush_offset
+
+    @property
+    def last_fetched_epoch(self) -> int:
+        """See ReplicatedLog."""
+        end, latest = self.end_offset, self.latest_snapshot_id
+        if end > self.start_offset:
+            return self.log.epochs.epoch_for_offset(end - 1) or 0
+        return latest.epoch if latest is not None and latest.offset == end else 0
+
+    # ---- append, flush, read ------------------------------------------------------------------------------
+
+    def append_as_leader(self, batches: Buffer, epoch: int) -> LogAppendInfo:
+        """See ReplicatedLog."""
+        return self.log.append_as_leader(batches, epoch, origin=AppendOrigin.RAFT_LEADER, wait=False)
+
+    def append_as_follower(self, records: Buffer, epoch: int) -> LogAppendInfo | None:
+        """See ReplicatedLog. Offsets have no gap in this log, so the first batch begins at its end."""
+        expected = self.end_offset
+        for batch in _up_to_epoch(records, epoch):
+            if batch.base_offset != expected:
+                raise OffsetsOutOfOrder(
+                    f"{TOPIC_PARTITION}: a batch at {batch.base_offset}, not {expected}", where=expected
+                )
+            expected = batch.next_offset
+        return self.log.append_as_follower(records, epoch, wait=False)
+
+    def flush(self) -> None:
+        """See ReplicatedLog."""
+        self.log.flush()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._state_flushed_ns >= STATE_FLUSH_INTERVAL_NS:
+            self._state_flushed_ns = now_ns
+            self.log.flush_state()
+
+    def read(self, start_offset: int, max_bytes: int, *, committed_only: bool) -> FetchDataInfo:
+        """See ReplicatedLog."""
+        isolation = "high_watermark" if committed_only else "log_end"
+        return self.log.read(start_offset, max_bytes, isolation=isolation)
+
+    def update_high_watermark(self, offset: int) -> None:
+        """See ReplicatedLog."""
+        self.log.maybe_increment_high_watermark(min(offset, self.end_offset))
+
+    # ---- epochs and truncation ----------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> None:
+        """See ReplicatedLog. Raises FencedLeaderEpoch for one that is over."""
+        self.log.begin_epoch(epoch, self.end_offset)
+
+    def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
+        """See ReplicatedLog. For an epoch above all that are here, it is the end of the log; for one below
+        all, the snapshot at the log's start."""
+        found, offset = self.log.epochs.end_offset_for(epoch, self.end_offset)
+        earliest = self.earliest_snapshot_id
+        if found < 0:
+            return OffsetAndEpoch(self.end_offset, self.last_fetched_epoch)
+        if earliest is not None and earliest.offset == offset and found == epoch:
+            return earliest
+        return OffsetAndEpoch(offset, found)
+
+    def validate_offset_and_epoch(self, offset: int, epoch: int) -> ValidOffsetAndEpoch:
+        """See ReplicatedLog. A snapshot is the answer below the log's start, where the epoch at the start is
+        another, and to an empty log, for which it is the shorter way."""
+        earliest, latest, start = self.earliest_snapshot_id, self.latest_snapshot_id, self.start_offset
+        if latest is not None and earliest is not None and latest != BOOTSTRAP_SNAPSHOT_ID:
+            at_other_epoch = offset == start > 0 and epoch != earliest.epoch
+            if offset == 0 or offset < start or at_other_epoch or epoch < earliest.epoch:
+                return ValidOffsetAndEpoch(ValidOffsetAndEpochKind.SNAPSHOT, latest)
+        if offset == start == 0:
+            return ValidOffsetAndEpoch(ValidOffsetAndEpochKind.VALID, OffsetAndEpoch(0, 0))
+        end = self.end_offset_for_epoch(epoch)
+        if end.epoch != epoch or end.offset < offset:
+            return ValidOffsetAndEpoch(ValidOffsetAndEpochKind.DIVERGING, end)
+        return ValidOffsetAndEpoch(ValidOffsetAndEpochKind.VALID, OffsetAndEpoch(offset, epoch))
+
+    def truncate_to(self, offset: int) -> None:
+        """See ReplicatedLog."""
+        if offset < self.high_watermark:
+            raise FatalTruncation(
+                f"{TOPIC_PARTITION}: to be cut at {offset}, below the high watermark {self.high_watermark}",
+                where=offset,
+            )
+        self.log.truncate_to(offset)
+
+    def truncate_to_end_offset(self, end: OffsetAndEpoch) -> int:
+        """See ReplicatedLog."""
+        if end.epoch == 0:
+            offset = min(end.offset, self.end_offset)
+        else:
+            local = self.end_offset_for_epoch(end.epoch)
+            offset = min(local.offset, end.offset) if local.epoch == end.epoch else local.offset
+        self.truncate_to(offset)
+        return self.end_offset
+
+    def truncate_to_latest_snapshot(self) -> bool:
+        """See ReplicatedLog. Raises FatalTruncation where the snapshot ends below the high watermark."""
+        latest = self.latest_snapshot_id
+        if latest is None:
+            return False
+        log_epoch = self.last_fetched_epoch
+        if latest.epoch < log_epoch or (latest.epoch == log_epoch and latest.offset <= self.end_offset):
+            return False
+        if latest.offset < self.high_watermark:
+            raise FatalTruncation(
+                f"{TOPIC_PARTITION}: snapshot {latest.offset}-{latest.epoch} contradicts what is committed, "
+                f"up to {self.high_watermark}",
+                where=latest.offset,
+            )
+        self.log.truncate_fully_and_start_at(latest.offset)
+        self.log.flush()
+        self._forget_before(latest)
+        return True
+
+    # ---- snapshots ----------------------------------------------------------------------------------------
+
+    @property
+    def latest_snapshot_id(self) -> OffsetAndEpoch | None:
+        return self._snapshots[-1] if self._snapshots else None
+
+    @property
+    def earliest_snapshot_id(self) -> OffsetAndEpoch | None:
+        return self._snapshots[0] if self._snapshots else None
+
+    def create_new_snapshot(
+        self, snapshot_id: OffsetAndEpoch, *, voters: VoterSet | None = None, kraft_version: int = 0
+    ) -> RecordsSnapshotWriter:
+        """See ReplicatedLog; `voters` are those at its end, and are written from `kraft_version` 1 on."""
+        last = self._last_batch_of(snapshot_id)
+        return RecordsSnapshotWriter(
+            self.store_snapshot(snapshot_id),
+            self._clock,
+            last_contained_log_timestamp=last.max_timestamp,
+            voters=voters,
+            kraft_version=kraft_version,
+        )
+
+    def _last_batch_of(self, snapshot_id: OffsetAndEpoch) -> RecordBatch:
+        offset, epoch = snapshot_id
+        if snapshot_id in self._snapshots:
+            raise IllegalSnapshotId(f"snapshot {offset}-{epoch} is there")
+        if not self.start_offset < offset <= self.high_watermark:
+            raise IllegalSnapshotId(
+                f"snapshot {offset}-{epoch}: committed are ({self.start_offset}, {self.high_watermark}]"
+            )
+        if self.log.epochs.epoch_for_offset(offset - 1) != epoch:
+            raise IllegalSnapshotId(f"snapshot {offset}-{epoch}: the record before it is of another epoch")
+        found = self.read(offset - 1, 1, committed_only=True).records
+        assert found is not None
+        batch = next(batches(found))
+        if batch.next_offset != offset:
+            raise IllegalSnapshotId(
+                f"snapshot {offset}-{epoch} ends inside the batch of {batch.base_offset} to "
+                f"{batch.last_offset}"
+            )
+        return batch
+
+    def store_snapshot(self, snapshot_id: OffsetAndEpoch) -> FileRawSnapshotWriter:
+        """See ReplicatedLog."""
+        self._writers += 1
+        return FileRawSnapshotWriter(
+            self._storage, self.directory, snapshot_id, self._writers, self._on_frozen
+        )
+
+    def _on_frozen(self, snapshot_id: OffsetAndEpoch) -> None:
+        if snapshot_id not in self._snapshots:
+            insort(self._snapshots, snapshot_id)
+
+    def read_snapshot(self, snapshot_id: OffsetAndEpoch) -> FileRawSnapshotReader | None:
+        """See ReplicatedLog. Raises KafkaStorageError."""
+        if snapshot_id not in self._snapshots:
+            return None
+        path = f"{self.directory}/{snapshot_name(snapshot_id)}"
+        return FileRawSnapshotReader(self._storage, path, snapshot_id)
+
+    # ---- cleaning -----------------------------------------------------------------------------------------
+
+    def clean(self, now_ms: int) -> bool:
+        """See ReplicatedLog. Raises KafkaStorageError."""
+        cleaned = False
+        while len(self._snapshots) > 1 and self._is_due(self._snapshots[0], now_ms):
+            following = self._snapshots[1]
+            if following.offset > self.high_watermark:
+                break
+            self.log.maybe_increment_log_start_offset(following.offset)
+            self.log.delete_old_segments()
+            self._forget_before(following)
+            cleaned = True
+        return cleaned
+
+    def _is_due(self, snapshot_id: OffsetAndEpoch, now_ms: int) -> bool:
+        config = self._config
+        sizes = [self._storage.size(f"{self.directory}/{snapshot_name(each)}") for each in self._snapshots]
+        if 0 <= config.max_retention_bytes < self.log.size + sum(sizes):
+            return True
+        if config.max_retention_ms < 0:
+            return False
+        reader = self.read_snapshot(snapshot_id)
+        assert reader is not None
+        with reader:
+            try:
+                return now_ms - summary_of(reader).last_contained_log_timestamp > config.max_retention_ms
+            except InvalidSnapshot:
+                # Nobody can load it, and a later one is there.
+                return True
+
+    def _forget_before(self, snapshot_id: OffsetAndEpoch) -> None:
+        old = [each for each in self._snapshots if each.offset < snapshot_id.offset]
+        self._snapshots = [each for each in self._snapshots if each not in old]
+        for each in old:
+            self._storage.remove(f"{self.directory}/{snapshot_name(each)}")
+
+    # ---- life ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See ReplicatedLog."""
+        self.log.close()
+
+    def abandon(self) -> None:
+        """Let go of the files as they are, as the end of the process would: nothing is written."""
+        self.log.abandon()
+
+
+def _up_to_epoch(records: Buffer, epoch: int) -> Iterator[RecordBatch]:
+    # What a follower takes: all before the first batch of a later epoch.
+    for batch in batches(records):
+        if batch.leader_epoch > epoch:
+            return
+        yield batch
+
+
+def _log_config(config: MetadataLogConfig) -> LogConfig:
+    return LogConfig(
+        segment_bytes=config.log_segment_bytes,
+        segment_ms=config.log_segment_ms,
+        # Snapshots decide what may go.
+        retention_ms=-1,
+        retention_bytes=-1,
+        file_delete_delay_ms=0,
+        max_message_bytes=MAX_BATCH_SIZE_BYTES,
+        # The records' times are those of the voters' clocks, which are nobody's to refuse.
+        message_timestamp_after_max_ms=INT64_MAX,
+    )

@@ -1,0 +1,39 @@
+"""The files of snapshots in the metadata log's directory, under Kafka's names.
+
+00000000000000004711-0000000003.checkpoint           all below offset 4711, the last record of epoch 3
+00000000000000004711-0000000003-7.checkpoint.part    one that is being written
+00000000000000004711-0000000003.checkpoint.deleted   one that Kafka was about to remove
+"""
+
+from __future__ import annotations
+
+import re
+
+from kreplica.metadata.image_format import OffsetAndEpoch
+
+SUFFIX = ".checkpoint"
+PARTIAL_SUFFIX = ".checkpoint.part"
+
+_FROZEN = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
+_LEFT = re.compile(r"\d{20}-\d{10}.*\.checkpoint\.(part|deleted)")
+
+
+def snapshot_name(snapshot_id: OffsetAndEpoch) -> str:
+    """The name of a frozen snapshot's file."""
+    return f"{snapshot_id.offset:020d}-{snapshot_id.epoch:010d}{SUFFIX}"
+
+
+def partial_name(snapshot_id: OffsetAndEpoch, number: int) -> str:
+    """The name of one that is being written, the `number`th of its process."""
+    return f"{snapshot_id.offset:020d}-{snapshot_id.epoch:010d}-{number}{PARTIAL_SUFFIX}"
+
+
+def parse_snapshot_name(name: str) -> OffsetAndEpoch | None:
+    """The id of a frozen snapshot, or None for any other name."""
+    found = _FROZEN.fullmatch(name)
+    return OffsetAndEpoch(int(found[1]), int(found[2])) if found else None
+
+
+def is_left_over(name: str) -> bool:
+    """Whether the file is what a crash left of a snapshot that was written or removed."""
+    return _LEFT.fullmatch(name) is not None

@@ -1,0 +1,80 @@
+"""RecordsSnapshotReader: a snapshot as records, for those who load it.
+
+The whole is looked through before the first record is given away, so nobody loads half of a snapshot; what a
+record says is checked as it is decoded. Belongs to the thread it is handed to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from kreplica.common.errors import InvalidSnapshot, KafkaStorageError, KreplicaError
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.batch_reader import Batch, decoded_batches
+from kreplica.raft.replicated_log import RawSnapshotReader
+from kreplica.raft.snapshot_check import check_snapshot
+from kreplica.raft.voter_set import VoterSet
+
+
+class RecordsSnapshotReader:
+    """Over the bytes' own reader, which it closes. Iterating gives the batches, as often as one likes.
+
+    `last_contained_log_timestamp`: ms since 1970. `voters`: None where the snapshot names none.
+    """
+
+    __slots__ = ("_raw", "kraft_version", "last_contained_log_timestamp", "voters")
+
+    last_contained_log_timestamp: int
+    kraft_version: int
+    voters: VoterSet | None
+
+    def __init__(self, raw: RawSnapshotReader) -> None:
+        """Raises InvalidSnapshot for one that is cut short or broken, KafkaStorageError; `raw` is closed
+        then."""
+        self._raw = raw
+        try:
+            self.last_contained_log_timestamp, self.kraft_version, self.voters = check_snapshot(raw)
+        except BaseException:
+            raw.close()
+            raise
+
+    @property
+    def snapshot_id(self) -> OffsetAndEpoch:
+        return self._raw.snapshot_id
+
+    @property
+    def last_contained_log_offset(self) -> int:
+        return self.snapshot_id.offset - 1
+
+    @property
+    def last_contained_log_epoch(self) -> int:
+        return self.snapshot_id.epoch
+
+    @property
+    def size_bytes(self) -> int:
+        return self._raw.size_bytes
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches in order; the first and the last are of control records. Raises InvalidSnapshot for a
+        record that cannot be decoded, KafkaStorageError."""
+        try:
+            yield from decoded_batches(self._raw.read(0, self.size_bytes))
+        except (KafkaStorageError, InvalidSnapshot):
+            raise
+        except KreplicaError as error:
+            offset, epoch = self.snapshot_id
+            raise InvalidSnapshot(f"snapshot {offset}-{epoch}: {error}", where=error.where) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._raw.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
