@@ -1,39 +1,85 @@
-"""Admin: sends requests to the active controller, wherever it is now.
+"""Admin: changes topics and partitions, by requests to the active controller, wherever it is now.
 
-A request whose answer says that another node is the controller is sent again; so is one whose answer is lost,
-if the caller says that it may be. Thread rule: any thread; the future is resolved in the loop.
+A request whose answer says that another node is the controller is sent again, and so is one whose answer was
+lost. What was done by the first and refused to the second counts as done. Thread rule: any thread; futures
+are resolved in the loop.
 """
+
+# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+
+from kio.schema.alter_partition_reassignments.v1.request import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
+from kio.schema.create_topics.v7.request import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
+from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
+from kio.schema.incremental_alter_configs.v1.request import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 
 from kreplica.client.client_config import ClientConfig
-from kreplica.common.errors import KreplicaError, NetworkException, NotController, RequestTimedOut
+from kreplica.common.errors import (
+    ElectionNotNeeded,
+    KreplicaError,
+    NetworkException,
+    NotController,
+    RequestTimedOut,
+    TopicAlreadyExists,
+    UnknownServerError,
+    UnknownTopicOrPartition,
+)
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of
 
-# What an answer's error is, None for none: each kind of response has it in another place.
-ErrorOf = Callable[[Any], KreplicaError | None]
+TOPIC_RESOURCE = 2
+SET, DELETE = 0, 1
+ELECTION_TYPES = {"preferred": 0, "unclean": 1}
 # After these another node, or the same a moment later, may do it.
 ELSEWHERE = (NotController, NetworkException, RequestTimedOut)
 
+ErrorIn = Callable[[Any], KreplicaError | None]
+
 
 class _Ask:
-    __slots__ = ("deadline_ms", "error_of", "future", "last_error", "request")
+    __slots__ = ("deadline_ms", "done_already", "error_in", "future", "last_error", "may_be_done", "request")
 
-    def __init__(self, request: Any, error_of: ErrorOf, deadline_ms: int) -> None:
+    def __init__(
+        self, request: Any, error_in: ErrorIn, done_already: type[KreplicaError] | None, deadline_ms: int
+    ) -> None:
         self.request = request
-        self.error_of = error_of
+        self.error_in = error_in
+        self.done_already = done_already
         self.deadline_ms = deadline_ms
-        self.future: Future[Any] = Future()
+        self.future: Future[None] = Future()
+        self.may_be_done = False  # it was sent, and an answer was lost
         self.last_error: BaseException | None = None
 
 
 class Admin:
-    """`controllers()`: the nodes that may be the active controller, the likeliest first."""
+    """`controllers()`: the nodes that may be the active controller, the likeliest first.
+
+    The futures fail with the controller's error, with its text, and with RequestTimedOut after `timeout_ms`
+    (by default default.api.timeout.ms).
+    """
 
     def __init__(
         self,
@@ -51,18 +97,141 @@ class Admin:
         self._config = config or ClientConfig()
         self._tries = 0
 
-    def ask(self, request: Any, error_of: ErrorOf, *, timeout_ms: int | None = None) -> Future[Any]:
-        """The response to `request`; errors within it are the caller's to look at, but for NotController.
+    # ---- topics -------------------------------------------------------------------------------------------
 
-        It may be carried out twice where an answer is lost. The future fails with RequestTimedOut after
-        `timeout_ms`, by default default.api.timeout.ms.
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+        config: Mapping[str, object] | None = None,
+        timeout_ms: int | None = None,
+    ) -> Future[None]:
+        """Create a topic; -1 stands for the controller's defaults.
+
+        `assignment`: by partition the brokers, the preferred leader first; then `partitions` and
+        `replication_factor` stay -1. Errors: TopicAlreadyExists, InvalidTopic, InvalidPartitions,
+        InvalidReplicationFactor, InvalidReplicaAssignment, InvalidConfig.
         """
-        patience_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        asked = _Ask(request, error_of, self._now_ms() + patience_ms)
-        self._loop.post(partial(self._send, asked))
-        return asked.future
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=tuple(
+                CreatableReplicaAssignment(partition_index=number, broker_ids=tuple(brokers))
+                for number, brokers in (assignment or {}).items()
+            ),
+            configs=tuple(
+                CreatableTopicConfig(name=key, value=_text(value)) for key, value in (config or {}).items()
+            ),
+        )
+        request = CreateTopicsRequest(
+            topics=(topic,), timeout=self._patience(timeout_ms), validate_only=False
+        )
+        return self._ask(request, lambda response: _first(response.topics), TopicAlreadyExists, timeout_ms)
+
+    def delete_topic(self, name: str, *, timeout_ms: int | None = None) -> Future[None]:
+        """Delete a topic. Errors: UnknownTopicOrPartition."""
+        request = DeleteTopicsRequest(
+            topics=(DeleteTopicState(name=name, topic_id=None),), timeout=self._patience(timeout_ms)
+        )
+        return self._ask(
+            request, lambda response: _first(response.responses), UnknownTopicOrPartition, timeout_ms
+        )
+
+    def create_partitions(self, name: str, count: int, *, timeout_ms: int | None = None) -> Future[None]:
+        """Let the topic have `count` partitions. Errors: UnknownTopicOrPartition, InvalidPartitions."""
+        request = CreatePartitionsRequest(
+            topics=(CreatePartitionsTopic(name=name, count=count, assignments=None),),
+            timeout=self._patience(timeout_ms),
+            validate_only=False,
+        )
+        return self._ask(request, lambda response: _first(response.results), None, timeout_ms)
+
+    def alter_config(
+        self, name: str, changes: Mapping[str, object | None], *, timeout_ms: int | None = None
+    ) -> Future[None]:
+        """Change settings of a topic; None takes one back. Errors: InvalidConfig, UnknownTopicOrPartition."""
+        configs = tuple(
+            AlterableConfig(
+                name=key,
+                config_operation=DELETE if value is None else SET,
+                value=None if value is None else _text(value),
+            )
+            for key, value in changes.items()
+        )
+        resource = AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=name, configs=configs)
+        request = IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
+        return self._ask(request, lambda response: _first(response.responses), None, timeout_ms)
+
+    # ---- partitions ---------------------------------------------------------------------------------------
+
+    def reassign(
+        self, at: TopicPartition, replicas: Sequence[int] | None, *, timeout_ms: int | None = None
+    ) -> Future[None]:
+        """Begin to move the partition to these brokers, or cancel a move for None; done when it has begun.
+
+        Errors: InvalidReplicaAssignment, NoReassignmentInProgress, UnknownTopicOrPartition.
+        """
+        wanted = ReassignablePartition(
+            partition_index=at.partition, replicas=None if replicas is None else tuple(replicas)
+        )
+        request = AlterPartitionReassignmentsRequest(
+            timeout=self._patience(timeout_ms),
+            topics=(ReassignableTopic(name=at.topic, partitions=(wanted,)),),
+        )
+
+        def error_in(response: Any) -> KreplicaError | None:
+            error = error_of(response.error_code, response.error_message)
+            return error or _first(_only(response.responses).partitions)
+
+        return self._ask(request, error_in, None, timeout_ms)
+
+    def elect_leader(
+        self,
+        at: TopicPartition,
+        kind: Literal["preferred", "unclean"] = "preferred",
+        *,
+        timeout_ms: int | None = None,
+    ) -> Future[None]:
+        """Let the preferred replica lead, or, unclean, any that is there; done as well where that is so.
+
+        Errors: PreferredLeaderNotAvailable, EligibleLeadersNotAvailable, UnknownTopicOrPartition.
+        """
+        request = ElectLeadersRequest(
+            election_type=ELECTION_TYPES[kind],
+            topic_partitions=(TopicPartitions(topic=at.topic, partitions=(at.partition,)),),
+            timeout=self._patience(timeout_ms),
+        )
+
+        def error_in(response: Any) -> KreplicaError | None:
+            error = error_of(response.error_code)
+            if error is None:
+                error = _first(_only(response.replica_election_results).partition_result)
+            return None if isinstance(error, ElectionNotNeeded) else error
+
+        return self._ask(request, error_in, None, timeout_ms)
 
     # ---- in the loop --------------------------------------------------------------------------------------
+
+    def _patience(self, timeout_ms: int | None) -> timedelta:
+        return timedelta(
+            milliseconds=self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        )
+
+    def _ask(
+        self,
+        request: Any,
+        error_in: ErrorIn,
+        done_already: type[KreplicaError] | None,
+        timeout_ms: int | None,
+    ) -> Future[None]:
+        patience_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        asked = _Ask(request, error_in, done_already, self._now_ms() + patience_ms)
+        self._loop.post(partial(self._send, asked))
+        return asked.future
 
     def _send(self, asked: _Ask) -> None:
         left_ms = asked.deadline_ms - self._now_ms()
@@ -84,20 +253,43 @@ class Admin:
 
     def _answered(self, asked: _Ask, reply: Future[Any]) -> None:
         error = reply.exception()
-        if error is None:
-            error = asked.error_of(reply.result())
-            if not isinstance(error, NotController):
-                asked.future.set_result(reply.result())
-                return
-        asked.last_error = error
-        if not isinstance(error, ELSEWHERE):
+        if error is not None:
+            asked.may_be_done = True
+        else:
+            error = asked.error_in(reply.result())
+        if isinstance(error, ELSEWHERE):
+            asked.last_error = error
+            # One that resigned before the commit cannot tell either.
+            asked.may_be_done = True
+            self._tries += 1
+            self._again_later(asked)
+        elif error is None or self._was_done(asked, error):
+            asked.future.set_result(None)
+        else:
             asked.future.set_exception(error)
-            return
-        self._tries += 1
-        self._again_later(asked)
+
+    def _was_done(self, asked: _Ask, error: BaseException) -> bool:
+        return asked.may_be_done and asked.done_already is not None and isinstance(error, asked.done_already)
 
     def _again_later(self, asked: _Ask) -> None:
         self._loop.post_later(partial(self._send, asked), self._config.retry_backoff_ms)
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
+
+
+def _only(answers: Sequence[Any]) -> Any:
+    if not answers:
+        raise UnknownServerError("an answer that leaves out what was asked for")
+    return answers[0]
+
+
+def _first(answers: Sequence[Any]) -> KreplicaError | None:
+    answer = _only(answers)
+    return error_of(answer.error_code, answer.error_message)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

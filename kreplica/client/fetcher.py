@@ -1,4 +1,4 @@
-"""Fetcher: reads batches of partitions from whoever leads them.
+"""Fetcher: reads batches and offsets of partitions from whoever leads them.
 
 A fetch is one question; when the leader has changed, or does not answer, it is asked again elsewhere until
 the time is up. The partition's leader epoch goes along, so that a deposed leader does not answer (KIP-320).
@@ -10,19 +10,22 @@ the loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
 from kio.schema.fetch.v17.response import FetchResponse
+from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kio.schema.list_offsets.v8.response import ListOffsetsResponse
 
 from kreplica._core.records import BatchIterator, batches
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata, TopicInfo
 from kreplica.common.errors import KreplicaError, RequestTimedOut, UnknownServerError
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.ports import Cancellable, Clock, Loop, Transport
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of, maker, uuid_of
 
@@ -49,18 +52,32 @@ class Fetched(NamedTuple):
         return batches(b"" if self.records is None else self.records)
 
 
-class _Fetch:
-    __slots__ = ("at", "deadline_ms", "future", "isolation", "last_error", "max_wait_ms", "offset")
+T = TypeVar("T")
+EARLIEST, LATEST = -2, -1
+CONSUMER = -1
+
+
+class _Question(Generic[T]):
+    """What is asked of a partition's leader: `make(topic, left_ms)` makes the request, `read(response)` takes
+    the answer's (error, result). It waits at the leader for `max_wait_ms` at most."""
+
+    __slots__ = ("at", "deadline_ms", "future", "last_error", "make", "max_wait_ms", "read", "timer")
 
     def __init__(
-        self, at: TopicPartition, offset: int, isolation: Isolation, max_wait_ms: int, deadline_ms: int
+        self,
+        at: TopicPartition,
+        make: Callable[[TopicInfo, int], Any],
+        read: Callable[[Any], tuple[BaseException | None, T | None]],
+        max_wait_ms: int,
+        deadline_ms: int,
     ) -> None:
         self.at = at
-        self.offset = offset
-        self.isolation = isolation
+        self.make = make
+        self.read = read
         self.max_wait_ms = max_wait_ms
         self.deadline_ms = deadline_ms
-        self.future: Future[Fetched] = Future()
+        self.future: Future[T] = Future()
+        self.timer: Cancellable | None = None
         self.last_error: BaseException | None = None
 
 
@@ -96,78 +113,118 @@ class Fetcher:
         The future fails with OffsetOutOfRange, with RequestTimedOut where no leader answers within
         `timeout_ms` (by default default.api.timeout.ms), and with other errors that do not pass.
         """
+
+        def make(topic: TopicInfo, left_ms: int) -> FetchRequest:
+            wanted = _partition(
+                partition=at.partition,
+                current_leader_epoch=topic.partitions[at.partition].leader_epoch,
+                fetch_offset=offset,
+                partition_max_bytes=self._config.fetch_max_bytes,
+            )
+            return _request(
+                max_wait=timedelta(milliseconds=min(max_wait_ms, left_ms)),
+                min_bytes=1,
+                isolation_level=ISOLATION_LEVEL[isolation],
+                topics=(_topic(topic_id=uuid_of(topic.topic_id), partitions=(wanted,)),),
+                forgotten_topics_data=(),
+            )
+
+        return self._begin(at, make, _fetched, max_wait_ms, timeout_ms)
+
+    def offset(
+        self,
+        at: TopicPartition,
+        timestamp: int,
+        *,
+        isolation: Isolation = "high_watermark",
+        timeout_ms: int | None = None,
+    ) -> Future[int]:
+        """The offset of the first record at or after `timestamp` (ms since 1970), -1 where there is none; or,
+        for EARLIEST and LATEST, the log's start and the end of what may be read.
+
+        The future fails as that of `fetch`.
+        """
+
+        def make(topic: TopicInfo, _left_ms: int) -> ListOffsetsRequest:
+            wanted = ListOffsetsPartition(
+                partition_index=at.partition,
+                current_leader_epoch=topic.partitions[at.partition].leader_epoch,
+                timestamp=timestamp,
+            )
+            return ListOffsetsRequest(
+                replica_id=CONSUMER,
+                isolation_level=ISOLATION_LEVEL[isolation],
+                topics=(ListOffsetsTopic(name=at.topic, partitions=(wanted,)),),
+            )
+
+        return self._begin(at, make, _offset, 0, timeout_ms)
+
+    def _begin(
+        self,
+        at: TopicPartition,
+        make: Callable[[TopicInfo, int], Any],
+        read: Callable[[Any], tuple[BaseException | None, T | None]],
+        max_wait_ms: int,
+        timeout_ms: int | None,
+    ) -> Future[T]:
         patience_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        asked = _Fetch(at, offset, isolation, max_wait_ms, self._now_ms() + patience_ms)
-        self._loop.post(partial(self._ask, asked))
+        asked = _Question(at, make, read, max_wait_ms, self._now_ms() + patience_ms)
+        self._loop.post(partial(self._start, asked))
         return asked.future
 
     # ---- in the loop --------------------------------------------------------------------------------------
 
-    def _ask(self, asked: _Fetch) -> None:
-        if asked.future.cancelled():
-            return
+    def _start(self, asked: _Question[Any]) -> None:
         left_ms = asked.deadline_ms - self._now_ms()
-        if left_ms <= 0:
-            error = RequestTimedOut(f"{asked.at}: no leader answered in time")
-            error.__cause__ = asked.last_error
-            asked.future.set_exception(error)
+        asked.timer = self._loop.post_later(partial(self._expire, asked), left_ms)
+        self._ask(asked)
+
+    def _expire(self, asked: _Question[Any]) -> None:
+        error = RequestTimedOut(f"{asked.at}: no leader answered in time")
+        error.__cause__ = asked.last_error
+        self._end(asked, error, None)
+
+    def _end(self, asked: _Question[Any], error: BaseException | None, result: Any) -> None:
+        if asked.timer is not None:
+            asked.timer.cancel()
+        if asked.future.done():
             return
+        if error is not None:
+            asked.future.set_exception(error)
+        else:
+            asked.future.set_result(result)
+
+    def _ask(self, asked: _Question[Any]) -> None:
+        if asked.future.done():
+            return
+        left_ms = max(asked.deadline_ms - self._now_ms(), 0)
         topic = self._metadata.topic(asked.at.topic)
         leader = self._metadata.leader(asked.at)
         if topic is None or leader is None:
             self._refresh(asked)
             return
-        max_wait_ms = min(asked.max_wait_ms, left_ms)
-        timeout_ms = min(left_ms, max_wait_ms + self._config.request_timeout_ms)
-        request = self._request(asked, topic, max_wait_ms)
+        request = asked.make(topic, left_ms)
+        timeout_ms = max(min(left_ms, asked.max_wait_ms + self._config.request_timeout_ms), 1)
         reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
         reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, asked, done)))
 
-    def _request(self, asked: _Fetch, topic: TopicInfo, max_wait_ms: int) -> FetchRequest:
-        wanted = _partition(
-            partition=asked.at.partition,
-            current_leader_epoch=topic.partitions[asked.at.partition].leader_epoch,
-            fetch_offset=asked.offset,
-            partition_max_bytes=self._config.fetch_max_bytes,
-        )
-        return _request(
-            max_wait=timedelta(milliseconds=max_wait_ms),
-            min_bytes=1,
-            isolation_level=ISOLATION_LEVEL[asked.isolation],
-            topics=(_topic(topic_id=uuid_of(topic.topic_id), partitions=(wanted,)),),
-            forgotten_topics_data=(),
-        )
-
-    def _answered(self, asked: _Fetch, reply: Future[FetchResponse]) -> None:
-        if asked.future.cancelled():
-            return
-        error, answer = _outcome(reply)
+    def _answered(self, asked: _Question[Any], reply: Future[Any]) -> None:
+        error, result = reply.exception(), None
         if error is None:
-            asked.future.set_result(
-                Fetched(
-                    answer.records,
-                    answer.high_watermark,
-                    answer.last_stable_offset,
-                    answer.log_start_offset,
-                    tuple(
-                        (each.producer_id, each.first_offset) for each in answer.aborted_transactions or ()
-                    ),
-                )
-            )
-        elif isinstance(error, KreplicaError) and error.retriable:
+            error, result = asked.read(reply.result())
+        if isinstance(error, KreplicaError) and error.retriable:
             asked.last_error = error
             self._loop.post_later(partial(self._refresh, asked), self._config.retry_backoff_ms)
         else:
-            asked.future.set_exception(error)
+            self._end(asked, error, result)
 
-    def _refresh(self, asked: _Fetch) -> None:
-        if self._now_ms() >= asked.deadline_ms:
-            self._ask(asked)
+    def _refresh(self, asked: _Question[Any]) -> None:
+        if asked.future.done():
             return
         answer = self._metadata.refresh(asked.at.topic)
         answer.add_done_callback(lambda done: self._loop.post(partial(self._refreshed, asked, done)))
 
-    def _refreshed(self, asked: _Fetch, answer: Future[TopicInfo]) -> None:
+    def _refreshed(self, asked: _Question[Any], answer: Future[TopicInfo]) -> None:
         asked.last_error = answer.exception() or asked.last_error
         if answer.exception() is not None or self._metadata.leader(asked.at) is None:
             self._loop.post_later(partial(self._refresh, asked), self._config.retry_backoff_ms)
@@ -178,15 +235,26 @@ class Fetcher:
         return self._clock.monotonic_ns() // 1_000_000
 
 
-def _outcome(reply: Future[FetchResponse]) -> tuple[BaseException | None, Any]:
-    error = reply.exception()
-    if error is not None:
-        return error, None
-    response = reply.result()
+def _fetched(response: FetchResponse) -> tuple[BaseException | None, Fetched | None]:
     error = error_of(response.error_code)
     if error is not None:
         return error, None
-    if not response.responses or not response.responses[0].partitions:
+    answer = _only(response.responses)
+    if answer is None:
         return UnknownServerError("a fetch that was answered without its partition"), None
-    answer = response.responses[0].partitions[0]
-    return error_of(answer.error_code), answer
+    aborted = tuple((each.producer_id, each.first_offset) for each in answer.aborted_transactions or ())
+    fetched = Fetched(
+        answer.records, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset, aborted
+    )
+    return error_of(answer.error_code), fetched
+
+
+def _offset(response: ListOffsetsResponse) -> tuple[BaseException | None, int | None]:
+    answer = _only(response.topics)
+    if answer is None:
+        return UnknownServerError("an answer without the partition that was asked for"), None
+    return error_of(answer.error_code), answer.offset
+
+
+def _only(topics: Sequence[Any]) -> Any:
+    return topics[0].partitions[0] if topics and topics[0].partitions else None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica.client.fetcher import EARLIEST, LATEST
 from kreplica.common import errors
+from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from tests.support.clients import AT, Stage
 
@@ -83,3 +85,17 @@ def test_there_is_no_such_topic(stage):
     stage.pass_time(500)
     assert isinstance(future.exception(), errors.RequestTimedOut)
     assert isinstance(future.exception().__cause__, errors.UnknownTopicOrPartition)
+
+
+def test_where_a_partition_begins_and_ends(stage):
+    offsets = [stage.fetcher.offset(AT, timestamp) for timestamp in (EARLIEST, LATEST, 2**60)]
+    stage.pass_time(100)
+    assert [offset.result() for offset in offsets] == [0, 3, -1]
+
+
+def test_no_broker_tells_anything(stage):
+    stage.send = lambda *_, **__: Future()
+    stage.metadata._topics.clear()
+    future = stage.fetcher.fetch(AT, 0, timeout_ms=300)
+    stage.pass_time(400)
+    assert isinstance(future.exception(), errors.RequestTimedOut)
