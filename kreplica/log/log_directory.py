@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kreplica.common.errors import InconsistentClusterId, InvalidFile, KafkaStorageError
+from kreplica.common.errors import InconsistentClusterId, InvalidFile, KafkaStorageError, StorageFull
+from kreplica.common.locks import Lock
 from kreplica.common.ports import DirectoryLock, Random, Storage
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.checkpoint import (
@@ -32,12 +33,15 @@ MAX_NAME_LENGTH = 255
 
 
 class LogDirectory:
-    """A directory that this node has locked for itself. Thread rule: the LogManager's lock guards changes.
+    """A directory that this node has locked for itself.
 
-    `lent`: whether who uses it has locked it already, and will let it go.
+    `lent`: whether who uses it has locked it already, and will let it go. Thread rule: the LogManager's lock
+    guards changes, `_checkpoint_lock` the checkpoints and what was last read or written of them; a log that
+    is cut takes that one under its own lock, and none is taken in it.
     """
 
     __slots__ = (
+        "_checkpoint_lock",
         "_is_lent",
         "_lock",
         "_log_starts",
@@ -45,6 +49,8 @@ class LogDirectory:
         "_meta",
         "_recovery_points",
         "_storage",
+        "_written_marks",
+        "_written_starts",
         "failure",
         "id",
         "logs",
@@ -66,6 +72,10 @@ class LogDirectory:
         self._log_starts = OffsetCheckpointFile(storage, f"{path}/{LOG_START_OFFSET_CHECKPOINT}")
         self._marks = OffsetCheckpointFile(storage, f"{path}/{REPLICATION_CHECKPOINT}")
         self._lock: DirectoryLock | None = None
+        self._checkpoint_lock = Lock()
+        # Guarded by _checkpoint_lock:
+        self._written_marks: Mapping[TopicPartition, int] = {}
+        self._written_starts: Mapping[TopicPartition, int] = {}
 
     @property
     def is_offline(self) -> bool:
@@ -147,24 +157,63 @@ class LogDirectory:
 
     def read_checkpoints(self) -> tuple[Mapping[TopicPartition, int], ...]:
         """(recovery points, log start offsets, high watermarks) as they were last written."""
-        return self._recovery_points.read(), self._log_starts.read(), self._marks.read()
+        with self._checkpoint_lock:
+            self._written_starts, self._written_marks = self._log_starts.read(), self._marks.read()
+            return self._recovery_points.read(), self._written_starts, self._written_marks
 
     # Logs come and go while a checkpoint is made: each takes a copy of the table first.
 
     def write_recovery_points(self) -> None:
-        self._recovery_points.write({tp: log.flush_offset for tp, log in list(self.logs.items())})
+        with self._checkpoint_lock:
+            self._recovery_points.write({tp: log.flush_offset for tp, log in list(self.logs.items())})
 
     def write_log_starts(self) -> None:
-        self._log_starts.write(
-            {
-                tp: log.log_start_offset
-                for tp, log in list(self.logs.items())
-                if log.log_start_offset > log.local.segments[0].base_offset
-            }
-        )
+        with self._checkpoint_lock:
+            self._write_log_starts()
 
     def write_high_watermarks(self) -> None:
-        self._marks.write({tp: log.high_watermark for tp, log in list(self.logs.items())})
+        with self._checkpoint_lock:
+            self._write_high_watermarks()
+
+    def lower_checkpoints(self, log: UnifiedLog) -> None:
+        """Write those checkpoints anew that tell more of the log than there is of it.
+
+        A cut takes back what was committed, or deleted, where an unclean election made it void. Read after a
+        crash, an older checkpoint would say the same of what has been appended there since. Kafka leaves it
+        so until the next period. A full disk has room for none: then the file goes. Raises KafkaStorageError.
+        """
+        partition = log.topic_partition
+        with self._checkpoint_lock:
+            if self._written_marks.get(partition, 0) > log.high_watermark:
+                try:
+                    self._write_high_watermarks()
+                except StorageFull:
+                    self._remove(self._marks)
+                    self._written_marks = {}
+            if self._written_starts.get(partition, 0) > log.log_start_offset:
+                try:
+                    self._write_log_starts()
+                except StorageFull:
+                    self._remove(self._log_starts)
+                    self._written_starts = {}
+
+    def _remove(self, checkpoint: OffsetCheckpointFile) -> None:
+        self._storage.remove(checkpoint.path)
+        self._storage.sync_directory(self.path)
+
+    def _write_log_starts(self) -> None:
+        starts = {
+            tp: log.log_start_offset
+            for tp, log in list(self.logs.items())
+            if log.log_start_offset > log.local.segments[0].base_offset
+        }
+        self._log_starts.write(starts)
+        self._written_starts = starts
+
+    def _write_high_watermarks(self) -> None:
+        marks = {tp: log.high_watermark for tp, log in list(self.logs.items())}
+        self._marks.write(marks)
+        self._written_marks = marks
 
     def close(self, failed: Iterable[TopicPartition], broker_epoch: int) -> None:
         """Write the checkpoints and, unless a log failed to close, the marker of a clean shutdown in that

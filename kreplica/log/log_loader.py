@@ -184,6 +184,11 @@ class _LogLoader:
         safe = max(flushed, start)
         if self.options.scan_from is not None:
             safe = min(safe, self.options.scan_from)
+        is_ours = not self.options.read_only and self.standing is not None and not self.known
+        if is_ours and not self.epochs.knows(start):
+            # A power cut has brought back what was deleted. Who follows this log could not be told where it
+            # differs there.
+            safe = min(safe, start)
         first = max(0, self.local.segments.index_for(safe))
         for index, segment in enumerate(segments[:first]):
             if segments[index + 1].base_offset > start:
@@ -217,7 +222,7 @@ class _LogLoader:
             self._load_producers(start, self.next_offset)
 
     def _look_for_gaps(self, segments: LogSegments, start: int) -> None:
-        # What lies below the log start was deleted, flushed or not.
+        # Below the log start nothing is missing: of what was deleted a power cut may bring back any segment.
         if self.standing is not None and not self.standing.has_gaps:
             for damage in damage_search.gaps(segments):
                 if damage.stop_offset > start and self.known.at(damage.first_offset) is None:
@@ -464,11 +469,26 @@ class _LogLoader:
         self.local.roll(start)
         self._load_producers(start, start)
 
+    def _begin_again(self, start: int) -> None:
+        """All is lost that came after the log's start; offsets go on from there all the same.
+
+        In a segment that begins there: in one that begins below, the offsets between would seem to be missing
+        once there is a flush point above them.
+        """
+        if self.options.read_only:
+            self.next_offset = start
+            return
+        for path in self.local.remove(reversed(list(self.local.segments))):
+            self.storage.remove(path)
+        # Nothing is known of the epochs either, as after a full truncation.
+        self.epochs.clear()
+        self.epoch = -1
+        self._begin(start)
+
     def _finished(self, start: int) -> UnifiedLog:
         local = self.local
-        if self.damage is None:
-            # What came after the log's start may be lost; offsets go on from there all the same.
-            self.next_offset = max(self.next_offset, start)
+        if self.damage is None and self.next_offset < start:
+            self._begin_again(start)
         end = self.next_offset
         if not self.options.read_only and self.damage is None:
             self.epochs.truncate_from_end(end)
@@ -488,6 +508,10 @@ class _LogLoader:
             # What was published last is newer than the checkpoint, which is written every few seconds.
             high_watermark = max(high_watermark, self.standing.high_watermark)
         mark = end if high_watermark is None else max(start, min(high_watermark, end))
+        if start < mark < end and not self.same_boot and not self.recovery.clean:
+            # A power cut may bring back batches that were cut off, in the place of those that were committed:
+            # none is read as committed because a part of its offsets is. (A log may begin inside of a batch.)
+            mark = max(start, local.segments.batch_start(mark))
         active = local.segments.active
         state.update(
             log_start_offset=start,

@@ -134,6 +134,9 @@ class LogManager:
             self._guarded(directory, partial(self._collect, directory, tasks))
         self._loaded = 0
         self._workers.run([partial(self._load_one, task, len(tasks), on_progress) for task in tasks])
+        # Once all are there: a checkpoint that is written leaves out what is not.
+        for log in self.logs():
+            self._lower_checkpoints_of(log)
         if not self._online():
             raise KafkaStorageError("no log directory is online") from self._directories[0].failure
 
@@ -183,6 +186,7 @@ class LogManager:
 
     def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
         log.on_deleted = partial(self._remove_later, directory)
+        log.on_cut = directory.lower_checkpoints
         self.cleaner.manager.watch(log)
         if self._on_damage is not None:
             log.on_damage = self._on_damage
@@ -310,6 +314,8 @@ class LogManager:
             self.fail(directory.path, error)
             raise
         self._add(directory, log)
+        # A log of the same name, which was deleted, may still stand in the checkpoints.
+        self._lower_checkpoints_of(log)
         return log
 
     def reopen_log(self, partition: TopicPartition, mend: Callable[[], None]) -> UnifiedLog:
@@ -334,7 +340,13 @@ class LogManager:
             log = self.get_log(partition)
             if log is None:
                 raise KafkaStorageError(f"{partition}: its log directory is offline")
+            self._lower_checkpoints_of(log)
             return log
+
+    def _lower_checkpoints_of(self, log: UnifiedLog) -> None:
+        directory = self._directory(os.path.dirname(log.local.directory))
+        if not directory.is_offline:
+            self._guarded(directory, partial(directory.lower_checkpoints, log))
 
     def _check_topic_id(self, log: UnifiedLog, topic_id: Uuid) -> None:
         file = PartitionMetadataFile(self._storage, log.local.directory)

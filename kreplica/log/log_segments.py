@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from kreplica._core.log_segment import LogSegment
+from kreplica.common.errors import CorruptMessage
 
 
 class LogSegments:
@@ -36,6 +37,15 @@ class LogSegments:
     def index_for(self, offset: int) -> int:
         """The index of the last segment whose base offset is at most `offset`; -1 when there is none."""
         return bisect_right(self._bases, offset) - 1
+
+    def batch_start(self, offset: int) -> int:
+        """Where the batch begins that holds `offset`; `offset` where there is none, or one that rotted before
+        it."""
+        try:
+            found = self._segments[self.index_for(offset)].position_of(offset)
+        except CorruptMessage:
+            return offset
+        return offset if found is None else min(offset, found[2])
 
     def with_added(self, segment: LogSegment) -> LogSegments:
         return LogSegments((*self._segments, segment))

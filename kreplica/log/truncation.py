@@ -57,7 +57,7 @@ def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     keep = local.segments.index_for(offset)
     end, position = _end_if_cut_at(log, local.segments[keep], offset)
     _publish_end(log, end, local.segments[keep].base_offset, position)
-    log.flush_state()
+    _tell_cut(log)
     for path in local.remove(list(local.segments)[:keep:-1]):  # a crash leaves no hole
         log.on_deleted(path)
     active = log.active = local.segments.active
@@ -93,7 +93,7 @@ def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
     log.truncating(min(offset, local.segments[0].base_offset))
     _publish_end(log, *_end_of_none(local.segments[0].base_offset, offset))
     log.state.update(log_start_offset=offset, high_watermark=offset)
-    log.flush_state()
+    _tell_cut(log)
     gone = local.remove(list(local.segments)[::-1])
     log.active = local.roll(offset)
     log.epochs.clear()
@@ -137,6 +137,13 @@ def _publish_end(log: UnifiedLog, end: int, active_base_offset: int, valid_lengt
         last_stable_offset=min(state.last_stable_offset, end),
     )
     log.flusher.truncated(end)
+
+
+def _tell_cut(log: UnifiedLog) -> None:
+    # All that is on disk about the log, here and in its directory's checkpoints, ends where it ends.
+    log.flush_state()
+    if log.on_cut is not None:
+        log.on_cut(log)
 
 
 def _end_of_none(first_base_offset: int, offset: int) -> tuple[int, int, int]:

@@ -84,6 +84,7 @@ class UnifiedLog:
         "leader_epoch",
         "local",
         "lock",
+        "on_cut",
         "on_damage",
         "on_deleted",
         "on_truncating",
@@ -121,6 +122,8 @@ class UnifiedLog:
         self.on_deleted = local.storage.remove
         # Called with the log and an offset before it is cut there, under its lock.
         self.on_truncating: Callable[[UnifiedLog, int], None] | None = None
+        # Called with the log once a cut is on disk, before anything is appended above it, under its lock.
+        self.on_cut: Callable[[UnifiedLog], None] | None = None
         # Called with the log and a Damage that was found while it runs, by whoever found it; no lock is held.
         self.on_damage: OnDamage = _ignore
         self.time_ms = clock.time_ms

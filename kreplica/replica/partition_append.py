@@ -149,12 +149,18 @@ def truncate_to(partition: Partition, offset: int) -> bool:
     """As Partition.truncate_to."""
     with partition.leader_isr_update_lock:
         log = _follower_log(partition)
-        if offset <= log.log_start_offset < log.log_end_offset:
-            # Nothing stays. What was deleted may still be in the first segment: it must go too, or nothing of
-            # an epoch before its own could ever follow it.
-            log.truncate_fully_and_start_at(offset)
-            return True
-        return log.truncate_to(offset)
+        if offset > log.log_start_offset:
+            return log.truncate_to(offset)
+        # Nothing stays. What an in-sync replica has deleted its leader had, too. Another one may have deleted
+        # other records than the leader has there, after an unclean election: it fetches all that the leader
+        # has, or it would count as having them.
+        start = offset if partition.broker_id in partition.isr else 0
+        if start == log.log_start_offset == log.log_end_offset:
+            return log.truncate_to(start)
+        # What was deleted may still be in the first segment: it must go too, or nothing of an epoch before
+        # its own could ever follow it.
+        log.truncate_fully_and_start_at(start)
+        return True
 
 
 def truncate_fully_and_start_at(partition: Partition, offset: int) -> None:

@@ -5,9 +5,10 @@ below it. `look` brings it up to date after an event and tells which partitions 
 changed, not what there is.
 
 An election may void what was committed: an unclean one, or that of the last replica in sync after a power cut
-took from its log. The committed log is cut to what the new leader holds; the others are excused from there on
-until they have cut off what is void, at the latest when the controller takes them into the ISR again. Thread
-rule: one thread.
+took from its log. The committed log is cut to what the new leader holds, when it is elected and once more
+when it begins to lead, since it may be cut by the leader before until then. The others are excused from there
+on until they have cut off what is void, at the latest when the controller takes them into the ISR again.
+Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class PartitionView:
     """One partition: its replicas by broker, the controller's word, and what is committed, acknowledged and
     read.
 
-    `unclean_epoch`: the leader epoch of the last election that made something void, -1 if there was none.
-    `deleted_below`: the highest log start that a leader had: below it nothing is compared any more.
-    `least_min_isr`: the lowest min.insync.replicas that its topic ever had. `members`: the
-    broker epoch in which each member of the controller's ISR came into it; a member that was started anew
-    since does not count.
+    `unclean_epoch`: the leader epoch of the last election that made something void, -1 if there was none;
+    `is_awaited`: nobody leads in that epoch or a later one yet. `least_min_isr`: the lowest
+    min.insync.replicas that its topic ever had. `members`: the broker epoch in which each member of the
+    controller's ISR came into it; a member that was started anew since does not count. `members_at`: the same
+    by partition epoch.
     """
 
     def __init__(self, topic_partition: TopicPartition) -> None:
@@ -39,9 +40,10 @@ class PartitionView:
         self.decided: LeaderAndIsr | None = None
         self.former: LeaderAndIsr | None = None  # what was decided before the last change
         self.members: dict[int, int] = {}
+        self.members_at: dict[int, dict[int, int]] = {}
         self.unclean_epoch = -1
+        self.is_awaited = False
         self.least_min_isr = 1 << 30
-        self.deleted_below = 0
         self.committed: list[Cell | None] = []
         self.acked: dict[int, bytes | None] = {}  # value by offset
         self.consumed: dict[int, Cell] = {}  # by offset
@@ -86,6 +88,9 @@ class PartitionView:
             replica = self.replicas.get(broker_id)
             if replica is None or replica.log is None:
                 continue
+            if self.is_awaited and self.decided is not None and broker_id == self.decided.leader:
+                # Until it begins to lead, the leader before may cut its log to whatever that one has.
+                continue
             if replica.is_running and replica.broker_epoch == broker_epoch:
                 yield replica
 
@@ -97,7 +102,7 @@ class PartitionView:
             return True
         if len(cells) < end:
             return False
-        start = max(replica.agreed, replica.log_start, replica.deleted_before, self.deleted_below)
+        start = max(replica.agreed, replica.log_start, replica.deleted_before)
         if cells[start:end] != self.committed[start:end] and self.difference(replica, end) is not None:
             return False
         replica.agreed = end
@@ -105,8 +110,11 @@ class PartitionView:
 
     def difference(self, replica: ReplicaView, end: int) -> int | None:
         """The first offset below `end` at which the replica holds another record than what is committed."""
+        start = max(replica.agreed, replica.log_start, replica.deleted_before)
+        return self._difference(replica, start, end)
+
+    def _difference(self, replica: ReplicaView, start: int, end: int) -> int | None:
         cells, committed = replica.cells, self.committed
-        start = max(replica.agreed, replica.log_start, replica.deleted_before, self.deleted_below)
         for offset in range(start, min(end, len(cells), len(committed))):
             ours, theirs = cells[offset], committed[offset]
             if ours != theirs and ours is not None and theirs is not None:
@@ -121,46 +129,64 @@ class PartitionView:
             and replica.leader_epoch >= self.unclean_epoch
             and not replica.is_excused
         ):
+            # What it has deleted it does not hold.
+            absent = min(max(replica.log_start - len(self.committed), 0), end - len(self.committed))
+            self.committed += [None] * absent
             self.committed += replica.cells[len(self.committed) : end]
-
-    def is_in_the_batch_of_the_mark(self, offset: int) -> bool:
-        """Whether it comes with the last committed record: batches are read as a whole. A mark lies within
-        one only where it is from before an unclean election."""
-        end, leader = len(self.committed), self.leader
-        if leader is None or self.unclean_epoch < 0 or not 0 < end <= offset < leader.log_end:
-            return False
-        last, asked = leader.cells[end - 1], leader.cells[offset]
-        return last is not None and asked is not None and last.crc == asked.crc
 
     def void(self, leader: int, epoch: int) -> None:
         """`leader` was elected though it may lack something: what it does not hold is not committed any
         more."""
         self.unclean_epoch = epoch
-        chosen = self.replicas.get(leader)
+        self.is_awaited = True
+        self._cut_to(self.replicas.get(leader))
+
+    def taken_over(self) -> None:
+        """Whoever leads since something was made void has all that is committed, as of now."""
+        if not self.is_awaited:
+            return
+        for leader in self.leaders():
+            if leader.leader_epoch >= self.unclean_epoch:
+                self.is_awaited = False
+                self._cut_to(leader)
+                leader.excuse_no_longer()
+                leader.is_harmed = False
+                leader.deleted_before = 0
+
+    def _cut_to(self, chosen: ReplicaView | None) -> None:
         kept = 0
         if chosen is not None:
-            at = self.difference(chosen, len(self.committed))
+            # All that it holds counts from now on, also what a power cut has brought back.
+            at = self._difference(chosen, chosen.log_start, len(self.committed))
             kept = min(len(self.committed), len(chosen.cells) if at is None else at)
         del self.committed[kept:]
-        for offset in [offset for offset in self.acked if offset >= kept]:
-            del self.acked[offset]
-        self.acks_to_check.clear()
-        for offset in [offset for offset in self.consumed if offset >= kept]:
-            del self.consumed[offset]
-        self.reads_to_check.clear()
+        for known in (self.acked, self.consumed):
+            for offset in [offset for offset in known if offset >= kept]:
+                del known[offset]
+        self.acks_to_check = [offset for offset in self.acks_to_check if offset < kept]
+        self.reads_to_check = [offset for offset in self.reads_to_check if offset < kept]
         for replica in self.replicas.values():
             replica.agreed = min(replica.agreed, kept)
-            replica.excused_from = min(replica.excused_from, kept)
-        if chosen is not None:
-            chosen.excuse_no_longer()
-            chosen.is_harmed = False
+            if replica is not chosen:
+                replica.excuse_from(kept if chosen is None else min(kept, replica.parts_from(chosen)))
+
+    def trust(self, replica: ReplicaView) -> None:
+        """It has cut off what was void, as far as its leader's log goes back.
+
+        Where it begins before that, it may hold other records there until it has heard of the leader's log
+        start; the leader has deleted its own, and knows no epochs of them.
+        """
+        leader = self.leader
+        if leader is not None and self.difference(replica, leader.log_start) is not None:
+            replica.deleted_before = max(replica.deleted_before, leader.log_start)
+        replica.excuse_no_longer()
 
     def forget_what_came_back(self, leader: int) -> None:
         """Where a power cut gave a new leader back what was deleted, nobody is held to what was there."""
         chosen = self.replicas.get(leader)
         if chosen is None:
             return
-        deleted = max(chosen.deleted_before, self.deleted_below)
+        deleted = chosen.deleted_before
         end = min(deleted, len(self.committed)) if deleted > chosen.log_start else 0
         self.committed[:end] = [None] * end
         for known in (self.acked, self.consumed):
@@ -194,9 +220,7 @@ class ClusterView:
         for view in self._decisions():
             touched[view.topic_partition] = view
         for view in touched.values():
-            leader = view.leader
-            if leader is not None and leader.log_start > view.deleted_below:
-                view.deleted_below = leader.log_start
+            view.taken_over()
         return list(touched.values())
 
     def note_decisions(self) -> None:
@@ -232,8 +256,6 @@ class ClusterView:
         for offset, epoch, value in records:
             if offset < len(view.committed) and view.committed[offset] is None:
                 # Below where the first to get there began, or what a power cut brought back.
-                continue
-            if view.is_in_the_batch_of_the_mark(offset):
                 continue
             cell = view.committed[offset] if offset < len(view.committed) else None
             found = Cell(epoch, 0 if cell is None else cell.crc, value)
@@ -271,14 +293,16 @@ class ClusterView:
         before = view.members
         # A new leader's ISR is as of now; one that the leader asked for keeps who was in it.
         view.members = {each: before.get(each, epochs.get(each, -1)) for each in state.isr}
+        view.members_at[state.partition_epoch] = view.members
         for broker_id in state.isr:
             replica = view.replicas.get(broker_id)
             if (
                 replica is not None
                 and broker_id not in before
+                and not view.is_awaited
                 and replica.broker_epoch == epochs.get(broker_id)
             ):
-                replica.excuse_no_longer()
+                view.trust(replica)
 
     def _look_at(self, broker_id: int) -> Iterator[PartitionView]:
         broker = self.cluster.brokers[broker_id]
@@ -297,9 +321,12 @@ class ClusterView:
                 replica.end(lost=broker.lost_power)
             changed = replica.look()
             if replica.is_leader and len(replica.member_epochs) != len(replica.isr):
+                # It may hear of its ISR long after that was decided; a script's word may be nobody's
+                # decision.
                 epochs = self.cluster.controller.broker_epochs
+                decided = view.members_at.get(replica.partition.partition_epoch, {})
                 for each in replica.isr:
-                    replica.member_epochs.setdefault(each, epochs.get(each, -1))
+                    replica.member_epochs[each] = decided.get(each, epochs.get(each, -1))
             if changed or is_new:
                 view.changed.append(replica)
                 yield view

@@ -22,7 +22,7 @@ class LogMatching:
             if not replica.is_running or replica.log is None:
                 continue
             if (replica.is_excused or replica.is_harmed) and _has_cut(partition, replica):
-                replica.excuse_no_longer()
+                partition.trust(replica)
                 if replica.log_end >= len(partition.committed):
                     replica.is_harmed = False
             partition.commit(replica)

@@ -18,6 +18,9 @@ class WeakIsr:
     def check(self, partition: PartitionView) -> None:
         for leader in partition.leaders():
             for member in partition.counted(leader.member_epochs):
+                if leader.leader_epoch < partition.unclean_epoch <= member.leader_epoch:
+                    # It follows whom an unclean election has made the leader, and may begin anew there.
+                    continue
                 _require_same(self.name, partition, leader, member)
 
 
@@ -92,6 +95,10 @@ class IsrGrowth:
         # Who has been started anew since the proposal is refused by the controller (KIP-903).
         proposed = dict(zip(pending.sent.isr, pending.isr_broker_epochs, strict=True)).get(broker_id)
         if replica is None or not replica.is_running or replica.broker_epoch != proposed:
+            return
+        if replica.leader_epoch > leader.leader_epoch:
+            # It has gone to another leader since it fetched here: the controller knows a later epoch, and
+            # refuses.
             return
         epoch_start = leader.state[0].epoch_start_offset
         if replica.log_end < max(leader.high_watermark, epoch_start):

@@ -36,9 +36,9 @@ class ReplicaView:
 
     `agreed`: the cells below it are those of the partition's committed log. `excused_from`: from that offset
     on it may hold what an unclean election has made void, or what a power cut has brought back, until it has
-    cut that off; NO_EXCUSE where it may not. `deleted_before`: below it a power cut may have brought back
-    what was deleted. `mark_at_end`: its high watermark when the last life ended. `is_harmed`: a power
-    cut took something of it that it has not fetched again since.
+    cut that off; NO_EXCUSE where it may not. `excused_before_cut`: the same before its power was cut.
+    `deleted_before`: below it a power cut may have brought back what was deleted. `is_harmed`: a power cut
+    took something of it that it has not fetched again since.
     `member_epochs`: of a leader, the broker epoch in which each member of its own ISR came into it.
     """
 
@@ -50,6 +50,7 @@ class ReplicaView:
         "cells",
         "damages",
         "deleted_before",
+        "excused_before_cut",
         "excused_from",
         "former_epoch",
         "former_high_watermark",
@@ -64,7 +65,6 @@ class ReplicaView:
         "log",
         "log_start",
         "lost_power",
-        "mark_at_end",
         "maximal_isr",
         "member_epochs",
         "on_disk",
@@ -81,10 +81,9 @@ class ReplicaView:
         self.topic_partition = topic_partition
         self.cells: list[Cell | None] = []
         self.agreed = 0
-        self.excused_from = NO_EXCUSE
+        self.excused_from = self.excused_before_cut = NO_EXCUSE
         self.is_harmed = False
         self.deleted_before = 0
-        self.mark_at_end = NO_EXCUSE
         self.on_disk = 0
         self.lost_power = False
         self.broker_epoch = -1
@@ -123,9 +122,27 @@ class ReplicaView:
     def is_excused(self) -> bool:
         return self.excused_from < NO_EXCUSE
 
+    def parts_from(self, other: ReplicaView) -> int:
+        """The first offset at which both hold something, and not the same; NO_EXCUSE where there is none."""
+        for offset in range(max(self.log_start, other.log_start), min(len(self.cells), len(other.cells))):
+            if self.cells[offset] != other.cells[offset]:
+                return offset
+        return NO_EXCUSE
+
+    def excuse_from(self, offset: int) -> None:
+        """From `offset` on it may hold something else. The batch that holds it goes as a whole."""
+        cells = self.cells
+        while 0 < offset < len(cells) and cells[offset] is not None:
+            before, cell = cells[offset - 1], cells[offset]
+            if before is None or cell is None or before.crc != cell.crc:
+                break
+            offset -= 1
+        self.excused_from = min(self.excused_from, offset)
+        self.excused_before_cut = min(self.excused_before_cut, offset)
+
     def excuse_no_longer(self) -> None:
         """From now on everything that it holds below its high watermark must be what is committed."""
-        self.excused_from = NO_EXCUSE
+        self.excused_from = self.excused_before_cut = NO_EXCUSE
 
     # ---- looking ------------------------------------------------------------------------------------------
 
@@ -147,11 +164,11 @@ class ReplicaView:
         durable = self.log is not None and self.log.config.durability == "fsync_quorum"
         self.program = self.partition = self.log = self.state = None
         self.is_running = self.is_leader = False
-        self.mark_at_end = self.high_watermark
         self.isr = self.maximal_isr = ()
         if lost:
             self.lost_power = True
             # What it had cut off may be there again, and what it had appended since may not.
+            self.excused_before_cut = self.excused_from
             self.excused_from = min(self.excused_from, flushed)
             # Where the topic asks for the disks of all in sync, nothing that is committed can be gone.
             if not durable and flushed < len(self.cells):
@@ -178,10 +195,9 @@ class ReplicaView:
             self.batch_start = 0
             if self.lost_power:
                 self.on_disk, self.lost_power = log.log_end_offset, False
-            if log.high_watermark > self.mark_at_end:
-                # The checkpoint was from before an unclean election took the mark back.
-                self.excused_from = min(self.excused_from, self.mark_at_end)
-            self.mark_at_end = NO_EXCUSE
+                if log.log_end_offset <= len(self.cells):
+                    # Nothing is there again.
+                    self.excused_from = self.excused_before_cut
             changed = True
         high_watermark, end = log.high_watermark, log.log_end_offset
         if log.damages is not self.damages:
@@ -214,9 +230,7 @@ class ReplicaView:
         self.leader = partition.leader
         self.leader_epoch = partition.leader_epoch
         self.isr = partition.isr if partition.is_leader else ()
-        self.member_epochs = {
-            each: self.member_epochs[each] for each in self.isr if each in self.member_epochs
-        }
+        self.member_epochs = {}
         self.maximal_isr = partition.state.maximal_isr if partition.is_leader else ()
         return True
 

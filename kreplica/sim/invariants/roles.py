@@ -9,9 +9,6 @@ from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.replica_view import ReplicaView
 from kreplica.sim.invariants.violation import InvariantViolated
 
-# The records of the largest batch that random runs write.
-LARGEST_BATCH = 3
-
 
 class OneFetcher:
     """13. A leader fetches its partition from nobody, a follower from one, its leader."""
@@ -66,5 +63,4 @@ def _may_go_back(partition: PartitionView, replica: ReplicaView) -> bool:
     # A leader knows no epochs of what it has deleted: who asks it where to cut may be told too much, and
     # begins again where the leader's log does.
     is_behind = leader is not None and replica.log_end <= leader.log_start
-    # A batch goes as a whole.
-    return replica.high_watermark > replica.excused_from - LARGEST_BATCH or (replica.is_excused and is_behind)
+    return replica.high_watermark >= replica.excused_from or (replica.is_excused and is_behind)

@@ -220,7 +220,14 @@ def test_a_new_high_watermark_reaches_followers_without_new_records() -> None:
     assert [at.partition(broker).high_watermark for broker in (2, 3)] == [1, 1]
 
 
-def fetch_as_follower(at: Replicas, broker_id: int, session: FetchSession, *offsets: int):
+def fetch_as_follower(
+    at: Replicas,
+    broker_id: int,
+    session: FetchSession,
+    *offsets: int,
+    last_epoch: int = -1,
+    max_wait_ms: int = 500,
+):
     """A fetch of broker 1 as the follower would send it, naming the partition at each of these offsets."""
     wanted = [
         CachedPartition(
@@ -229,14 +236,60 @@ def fetch_as_follower(at: Replicas, broker_id: int, session: FetchSession, *offs
             fetch_offset=offset,
             max_bytes=1 << 20,
             current_leader_epoch=at.partition().leader_epoch,
+            last_fetched_epoch=last_epoch,
             log_start_offset=0,
         )
         for offset in offsets
     ]
     session.ask(wanted)
     epoch = at.controller.get_alive_broker_epoch(broker_id)
-    params = FetchParams(broker_id, epoch, 500, 1, 1 << 20, "log_end", False)
+    params = FetchParams(broker_id, epoch, max_wait_ms, 1, 1 << 20, "log_end", False)
     return at.manager().fetches.fetch_messages(session, params)
+
+
+def played_follower(at: Replicas) -> FetchSession:
+    """Broker 2 is played from here: a session of its fetcher."""
+    at.manager(2).fetchers.shutdown()
+    fetches = at.manager().fetches
+    return fetches.sessions.create(1, is_privileged=True, now_ms=fetches.now_ms())
+
+
+def test_a_follower_that_was_told_where_to_cut_hears_the_high_watermark_after_that() -> None:
+    """It takes nothing else from that answer, and the log has nothing more to tell it."""
+    at = Replicas(brokers=2)
+    committed(at, b"a")
+    at.elect(1)
+    session = played_follower(at)
+    told = data_of(fetch_as_follower(at, 2, session, 2, last_epoch=0))
+    assert (told.diverging_epoch, told.high_watermark) == ((0, 1), 1)
+    again = fetch_as_follower(at, 2, session, 1, last_epoch=0, max_wait_ms=0)
+    assert data_of(again).high_watermark == 1
+    assert again.done()
+    assert fetch_as_follower(at, 2, session, 1, last_epoch=0, max_wait_ms=0).result(0) == []
+
+
+@pytest.mark.parametrize("is_lasting", [True, False])
+@pytest.mark.parametrize(("offset", "epoch"), [(0, -1), (2, 0)])
+def test_a_session_that_goes_on_is_believed_again_after_a_fetch_that_came_late(
+    is_lasting: bool, offset: int, epoch: int
+) -> None:
+    """Its fetcher gave that fetch up long ago. The session is idle and spells the partition out no more:
+    without that the follower would lag, or diverge, for ever."""
+    at = Replicas(brokers=2)
+    committed(at, b"a")
+    at.elect(1)
+    session = played_follower(at)
+    fetch_as_follower(at, 2, session, 1, last_epoch=0, max_wait_ms=0)
+    replica = at.partition().replica(2)
+    assert (replica.log_end_offset, replica.diverged) == (1, False)
+    late = played_follower(at) if is_lasting else FetchSession(now_ms=at.manager().fetches.now_ms())
+    fetch_as_follower(at, 2, late, offset, last_epoch=epoch, max_wait_ms=0)
+    assert (replica.log_end_offset, replica.diverged) == ((1, True) if offset > 1 else (0, False))
+    at.pass_time(1_000)
+    fetch_as_follower(at, 2, session, max_wait_ms=0)
+    assert (replica.log_end_offset, replica.diverged) == (1, False)
+    assert replica.fetch_clock is session.clock
+    assert replica.last_caught_up_time_ms == at.manager().fetches.now_ms()
 
 
 @pytest.mark.parametrize("behind", [0, 1])

@@ -99,6 +99,52 @@ def test_an_empty_log_may_begin_inside_of_the_leaders_first_batch(replicas):
     assert replicas.node(2).records() == [(2, b"c"), (3, b"d")]
 
 
+def test_a_log_of_what_the_leader_has_deleted_begins_anew_inside_of_its_first_batch(replicas):
+    """The leader had other batches there: whatever is fetched at the log's end lies in one that began before,
+    and would be refused for ever."""
+    follower = replicas.node(2).partition
+    follower.append_records_to_follower(batch(0, b"x") + batch(1, b"y"), 0)
+    fetched = batch(0, b"a", b"b", b"c") + batch(3, b"d")
+    with pytest.raises(errors.OffsetsOutOfOrder):
+        follower.append_records_to_follower(fetched, 0, 1)  # offset 1 is not deleted: it has to be cut first
+    assert replicas.node(2).records() == [(0, b"x"), (1, b"y")]
+    info = follower.append_records_to_follower(fetched, 0, 2)
+    assert info.last_offset == 3
+    assert replicas.node(2).records() == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+
+
+def test_no_epoch_is_left_of_a_log_that_is_cut_at_its_start(replicas):
+    """Deleted records lie in its first segment still, of a later epoch than what comes next."""
+    for leader in (1, 2, 1):
+        replicas.lead(leader)
+    follower = replicas.node(2).partition
+    follower.append_records_to_follower(batch(0, b"x", epoch=3) + batch(1, b"y", epoch=3), 3)
+    follower.update_follower_high_watermark(1, 3)
+    assert follower.maybe_increment_log_start_offset(1, 3)
+    assert follower.truncate_to(1)
+    assert (follower.log_start_offset, follower.log_end_offset) == (1, 1)
+    assert follower.local_log.latest_epoch is None
+    follower.append_records_to_follower(batch(1, b"a", epoch=2), 3)
+    assert replicas.node(2).records() == [(1, b"a")]
+
+
+def test_a_replica_out_of_sync_that_keeps_nothing_begins_at_0(replicas):
+    """What it has deleted may be other records than the leader has there."""
+    follower = replicas.node(2).partition
+    for cut_at in (3, 2, 1):
+        replicas.lead(1, isr=(1, 2, 3))
+        epoch = follower.leader_epoch
+        follower.truncate_fully_and_start_at(2)
+        follower.append_records_to_follower(batch(2, b"a", epoch=epoch), epoch)
+        follower.update_follower_high_watermark(3, epoch)
+        assert follower.truncate_to(cut_at) == (cut_at < 3)
+        assert (follower.log_start_offset, follower.log_end_offset) == (min(cut_at, 2), cut_at)
+        replicas.lead(1, isr=(1, 3))
+        follower.truncate_to(cut_at)
+        assert follower.log_end_offset == (3 if cut_at == 3 else 0)
+    assert not follower.truncate_to(0)
+
+
 @pytest.mark.parametrize("first", [(0, (b"a", b"b")), (0, (b"a",))])
 def test_what_lies_below_the_logs_end_is_refused(replicas, first):
     follower = replicas.node(2).partition

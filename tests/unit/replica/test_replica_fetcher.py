@@ -157,6 +157,73 @@ def test_a_follower_that_lost_its_disk_fetches_everything() -> None:
     assert at.partition(1).isr == (1, 2, 3)
 
 
+@both_ways_of_truncation
+def test_a_follower_that_deleted_other_records_than_its_leader_has_fetches_all_of_them(
+    config: ReplicaConfig,
+) -> None:
+    """Broker 1 goes on alone, and so does broker 3, which then deletes what it has: an unclean election makes
+    that void. Were broker 3 only cut to the end of broker 1's log, it would be taken for in sync without one
+    of the records there, and lose them as the next leader."""
+    at = Replicas(config=config)
+    append(at, 1, b"a")
+    at.settle()
+    for other in (2, 3):
+        at.cluster.cut(1, other)
+    at.cluster.kill(2)
+    for value in (b"b", b"c", b"d"):
+        append(at, 1, value)
+    at.tell(at.controller.elect(T0, 3, (3,)), [3])
+    for value in (b"void", b"void", b"void", b"void"):
+        append(at, 3, value)
+    at.manager(3).delete_records({T0: 5})
+    assert at.partition(3).log_start_offset == 5
+    at.tell(at.controller.elect(T0, 1, (1,), unclean=True))
+    at.cluster.heal_all()
+    at.pass_time(60_000)
+    assert at.partition(1).isr == (1, 3)
+    assert at.values(3) == at.values(1) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_follower_without_records_begins_where_another_leaders_log_does() -> None:
+    """It cannot be told where their histories part: it has nothing, and knows no epochs."""
+    at = Replicas()
+    append(at, 1, b"a")
+    at.settle()
+    for other in (2, 3):
+        at.cluster.cut(1, other)
+    at.cluster.kill(2)
+    for value in (b"b", b"c", b"d"):
+        append(at, 1, value)
+    at.partition(3).truncate_fully_and_start_at(3)
+    at.tell(at.controller.elect(T0, 1, (1,), unclean=True))
+    at.cluster.heal_all()
+    at.pass_time(60_000)
+    assert at.partition(1).isr == (1, 3)
+    assert at.values(3) == at.values(1) == [b"a", b"b", b"c", b"d"]
+
+
+def test_an_in_sync_follower_without_records_stays_where_it_is() -> None:
+    """Its leader had what it has deleted; below the high watermark it must not fall."""
+    at = Replicas()
+    for value in (b"a", b"b", b"c"):
+        append(at, 1, value)
+    at.settle()
+    at.pass_time(100)
+    for other in (2, 3):
+        at.partition(other).local_log.maybe_increment_log_start_offset(3)
+    at.cluster.cut(1, 2)
+    append(at, 1, b"lost")
+    at.settle()
+    assert at.partition(3).log_end_offset == 4
+    at.cluster.cut(1, 3)
+    at.elect(2, (2, 3))
+    at.settle()
+    assert at.partition(3).log_end_offset == at.partition(3).high_watermark == 3
+    append(at, 2, b"d")
+    at.pass_time(60_000)
+    assert at.values(3) == at.values(2) == [b"d"]
+
+
 # ---- answers that come too late ----------------------------------------------------------------------------
 
 
@@ -175,6 +242,21 @@ def test_an_answer_from_before_a_change_of_role_is_dropped() -> None:
     at.pass_time(60_000)
     assert same(at)[-1] == b"c"
     assert at.partition(3).leader == 2
+
+
+def test_an_answer_that_was_dropped_is_told_again() -> None:
+    """It was the first to tell the high watermark. The leader takes it for told, and nothing more comes."""
+    at = Replicas(brokers=2)
+    append(at, 1, b"a")  # its answer is under way before anything is held
+    end = at.cluster.hold(lambda message: not message.is_request and message.receiver == 2)
+    at.settle()
+    [mark] = at.cluster.held()
+    assert (at.partition(1).high_watermark, at.partition(2).high_watermark) == (1, 0)
+    at.elect(1)
+    at.cluster.release(mark)
+    end()
+    at.pass_time(60_000)
+    assert at.partition(2).high_watermark == 1
 
 
 def test_a_leader_that_is_gone_is_not_asked_without_pause() -> None:

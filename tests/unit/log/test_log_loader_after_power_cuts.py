@@ -1,0 +1,100 @@
+"""Opening a log after a power cut: what it took, what it brought back, and where the log begins and ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from kreplica.common.config import LogConfig
+from kreplica.common.types import TopicPartition
+from kreplica.log import log_loader
+from kreplica.log.log_loader import OpenOptions
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.sim.storage import SimStorage
+from tests.support.clocks import ManualClock
+
+DIRECTORY = "/data"
+
+
+def opened(storage: SimStorage, log_start_offset: int = 0, high_watermark: int = 0) -> UnifiedLog:
+    if not storage.exists(DIRECTORY):
+        storage.make_directory(DIRECTORY)
+        storage.sync_directory("/")
+    options = OpenOptions(log_start_offset=log_start_offset, high_watermark=high_watermark)
+    return log_loader.load(DIRECTORY, TopicPartition("t", 0), LogConfig(), storage, ManualClock(), options)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_log_that_lost_all_behind_its_start_begins_there(is_killed: bool) -> None:
+    """A power cut takes the active segment's records; the log goes on where it began, and nothing below
+    seems to be missing when it is opened once more."""
+    storage = SimStorage()
+    log = opened(storage)
+    log.append_records([b"a", b"b", b"c"], 3)
+    log.flush_state()
+    storage = storage.after_power_cut()
+    log = opened(storage, log_start_offset=2)
+    assert (log.log_start_offset, log.log_end_offset, log.latest_epoch) == (2, 2, None)
+    log.begin_epoch(1, 2)  # of an unclean election: the lost records' epoch keeps nobody out
+    log.flush()
+    storage = storage.after_kill() if is_killed else storage.after_power_cut()
+    log = opened(storage, log_start_offset=2)
+    assert log.damage is None
+    assert (log.log_start_offset, log.log_end_offset) == (2, 2)
+    log.append_records([b"d"], 1)
+    assert [record.value for batch in log.batches(2) for record in batch] == [b"d"]
+
+
+def test_no_batch_that_came_back_is_committed_by_a_part_of_its_offsets() -> None:
+    """Three records are committed where a batch of four was cut off; a power cut undoes it all on disk, but
+    not the checkpoint of the high watermark."""
+    storage = SimStorage()
+    log = opened(storage)
+    log.append_records([b"a"], 0)
+    log.append_records([b"void", b"void", b"void", b"void"], 0)
+    log.flush()
+    after_power_cut = storage.after_power_cut()
+    for mark, expected in ((0, 0), (1, 1), (3, 1), (5, 5), (9, 5)):
+        log = opened(after_power_cut.after_power_cut(), high_watermark=mark)
+        assert (log.high_watermark, log.log_end_offset) == (expected, 5)
+    log = opened(after_power_cut.after_power_cut(), log_start_offset=3, high_watermark=3)
+    assert log.high_watermark == log.log_start_offset == 3
+
+
+def test_epochs_of_what_a_power_cut_brings_back_are_known_again() -> None:
+    """They were forgotten with the records; the log start that was on the disk is older."""
+    storage = SimStorage()
+    log = opened(storage)
+    for epoch in (0, 1, 2):
+        log.append_records([b"%d" % epoch], epoch)
+        log.roll()
+    log.flush()
+    log.flush_state()
+    log.update_high_watermark(3)
+    log.maybe_increment_log_start_offset(2)
+    log.epochs.flush()
+    log = opened(storage.after_power_cut(), high_watermark=3)
+    assert log.log_start_offset == 0
+    assert log.epochs.entries == ((0, 0), (1, 1), (2, 2))
+    assert log.epochs.end_offset_for(1, log.log_end_offset) == (1, 2)
+
+
+@pytest.mark.parametrize("log_start", [0, 3, 4])
+def test_a_segment_that_retention_removed_is_missed_only_where_it_was_not(log_start: int) -> None:
+    """Of two that go, a power cut brings back the first: below the log start nothing is missing."""
+    storage = SimStorage()
+    log = opened(storage)
+    for value in (b"a", b"b", b"c"):
+        log.append_records([value, value])
+        log.roll()
+    log.append_records([b"d"])
+    log.update_high_watermark(7)
+    log.maybe_increment_log_start_offset(log_start)
+    log.flush()
+    log.flush_state()
+    for name in storage.list_directory(DIRECTORY):
+        if name.startswith("00000000000000000002"):
+            storage.remove(f"{DIRECTORY}/{name}")
+    storage.sync_directory(DIRECTORY)
+    log = opened(storage.after_power_cut(), log_start_offset=log_start)
+    missing = [(damage.first_offset, damage.stop_offset) for damage in log.damages]
+    assert missing == ([] if log_start == 4 else [(2, 4)])
