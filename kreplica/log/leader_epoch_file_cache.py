@@ -118,10 +118,6 @@ class LeaderEpochFileCache:
         found = self.entries[at : at + 1]
         return found[0] if found and found[0].epoch == epoch else None
 
-    def knows(self, offset: int) -> bool:
-        """Whether `offset` belongs to an epoch here."""
-        return bool(self.entries) and self.entries[0].start_offset <= offset
-
     def previous_epoch(self, epoch: int) -> int | None:
         """The greatest epoch below `epoch` that wrote something here."""
         at = bisect_left(self.entries, epoch, key=_EPOCH)

@@ -185,7 +185,8 @@ class _LogLoader:
         if self.options.scan_from is not None:
             safe = min(safe, self.options.scan_from)
         is_ours = not self.options.read_only and self.standing is not None and not self.known
-        if is_ours and not self.epochs.knows(start):
+        earliest = self.epochs.earliest_entry
+        if is_ours and earliest is not None and earliest.start_offset > start:
             # A power cut has brought back what was deleted. Who follows this log could not be told where it
             # differs there.
             safe = min(safe, start)
