@@ -22,6 +22,7 @@ from kreplica.log.file_names import (
     CLUSTER_METADATA_DIRECTORY,
     DELETED_DIRECTORY_SUFFIX,
     STATE_FILE,
+    STRAY_DIRECTORY_SUFFIX,
     parse_directory_name,
     parse_file_name,
 )
@@ -129,13 +130,19 @@ class LogDirectory:
         """The directory of the partition's log in this one."""
         return f"{self.path}/{partition.topic}-{partition.partition}"
 
-    def deleted_path_of(self, partition: TopicPartition, random: Random) -> str:
-        """A name for the partition's directory while it waits to be removed, which no other deletion has.
+    def aside_path_of(self, partition: TopicPartition, suffix: str, random: Random) -> str:
+        """A name for the partition's directory once it is moved aside, which no other has had.
 
         Of a long topic's name the end is left out, so that the whole has at most 255 characters.
         """
-        end = f"-{partition.partition}.{random.randbytes(16).hex()}{DELETED_DIRECTORY_SUFFIX}"
+        end = f"-{partition.partition}.{random.randbytes(16).hex()}{suffix}"
         return f"{self.path}/{partition.topic[: MAX_NAME_LENGTH - len(end)]}{end}"
+
+    def strays(self) -> list[str]:
+        """The paths of the partitions' directories that were moved aside as strays."""
+        names = self._storage.list_directory(self.path)
+        paths = [f"{self.path}/{name}" for name in names if name.endswith(STRAY_DIRECTORY_SUFFIX)]
+        return [path for path in paths if self._storage.is_directory(path)]
 
     def partitions(self) -> tuple[list[str], list[str]]:
         """(names of the partitions' directories, names of those whose deletion had begun).

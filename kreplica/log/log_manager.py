@@ -17,6 +17,7 @@ from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     DamagedLog,
     InconsistentTopicId,
+    InvalidFile,
     InvalidTopic,
     KafkaStorageError,
     LogClosed,
@@ -29,7 +30,13 @@ from kreplica.common.ports import Clock, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_jobs, log_loader
 from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
-from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, check_topic, parse_directory_name
+from kreplica.log.file_names import (
+    CLUSTER_METADATA_DIRECTORY,
+    DELETED_DIRECTORY_SUFFIX,
+    STRAY_DIRECTORY_SUFFIX,
+    check_topic,
+    parse_directory_name,
+)
 from kreplica.log.log_cleaner import LogCleaner
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
@@ -255,11 +262,25 @@ class LogManager:
 
     def set_config(self, topic: str, config: LogConfig) -> None:
         """Give the topic's logs a configuration, now and from now on."""
+        self.set_configs({topic: config})
+
+    def set_configs(self, configs: Mapping[str, LogConfig | None]) -> None:
+        """Give the logs of these topics a configuration, now and from now on; None: the node's own."""
         with self._lock:
-            self._configs[topic] = config
+            for topic, config in configs.items():
+                if config is None:
+                    self._configs.pop(topic, None)
+                else:
+                    self._configs[topic] = config
             for log in self.logs():
-                if log.topic_partition.topic == topic:
-                    log.configure(config)
+                topic = log.topic_partition.topic
+                if topic in configs:
+                    log.configure(self._configs.get(topic, self._config))
+
+    @property
+    def default_config(self) -> LogConfig:
+        """What a log gets whose topic has no configuration of its own."""
+        return self._config
 
     def logs(self) -> list[UnifiedLog]:
         """Every log that is online."""
@@ -397,6 +418,44 @@ class LogManager:
 
         Raises UnknownTopicOrPartition, KafkaStorageError.
         """
+        directory, log, target = self._move_aside(partition, DELETED_DIRECTORY_SUFFIX)
+        self._remove_tree_later(directory, target, log.config.file_delete_delay_ms)
+
+    def move_stray_aside(self, partition: TopicPartition) -> str:
+        """Take the log of no topic of the cluster out of the way: its directory gets a name that no log has,
+        and keeps all that is in it. Returns its path; raises as `delete_log`.
+        """
+        return self._move_aside(partition, STRAY_DIRECTORY_SUFFIX)[2]
+
+    def remove_strays(self, is_gone: Callable[[Uuid], bool]) -> list[str]:
+        """Remove what was moved aside, now or in an earlier run, and whose topic's id says that it is gone;
+        after file.delete.delay.ms. Returns the paths; one that tells no id is kept.
+        """
+        removed = []
+        for directory in self._online():
+            strays: list[str] = []
+            self._guarded(directory, partial(_extend, strays, directory.strays))
+            for path in strays:
+                topic_id = self._topic_id_in(path)
+                if topic_id is not None and is_gone(topic_id):
+                    self._remove_tree_later(directory, path, self._config.file_delete_delay_ms)
+                    removed.append(path)
+        return removed
+
+    def topic_id(self, partition: TopicPartition) -> Uuid | None:
+        """The id of the topic that the partition's log belongs to; None where it tells none, or there is no
+        log.
+        """
+        log = self.get_log(partition)
+        return None if log is None else self._topic_id_in(log.local.directory)
+
+    def _topic_id_in(self, path: str) -> Uuid | None:
+        try:
+            return PartitionMetadataFile(self._storage, path).read()
+        except InvalidFile:
+            return None
+
+    def _move_aside(self, partition: TopicPartition, suffix: str) -> tuple[LogDirectory, UnifiedLog, str]:
         with self._lock:
             for directory in self._directories:
                 log = directory.logs.pop(partition, None)
@@ -406,10 +465,13 @@ class LogManager:
                 raise UnknownTopicOrPartition(f"{partition}: no log of it here")
             log.abandon()
             self._guarded(directory, partial(self.cleaner.manager.forget, log))
-            target = directory.deleted_path_of(partition, self._random)
+            target = directory.aside_path_of(partition, suffix, self._random)
             self._guarded(directory, partial(self._rename, log.local.directory, target, directory.path))
-        remove = partial(self._guarded, directory, partial(self._storage.remove_tree, target))
-        self._scheduler.schedule("delete-log", remove, log.config.file_delete_delay_ms)
+            return directory, log, target
+
+    def _remove_tree_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
+        remove = partial(self._guarded, directory, partial(self._storage.remove_tree, path))
+        self._scheduler.schedule("delete-log", remove, delay_ms)
 
     def _rename(self, source: str, target: str, parent: str) -> None:
         self._storage.rename(source, target)
@@ -513,3 +575,7 @@ class LogManager:
     def _online(self) -> list[LogDirectory]:
         with self._lock:
             return [directory for directory in self._directories if not directory.is_offline]
+
+
+def _extend(found: list[str], look: Callable[[], list[str]]) -> None:
+    found += look()

@@ -1,0 +1,310 @@
+"""BrokerMetadataPublisher: makes of what the cluster has decided the roles, logs and settings of this broker.
+
+The loader tells it of each change in the quorum's loop; it posts, and works in a loop of its own: first the
+cache, then the settings of logs, then the replicas that are no longer its own, then the roles of those that
+are, a bounded number in a step. The changes of one commit follow those of the one before. Only when all of it
+is done does `metadata_offset` say so, since the controller takes a topic's replica for deleted then.
+
+The first change is the whole cluster. The logs on disk are held against it: one whose topic (by its id; the
+name may be another topic's now) is gone, or that this broker is to have no longer, is a stray. It is moved
+aside, and removed if its id says that the topic is gone (KAFKA-15082 and KIP-966 rely on logs of a deleted
+topic never being taken for those of a new one).
+
+What a replica could not do is tried again with the next change, and every second. Thread rule: the methods of
+a publisher are the quorum's loop's; `metadata_offset` and `published` may be read anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import (
+    InconsistentTopicId,
+    InvalidConfig,
+    KafkaStorageError,
+    KreplicaError,
+    UnknownServerError,
+)
+from kreplica.common.future import Future
+from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Loop
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
+from kreplica.metadata.registrations import (
+    LOST_DIRECTORY,
+    MIGRATING_DIRECTORY,
+    UNASSIGNED_DIRECTORY,
+    PartitionRegistration,
+)
+from kreplica.replica.replica_manager import ReplicaManager
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger(__name__)
+
+# Roles in one step: making a log and beginning to lead takes some ms each on a slow disk.
+PARTITIONS_A_STEP = 64
+RETRY_MS = 1000
+NO_DIRECTORY = frozenset({UNASSIGNED_DIRECTORY, LOST_DIRECTORY, MIGRATING_DIRECTORY})
+
+
+class BrokerMetadataPublisher:
+    """Implements `kreplica.metadata.metadata_loader.MetadataPublisher` for broker `broker_id`.
+
+    `loop` runs the work; the logs are loaded before the first change comes.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        *,
+        cache: KRaftMetadataCache,
+        replica_manager: ReplicaManager,
+        loop: Loop,
+        metrics: MetricRegistry | None = None,
+    ) -> None:
+        # How far the broker has done what the cluster decided; None before the first change is done.
+        self.published: OffsetAndEpoch | None = None
+        self.first_published: Future[None] = Future()
+        self.error_count = 0
+        self._broker_id = broker_id
+        self._cache = cache
+        self._replicas = replica_manager
+        self._logs = replica_manager.log_manager
+        self._loop = loop
+        # The loop's own:
+        self._work: deque[Iterator[None]] = deque()
+        self._is_first = True
+        self._is_closed = False
+        self._failed: dict[TopicPartition, Uuid] = {}  # whose roles have to be tried again
+        self._is_retrying = False
+        if metrics is not None:
+            metrics.gauge("broker-metadata-metrics", "last-applied-record-offset", self.metadata_offset)
+            metrics.gauge("broker-metadata-metrics", "metadata-apply-error-count", lambda: self.error_count)
+
+    def metadata_offset(self) -> int:
+        """The last record of the metadata log that has been acted upon; -1 of none."""
+        return -1 if self.published is None else self.published.offset - 1
+
+    def on_metadata_update(
+        self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
+    ) -> None:
+        """Act on what has changed, soon."""
+        self._loop.post(lambda: self._begin(self._publish(delta, metadata, applied)))
+
+    def on_leader_change(self, leader: Any) -> None:
+        """Who leads the quorum is no business of replicas."""
+
+    def close(self) -> None:
+        """Do no more; what is under way in a step is finished."""
+        self._is_closed = True
+
+    # ---- steps --------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Iterator[None]) -> None:
+        self._work.append(work)
+        if len(self._work) == 1:
+            self._step()
+
+    def _step(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            next(self._work[0])
+        except StopIteration:
+            self._work.popleft()
+        except Exception:
+            # Nobody could go on for it; the replicas that it left as they were are not told as published.
+            self._work.popleft()
+            self.error_count += 1
+            LOGGER.exception("broker %d: a change of the metadata was not carried out", self._broker_id)
+        if self._work:
+            self._loop.post(self._step)
+
+    def _publish(
+        self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
+    ) -> Iterator[None]:
+        self._cache.set_image(metadata)
+        self._configure(delta)
+        if self._is_first:
+            self._is_first = False
+            yield from self._move_strays_aside(metadata)
+        yield from self._stop_replicas(delta)
+        yield from self._take_roles([*self._again(metadata), *self._roles(delta.partitions)], applied)
+        self.published = applied
+        if not self.first_published.done():
+            self.first_published.set_result(None)
+
+    # ---- settings -----------------------------------------------------------------------------------------
+
+    def _configure(self, delta: MetadataDelta) -> None:
+        configs = {
+            name: None if change.new is None else self._config_of(name, change.new)
+            for (kind, name), change in delta.configs.items()
+            if kind == TOPIC_RESOURCE
+        }
+        if configs:
+            self._logs.set_configs(configs)
+
+    def _config_of(self, topic: str, settings: Mapping[str, str]) -> LogConfig:
+        """The topic's configuration; settings that are not known here, or no value of theirs, are left out:
+        another node may know them.
+        """
+        config = self._logs.default_config
+        try:
+            return config.replace(settings)
+        except InvalidConfig:
+            pass
+        for name, value in settings.items():
+            try:
+                config = config.replace({name: value})
+            except InvalidConfig as error:
+                LOGGER.warning("topic %s: %s", topic, error)
+        return config
+
+    # ---- logs that are no longer this broker's ------------------------------------------------------------
+
+    def _move_strays_aside(self, metadata: ClusterMetadata) -> Iterator[None]:
+        for log in self._logs.logs():
+            topic_partition = log.topic_partition
+            if self._is_stray(topic_partition, metadata):
+                try:
+                    path = self._logs.move_stray_aside(topic_partition)
+                except KreplicaError as error:
+                    self._tell_failed(topic_partition, error)
+                    continue
+                LOGGER.warning("%s is a stray: moved to %s", topic_partition, path)
+                yield
+        removed = self._logs.remove_strays(lambda topic_id: metadata.topic_by_id(topic_id) is None)
+        if removed:
+            LOGGER.info("strays of deleted topics are removed: %s", ", ".join(removed))
+        yield
+
+    def _is_stray(self, topic_partition: TopicPartition, metadata: ClusterMetadata) -> bool:
+        topic_id = self._logs.topic_id(topic_partition)
+        topic = None if topic_id is None else metadata.topic_by_id(topic_id)
+        if topic is None or topic.name != topic_partition.topic:
+            return True
+        partition = topic.partitions.get(topic_partition.partition)
+        return partition is None or self._broker_id not in partition.replicas
+
+    def _stop_replicas(self, delta: MetadataDelta) -> Iterator[None]:
+        # Before any role is taken: a topic may have been made anew under the name of one that was deleted.
+        gone = [
+            change.topic_partition
+            for change in delta.partitions
+            if change.old is not None
+            and self._broker_id in change.old.replicas
+            and (change.new is None or self._broker_id not in change.new.replicas)
+        ]
+        for some in _in_parts(gone):
+            for topic_partition in some:
+                self._failed.pop(topic_partition, None)
+            results = self._replicas.stop_replicas(dict.fromkeys(some, True))
+            for topic_partition, error in results.items():
+                if error is not None:
+                    self._tell_failed(topic_partition, error)
+            yield
+
+    # ---- roles --------------------------------------------------------------------------------------------
+
+    def _roles(self, changes: Iterable[PartitionChange]) -> Iterator[PartitionChange]:
+        for change in changes:
+            if change.new is not None and self._broker_id in change.new.replicas:
+                yield change
+
+    def _again(self, metadata: ClusterMetadata) -> list[PartitionChange]:
+        """What failed before, as it is to be now."""
+        failed, self._failed = self._failed, {}
+        again = []
+        for topic_partition, topic_id in failed.items():
+            partition = metadata.partition(topic_partition)
+            if partition is not None and metadata.topic_names.get(topic_id) == topic_partition.topic:
+                again.append(PartitionChange(topic_partition, topic_id, None, partition))
+        return again
+
+    def _take_roles(self, changes: list[PartitionChange], applied: OffsetAndEpoch) -> Iterator[None]:
+        for some in _in_parts(changes):
+            states: dict[TopicPartition, LeaderAndIsr] = {}
+            for topic_partition, topic_id, _, partition in some:
+                if partition is not None and self._has_place(topic_partition, topic_id, partition):
+                    states[topic_partition] = partition.leader_and_isr(topic_partition, topic_id)
+            results = self._roles_taken(states, applied)
+            for topic_partition, error in results.items():
+                if isinstance(error, InconsistentTopicId):
+                    error = self._replace_stray(states[topic_partition], applied)
+                if error is not None:
+                    self._tell_failed(topic_partition, error)
+                    self._failed[topic_partition] = states[topic_partition].topic_id
+            yield
+        if self._failed and not self._is_retrying:
+            self._is_retrying = True
+            self._loop.post_later(self._retry, RETRY_MS)
+
+    def _roles_taken(
+        self, states: Mapping[TopicPartition, LeaderAndIsr], applied: OffsetAndEpoch
+    ) -> dict[TopicPartition, KreplicaError | None]:
+        try:
+            return self._replicas.become_leader_or_follower(states.values(), applied.epoch)
+        except Exception as error:
+            LOGGER.exception("broker %d: %d roles could not be taken", self._broker_id, len(states))
+            failure = error if isinstance(error, KreplicaError) else UnknownServerError(str(error))
+            return dict.fromkeys(states, failure)
+
+    def _has_place(
+        self, topic_partition: TopicPartition, topic_id: Uuid, partition: PartitionRegistration
+    ) -> bool:
+        """Whether the replica may be here: not where its log lies on a disk that has failed (KIP-858).
+
+        An empty log in another directory would be taken for the one that is lost.
+        """
+        if self._logs.get_log(topic_partition) is not None:
+            return True
+        directory = partition.directory(self._broker_id)
+        online = {each: path for path, each in self._logs.directory_ids.items()}
+        if directory in online:
+            try:
+                self._logs.get_or_create_log(topic_partition, topic_id=topic_id, directory=online[directory])
+            except KreplicaError as error:
+                self._tell_failed(topic_partition, error)
+                return False
+            return True
+        is_lost = directory not in NO_DIRECTORY or partition.partition_epoch > 0
+        if is_lost and self._logs.offline_directories:
+            self._replicas.partitions.take_offline(topic_partition)
+            return False
+        return True
+
+    def _replace_stray(self, state: LeaderAndIsr, applied: OffsetAndEpoch) -> KreplicaError | None:
+        """There is a log of another topic of that name: it goes aside, and the role is taken after all."""
+        topic_partition = state.topic_partition
+        try:
+            path = self._logs.move_stray_aside(topic_partition)
+        except KreplicaError as error:
+            return error
+        LOGGER.warning("%s was the log of another topic of its name: moved to %s", topic_partition, path)
+        return self._replicas.become_leader_or_follower([state], applied.epoch)[topic_partition]
+
+    def _retry(self) -> None:
+        self._is_retrying = False
+        applied = self.published
+        if self._failed and applied is not None:
+            self._begin(self._take_roles(self._again(self._cache.metadata), applied))
+
+    def _tell_failed(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
+        self.error_count += 1
+        level = logging.WARNING if isinstance(error, KafkaStorageError) else logging.ERROR
+        LOGGER.log(level, "broker %d: %s: %s", self._broker_id, topic_partition, error)
+
+
+def _in_parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), PARTITIONS_A_STEP):
+        yield items[start : start + PARTITIONS_A_STEP]

@@ -1,0 +1,55 @@
+"""KRaftMetadataCache: what this broker knows of the cluster, as its replicas and its answers need it.
+
+It holds one ClusterMetadata that nobody changes; the publisher puts another in its place. So a look takes no
+lock, and all that one look sees is of one moment. Any thread may look; the publisher's loop alone sets it.
+"""
+
+from __future__ import annotations
+
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+
+
+class KRaftMetadataCache:
+    """Implements `kreplica.replica.metadata_cache.MetadataCache`; `metadata` is all of it."""
+
+    def __init__(self) -> None:
+        self.metadata = ClusterMetadata()
+
+    def set_image(self, metadata: ClusterMetadata) -> None:
+        """From now on the cluster is this, which nobody may change any more."""
+        self.metadata = metadata
+
+    def contains(self, topic_partition: TopicPartition) -> bool:
+        """Whether the cluster has such a partition."""
+        return self.metadata.partition(topic_partition) is not None
+
+    def leader(self, topic_partition: TopicPartition) -> int | None:
+        """The partition's leader; None where there is none, or no such partition."""
+        partition = self.metadata.partition(topic_partition)
+        return None if partition is None or partition.leader == NO_LEADER else partition.leader
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        """The name of the topic of that id."""
+        return self.metadata.topic_names.get(topic_id)
+
+    def topic_id(self, topic: str) -> Uuid | None:
+        """The id of the topic of that name."""
+        found = self.metadata.topics.get(topic)
+        return None if found is None else found.topic_id
+
+    def is_broker_fenced(self, broker_id: int) -> bool:
+        """Whether the controller keeps the broker from leading; False of an unknown one."""
+        broker = self.metadata.brokers.get(broker_id)
+        return broker is not None and broker.fenced
+
+    def is_broker_shutting_down(self, broker_id: int) -> bool:
+        """Whether the broker is giving up its leaderships; False of an unknown one."""
+        broker = self.metadata.brokers.get(broker_id)
+        return broker is not None and broker.in_controlled_shutdown
+
+    def get_alive_broker_epoch(self, broker_id: int) -> int | None:
+        """The epoch in which the broker is registered; None for one that is fenced or unknown."""
+        broker = self.metadata.brokers.get(broker_id)
+        return None if broker is None or broker.fenced else broker.epoch

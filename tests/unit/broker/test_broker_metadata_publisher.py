@@ -1,0 +1,298 @@
+"""BrokerMetadataPublisher: from the cluster's decisions to the roles, logs and settings of a broker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+
+from kreplica.broker.broker_metadata_publisher import PARTITIONS_A_STEP, RETRY_MS
+from kreplica.common.errors import StorageIOError, UnknownTopicOrPartition
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.metadata import records as kinds
+from kreplica.sim.node import DIRECTORY
+from tests.support.metadata_log import topic
+from tests.support.published import Published
+from tests.support.replicas import batch
+
+A, B = Uuid(b"a" * 16), Uuid(b"b" * 16)
+T0 = TopicPartition("t", 0)
+
+
+def change(topic_id: Uuid = A, partition: int = 0, **fields: Any) -> kinds.PartitionChangeRecord:
+    return kinds.PartitionChangeRecord(partition_id=partition, topic_id=topic_id, **fields)
+
+
+def config(name: str, value: str | None, resource: str = "t") -> kinds.ConfigRecord:
+    return kinds.ConfigRecord(resource_type=2, resource_name=resource, name=name, value=value)
+
+
+@pytest.fixture
+def stage() -> Published:
+    made = Published()
+    made.apply(*topic(A, "t"))
+    return made
+
+
+def append(stage: Published, broker_id: int, value: bytes) -> None:
+    future = stage.on(broker_id).broker.replica_manager.append_records({T0: batch(value)}, required_acks=-1)
+    stage.cluster.settle()
+    assert future.result(timeout=0)[T0].error is None
+
+
+def values(stage: Published, broker_id: int) -> list[bytes | None]:
+    log = stage.on(broker_id).broker.replica_manager.partitions.get_or_error(T0).local_log
+    return [record.value for each in log.batches(log.log_start_offset) for record in each]
+
+
+def test_a_topic_that_is_made_gets_its_leader_and_followers(stage: Published) -> None:
+    first, second = (stage.on(each).broker.replica_manager.partitions.get_or_error(T0) for each in (1, 2))
+    assert (first.is_leader, second.is_leader) == (True, False)
+    append(stage, 1, b"v")
+    assert values(stage, 2) == [b"v"]
+    assert stage.on(1).publisher.metadata_offset() == stage.offset - 1
+    assert stage.on(1).publisher.first_published.done()
+
+
+def test_another_leader_takes_over_where_the_first_was(stage: Published) -> None:
+    append(stage, 1, b"v")
+    stage.apply(change(leader=2, isr=(1, 2)))
+    append(stage, 2, b"w")
+    assert values(stage, 1) == values(stage, 2) == [b"v", b"w"]
+    assert stage.on(1).cache.leader(T0) == 2
+
+
+def test_a_deleted_topic_takes_its_logs_along(stage: Published) -> None:
+    stage.apply(kinds.RemoveTopicRecord(topic_id=A))
+    for broker_id in (1, 2):
+        with pytest.raises(UnknownTopicOrPartition):
+            stage.on(broker_id).broker.replica_manager.partitions.get_or_error(T0)
+        (name,) = stage.names(broker_id)
+        assert name.startswith("t-0.")
+        assert name.endswith("-delete")
+        assert stage.on(broker_id).publisher.metadata_offset() == stage.offset - 1
+    stage.cluster.pass_time(60_000)
+    assert stage.names(1) == []
+
+
+def test_a_topic_made_anew_under_its_name_begins_empty(stage: Published) -> None:
+    append(stage, 1, b"old")
+    stage.apply(kinds.RemoveTopicRecord(topic_id=A), *topic(B, "t"))
+    assert values(stage, 1) == values(stage, 2) == []
+    append(stage, 1, b"new")
+    assert values(stage, 2) == [b"new"]
+    assert stage.on(2).broker.log_manager.topic_id(T0) == B
+
+
+def test_a_replica_that_moved_away_is_deleted_and_one_that_came_is_made(stage: Published) -> None:
+    append(stage, 1, b"v")
+    zero = Uuid.ZERO
+    stage.apply(*topic(B, "u", replicas=(1,)))
+    stage.apply(change(replicas=(2,), isr=(2,), leader=2, directories=(zero,)))
+    stage.apply(change(B, replicas=(1, 2), directories=(zero, zero)))
+    assert stage.on(1).broker.log_manager.get_log(T0) is None
+    assert values(stage, 2) == [b"v"]
+    assert stage.on(2).broker.log_manager.get_log(TopicPartition("u", 0)) is not None
+
+
+# ---- the first change -------------------------------------------------------------------------------------
+
+
+def test_a_start_finds_its_roles_and_goes_on(stage: Published) -> None:
+    append(stage, 1, b"v")
+    stage.cluster.stop(2)
+    stage.apply(change(isr=(1,)))
+    append(stage, 1, b"w")
+    stage.start(2)
+    assert stage.on(2).publisher.metadata_offset() == stage.offset - 1
+    assert values(stage, 2) == [b"v", b"w"]
+
+
+def test_a_topic_that_was_deleted_meanwhile_is_a_stray(
+    stage: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(stage, 1, b"v")
+    stage.cluster.stop(2)
+    stage.apply(kinds.RemoveTopicRecord(topic_id=A))
+    with caplog.at_level(logging.WARNING):
+        stage.start(2)
+    assert "t-0 is a stray" in caplog.text
+    (name,) = stage.names(2)
+    assert name.endswith("-stray")
+    stage.cluster.pass_time(60_000)
+    assert stage.names(2) == []
+
+
+def test_a_stray_outlives_no_crash_before_it_was_removed(stage: Published) -> None:
+    stage.cluster.stop(2)
+    stage.apply(kinds.RemoveTopicRecord(topic_id=A))
+    stage.start(2)
+    stage.cluster.kill(2)
+    stage.start(2)
+    assert len(stage.names(2)) == 1
+    stage.cluster.pass_time(60_000)
+    assert stage.names(2) == []
+
+
+def test_a_topic_made_anew_meanwhile_is_not_given_the_old_log(stage: Published) -> None:
+    append(stage, 1, b"old")
+    stage.cluster.stop(2)
+    stage.apply(kinds.RemoveTopicRecord(topic_id=A), *topic(B, "t"))
+    append_to_one = stage.on(1).broker.replica_manager.append_records({T0: batch(b"new")}, required_acks=1)
+    stage.cluster.settle()
+    assert append_to_one.result(timeout=0)[T0].error is None
+    stage.start(2)
+    assert values(stage, 2) == [b"new"]
+    assert sorted(name.rpartition("-")[2] for name in stage.names(2)) == ["0", "stray"]
+
+
+def test_a_log_that_tells_no_topic_is_moved_aside_and_kept(stage: Published) -> None:
+    append(stage, 1, b"v")
+    stage.cluster.stop(2)
+    stage.cluster.brokers[2].storage.remove(f"{DIRECTORY}/t-0/partition.metadata")
+    stage.start(2)
+    assert values(stage, 2) == [b"v"]  # fetched anew
+    stage.cluster.pass_time(60_000)
+    assert sorted(name.rpartition("-")[2] for name in stage.names(2)) == ["0", "stray"]
+
+
+def test_a_replica_that_was_moved_to_another_broker_meanwhile_is_a_stray(stage: Published) -> None:
+    stage.cluster.stop(2)
+    stage.apply(change(replicas=(1,), isr=(1,), directories=(Uuid.ZERO,)))
+    stage.start(2)
+    stage.cluster.pass_time(60_000)
+    # The topic is there still: what is kept may be of use to somebody.
+    (name,) = stage.names(2)
+    assert name.endswith("-stray")
+
+
+# ---- settings ---------------------------------------------------------------------------------------------
+
+
+def test_logs_get_the_settings_of_their_topic_and_lose_them(
+    stage: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = stage.on(1).broker.log_manager.get_log(T0)
+    assert log is not None
+    own = log.config.retention_ms
+    with caplog.at_level(logging.WARNING):
+        stage.apply(config("retention.ms", "1000"), config("of.a.later.kafka", "x"))
+    assert log.config.retention_ms == 1000
+    assert "of.a.later.kafka" in caplog.text
+    stage.apply(config("retention.ms", None), config("of.a.later.kafka", None))
+    assert log.config.retention_ms == own
+
+
+def test_settings_are_there_before_the_log_is(stage: Published) -> None:
+    stage.apply(config("segment.bytes", "4096", "u"), *topic(B, "u"))
+    log = stage.on(1).broker.log_manager.get_log(TopicPartition("u", 0))
+    assert log is not None
+    assert log.config.segment_bytes == 4096
+
+
+# ---- steps, errors ----------------------------------------------------------------------------------------
+
+
+def test_many_roles_are_taken_in_bounded_steps_and_told_when_all_are(
+    stage: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_first = stage.on(1)
+    manager = on_first.broker.replica_manager
+    sizes, offsets = [], []
+    take = manager.become_leader_or_follower
+
+    def counted(states: Any, epoch: int) -> Any:
+        taken = take(states, epoch)
+        sizes.append(len(taken))
+        offsets.append(on_first.publisher.metadata_offset())
+        return taken
+
+    monkeypatch.setattr(manager, "become_leader_or_follower", counted)
+    before = stage.offset - 1
+    stage.apply(*topic(B, "u", partitions=2 * PARTITIONS_A_STEP + 1))
+    assert sizes == [PARTITIONS_A_STEP, PARTITIONS_A_STEP, 1]
+    assert offsets == [before] * 3
+    assert on_first.publisher.metadata_offset() == stage.offset - 1
+
+
+def test_a_role_that_fails_is_tried_again(
+    stage: Published, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = stage.on(1).broker.replica_manager
+    take = manager.become_leader_or_follower
+    failures = [ValueError("nobody expected that"), None]
+
+    def failing(states: Any, epoch: int) -> Any:
+        failure = failures.pop(0) if failures else None
+        if failure is not None:
+            raise failure
+        return take(states, epoch)
+
+    monkeypatch.setattr(manager, "become_leader_or_follower", failing)
+    with caplog.at_level(logging.ERROR):
+        stage.apply(*topic(B, "u"))
+    assert "nobody expected that" in caplog.text
+    assert manager.partitions.get(TopicPartition("u", 0)) is None
+    stage.cluster.pass_time(RETRY_MS)
+    assert manager.partitions.get_or_error(TopicPartition("u", 0)).is_leader
+    assert stage.on(1).publisher.error_count == 1
+
+
+def test_a_directory_that_fails_takes_its_replicas_offline_and_no_others(stage: Published) -> None:
+    def broken(operation: str, path: str) -> None:
+        if "/u-" in path:
+            raise StorageIOError(f"{operation} of {path}")
+
+    stage = Published(directories=2)
+    stage.cluster.set_disk_fault(1, broken)
+    stage.apply(*topic(B, "u"), *topic(A, "t"))
+    logs = stage.on(1).broker.log_manager
+    assert len(logs.offline_directories) == 1
+    assert stage.on(1).broker.replica_manager.partitions.get_or_error(T0).is_leader
+
+
+def test_a_replica_is_made_in_the_directory_that_the_controller_chose() -> None:
+    stage = Published(directories=2)
+    directories = stage.on(1).broker.log_manager.directory_ids
+    for number, (path, directory) in enumerate(sorted(directories.items(), reverse=True)):
+        name, topic_id = f"topic-{number}", Uuid(bytes([number + 1]) * 16)
+        stage.apply(
+            kinds.TopicRecord(name=name, topic_id=topic_id),
+            kinds.PartitionRecord(
+                partition_id=0,
+                topic_id=topic_id,
+                replicas=(1,),
+                isr=(1,),
+                leader=1,
+                leader_epoch=0,
+                partition_epoch=0,
+                directories=(directory,),
+            ),
+        )
+        assert f"{name}-0" in stage.names(1, path)
+
+
+def test_a_replica_on_a_disk_that_is_gone_is_not_made_anew_elsewhere() -> None:
+    stage = Published(directories=2)
+    logs = stage.on(1).broker.log_manager
+    path, directory = sorted(logs.directory_ids.items())[1]
+    logs.fail(path, StorageIOError("EIO"))
+    partition = topic(A, "t")[1]
+    assert isinstance(partition, kinds.PartitionRecord)
+    stage.apply(
+        kinds.TopicRecord(name="t", topic_id=A),
+        dataclasses.replace(partition, directories=(directory, Uuid.ZERO)),
+    )
+    assert stage.on(1).broker.replica_manager.partitions.is_offline(T0)
+    assert logs.get_log(T0) is None
+    assert stage.on(2).broker.log_manager.get_log(T0) is not None
+
+
+def test_nothing_is_done_once_it_is_closed(stage: Published) -> None:
+    stage.on(1).publisher.close()
+    before = stage.on(1).publisher.metadata_offset()
+    stage.apply(*topic(B, "u"))
+    assert stage.on(1).broker.log_manager.get_log(TopicPartition("u", 0)) is None
+    assert stage.on(1).publisher.metadata_offset() == before
