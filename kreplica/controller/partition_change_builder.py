@@ -96,7 +96,7 @@ class PartitionChangeBuilder:
             self.unclean_shutdown = self.unclean_shutdown.union(unclean_shutdown)
         base = self.base
         if min_isr is None or base is None:
-            self.isr = isr or self.isr
+            self.isr = isr or tuple(replica for replica in self.isr if replica in self.replicas)
             self.elr = self.last_known_elr = ()
             return
         self.isr = isr

@@ -40,15 +40,16 @@ class PartitionReassignment:
         self._selector = ReassignedPartitionLeaderSelector(context)
 
     def start(self, partition: PartitionContext, target: Sequence[int]) -> None:
-        """Move the partition to the brokers `target`, in this order; one that is under way gives way.
+        """Move the partition to the brokers `target`, in this order.
 
-        A target that is where the partition was to begin with ends what is under way.
+        One that is under way gives way, and what it added goes with the rest once all that are to come are in
+        sync: until then somebody of the ISR might be among them.
         """
         with self._batch.collected():
             current = partition.leader_and_isr
-            before = [each for each in current.replicas if each not in current.adding_replicas]
-            adding = tuple(replica for replica in target if replica not in before)
-            removing = tuple(replica for replica in before if replica not in target)
+            settled = [each for each in current.replicas if each not in current.adding_replicas]
+            adding = tuple(replica for replica in target if replica not in settled)
+            removing = tuple(replica for replica in current.replicas if replica not in target)
             self._assign(partition, (*target, *removing), adding=adding, removing=removing)
             self.complete_if_possible(partition)
 

@@ -210,10 +210,10 @@ class ReplicationControl:
     def _check_target(self, partition: PartitionContext, target: tuple[int, ...], may_resize: bool) -> None:
         check_assignment(self._context, target, needs_live=False)
         current = partition.leader_and_isr
-        size = len(current.replicas) - len(current.adding_replicas)
+        size = len(current.replicas) - len(current.removing_replicas)
         if not may_resize and len(target) != size:
             raise InvalidReplicationFactor(
-                f"{partition.topic_partition} has {size} replicas, not {len(target)}"
+                f"{partition.topic_partition} is to have {size} replicas, not {len(target)}"
             )
 
     def list_partition_reassignments(

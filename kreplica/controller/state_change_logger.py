@@ -2,7 +2,7 @@
 
 Each line begins with the controller and its epoch. The newest lines are kept, as columns of what they are
 made of: they become text when somebody asks, since ten thousand partitions may change at once. They also go
-to the logger `kreplica.state.change`: transitions at level DEBUG, failures at ERROR. What an open batch did
+to the logger `kreplica.state.change`: transitions at level DEBUG, failures at INFO. What an open batch did
 is told once the batch is in the metadata log; of one that was given up only its failures and its end are. It
 belongs to the controller's loop.
 """
@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 LOGGER = logging.getLogger("kreplica.state.change")
 KEPT_LINES = 20_000
+# A partition that nobody can lead is tried again with each broker that comes or goes: no news for a console.
+FAILURE = logging.INFO
 
 
 class Lines(NamedTuple):
@@ -45,7 +47,7 @@ class StateChangeLogger:
 
     def failure(self, form: str, *values: object) -> None:
         """A transition that failed; it is told whatever becomes of the batch."""
-        self._pending.append(Lines(self.epoch, logging.ERROR, form, tuple([value] for value in values)))
+        self._pending.append(Lines(self.epoch, FAILURE, form, tuple([value] for value in values)))
 
     def commit(self) -> None:
         """The batch is in the log: tell what it did."""
@@ -57,7 +59,7 @@ class StateChangeLogger:
         given_up, self._pending = self._pending, []
         count = sum(len(lines.columns[0]) for lines in given_up if lines.level == logging.DEBUG)
         self.failure("gave up %d state changes: %r", count, reason)
-        self._tell([lines for lines in given_up if lines.level == logging.ERROR] + self._pending)
+        self._tell([lines for lines in given_up if lines.level == FAILURE] + self._pending)
         self._pending = []
 
     def lines(self) -> list[str]:
