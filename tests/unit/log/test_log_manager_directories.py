@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import kreplica
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import StorageIOError
-from kreplica.common.types import Uuid
+from kreplica.common.errors import InvalidTopic, StorageIOError
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_manager import LogManager
 from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.runtime.storage import FileStorage
@@ -69,6 +70,19 @@ def test_a_directory_that_its_owner_has_locked(directories: list[Path]) -> None:
     started(directories[0], locked={path}).shutdown()
     assert storage.is_locked(path)
     lock.release()
+
+
+def test_the_metadata_log_is_left_to_the_quorum(tmp_path: Path) -> None:
+    directory = tmp_path / "__cluster_metadata-0"
+    with kreplica.Log.open(directory) as log:
+        log.append([b"a record"])
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    manager = started(tmp_path)
+    assert manager.logs() == []
+    with pytest.raises(InvalidTopic):
+        manager.get_or_create_log(TopicPartition("__cluster_metadata", 0))
+    manager.shutdown()
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
 
 
 def test_who_cares_is_told_which_directory_failed(directories: list[Path]) -> None:
