@@ -22,7 +22,7 @@ from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import LogConfig, MetadataLogConfig
 from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSnapshot, OffsetsOutOfOrder
 from kreplica.common.ports import Clock, Storage
-from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
+from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition
 from kreplica.log import log_loader
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_reader import FetchDataInfo
@@ -139,15 +139,16 @@ class KafkaMetadataLog:
         return self.log.append_as_leader(batches, epoch, origin=AppendOrigin.RAFT_LEADER, wait=False)
 
     def append_as_follower(self, records: Buffer, epoch: int) -> LogAppendInfo | None:
-        """See ReplicatedLog. Offsets have no gap in this log, so the first batch begins at its end."""
-        expected = self.end_offset
+        """See ReplicatedLog. Offsets have no gap in this log, so the first batch begins at its end. The last
+        one may be cut short, as a Kafka leader's answers are: it is left out."""
+        expected, size_bytes = self.end_offset, 0
         for batch in _up_to_epoch(records, epoch):
             if batch.base_offset != expected:
                 raise OffsetsOutOfOrder(
                     f"{TOPIC_PARTITION}: a batch at {batch.base_offset}, not {expected}", where=expected
                 )
-            expected = batch.next_offset
-        return self.log.append_as_follower(records, epoch, wait=False)
+            expected, size_bytes = batch.next_offset, size_bytes + batch.size
+        return self.log.append_as_follower(memoryview(records)[:size_bytes], epoch, wait=False)
 
     def flush(self) -> None:
         """See ReplicatedLog."""
@@ -200,12 +201,21 @@ class KafkaMetadataLog:
 
     def truncate_to(self, offset: int) -> None:
         """See ReplicatedLog."""
-        if offset < self.high_watermark:
+        cut = self._end_if_cut_at(offset)
+        if cut < self.high_watermark:
             raise FatalTruncation(
-                f"{TOPIC_PARTITION}: to be cut at {offset}, below the high watermark {self.high_watermark}",
-                where=offset,
+                f"{TOPIC_PARTITION}: to be cut at {cut}, below the high watermark {self.high_watermark}",
+                where=cut,
             )
         self.log.truncate_to(offset)
+
+    def _end_if_cut_at(self, offset: int) -> int:
+        # A batch goes as a whole.
+        if not self.start_offset <= offset < self.end_offset:
+            return offset
+        found = self.read(offset, 1, committed_only=False).records
+        assert found is not None
+        return next(batches(found)).base_offset
 
     def truncate_to_end_offset(self, end: OffsetAndEpoch) -> int:
         """See ReplicatedLog."""
@@ -280,7 +290,9 @@ class KafkaMetadataLog:
         return batch
 
     def store_snapshot(self, snapshot_id: OffsetAndEpoch) -> FileRawSnapshotWriter:
-        """See ReplicatedLog."""
+        """See ReplicatedLog. Raises IllegalSnapshotId for what is no offset and epoch."""
+        if not (0 <= snapshot_id.offset <= INT64_MAX and 0 <= snapshot_id.epoch <= INT32_MAX):
+            raise IllegalSnapshotId(f"no snapshot can be {snapshot_id.offset}-{snapshot_id.epoch}")
         self._writers += 1
         return FileRawSnapshotWriter(
             self._storage, self.directory, snapshot_id, self._writers, self._on_frozen
@@ -347,7 +359,7 @@ class KafkaMetadataLog:
 
 def _up_to_epoch(records: Buffer, epoch: int) -> Iterator[RecordBatch]:
     # What a follower takes: all before the first batch of a later epoch.
-    for batch in batches(records):
+    for batch in batches(records, partial=True):
         if batch.leader_epoch > epoch:
             return
         yield batch

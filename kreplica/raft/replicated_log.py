@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from kreplica.metadata.records import MetadataRecord
     from kreplica.metadata.serde import ApiMessageAndVersion
+    from kreplica.raft.voter_set import VoterSet
 
 BOOTSTRAP_SNAPSHOT_ID = OffsetAndEpoch(0, 0)
 """The snapshot with which a cluster is formatted: it holds records that no log has."""
@@ -201,8 +202,11 @@ class ReplicatedLog(Protocol):
         """Move the high watermark up to `offset`, or to the log's end where that lies below; never back."""
         ...
 
-    def create_new_snapshot(self, snapshot_id: OffsetAndEpoch) -> SnapshotWriter:
-        """Begin a snapshot of all below `snapshot_id.offset`.
+    def create_new_snapshot(
+        self, snapshot_id: OffsetAndEpoch, *, voters: VoterSet | None = None, kraft_version: int = 0
+    ) -> SnapshotWriter:
+        """Begin a snapshot of all below `snapshot_id.offset`, where `voters` vote by records if
+        `kraft_version` is above 0.
 
         Raises IllegalSnapshotId unless that is a committed batch's boundary of that epoch, at or above the
         log's start (KAFKA-14618), and no snapshot of this id is there.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 
+from kreplica.common.types import INT32_MAX, INT64_MAX
 from kreplica.metadata.image_format import OffsetAndEpoch
 
 SUFFIX = ".checkpoint"
 PARTIAL_SUFFIX = ".checkpoint.part"
 
-_FROZEN = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
-_LEFT = re.compile(r"\d{20}-\d{10}.*\.checkpoint\.(part|deleted)")
+_FROZEN = re.compile(r"(\d{20})-(\d{10})\.checkpoint", re.ASCII)
+_LEFT = re.compile(r"\d{20}-\d{10}.*\.checkpoint\.(part|deleted)", re.ASCII)
 
 
 def snapshot_name(snapshot_id: OffsetAndEpoch) -> str:
@@ -31,7 +32,9 @@ def partial_name(snapshot_id: OffsetAndEpoch, number: int) -> str:
 def parse_snapshot_name(name: str) -> OffsetAndEpoch | None:
     """The id of a frozen snapshot, or None for any other name."""
     found = _FROZEN.fullmatch(name)
-    return OffsetAndEpoch(int(found[1]), int(found[2])) if found else None
+    if found is None or int(found[1]) > INT64_MAX or int(found[2]) > INT32_MAX:
+        return None
+    return OffsetAndEpoch(int(found[1]), int(found[2]))
 
 
 def is_left_over(name: str) -> bool:
