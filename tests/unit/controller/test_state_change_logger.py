@@ -1,0 +1,59 @@
+"""StateChangeLogger: one readable line for each transition, told when it counts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kreplica.controller.state_change_logger import StateChangeLogger
+from tests.support.controllers import ControllerStage
+
+
+def test_each_transition_has_its_line() -> None:
+    stage = ControllerStage()
+    stage.create("orders", (0, 1))
+    stage.fence(0)
+    start = "Controller 1 epoch 3 "
+    assert [line.removeprefix(start) for line in stage.logger.lines()] == [
+        "changed partition orders-0 from NonExistentPartition to NewPartition",
+        "changed replica 0 of orders-0 from NonExistentReplica to NewReplica",
+        "changed replica 1 of orders-0 from NonExistentReplica to NewReplica",
+        "changed partition orders-0 from NewPartition to OnlinePartition with leader 0",
+        "changed replica 0 of orders-0 from NewReplica to OnlineReplica",
+        "changed replica 1 of orders-0 from NewReplica to OnlineReplica",
+        "changed partition orders-0 from OnlinePartition to OfflinePartition",
+        "changed partition orders-0 from OfflinePartition to OnlinePartition with leader 1",
+        "changed replica 0 of orders-0 from OnlineReplica to OfflineReplica",
+    ]
+
+
+def test_what_was_given_up_is_not_told_as_done() -> None:
+    logger = StateChangeLogger(1)
+    logger.epoch = 2
+    logger.trace("changed %s", ["a", "b"])
+    logger.failure("could not change %s", "c")
+    logger.give_up(ValueError("no"))
+    assert logger.lines() == [
+        "Controller 1 epoch 2 could not change c",
+        "Controller 1 epoch 2 gave up 2 state changes: ValueError('no')",
+    ]
+
+
+def test_only_the_newest_lines_are_kept() -> None:
+    logger = StateChangeLogger(1, kept_lines=10)
+    for number in range(100):
+        logger.trace("changed %d %s", [number] * 3, "xyz")
+        logger.commit()
+    lines = logger.lines()
+    assert len(lines) <= 10
+    assert lines[-1].endswith("changed 99 z")
+
+
+def test_lines_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    logger = StateChangeLogger(1)
+    with caplog.at_level(logging.DEBUG, logger="kreplica.state.change"):
+        logger.trace("changed %s", ["a"])
+        assert caplog.messages == []
+        logger.commit()
+    assert caplog.messages == ["Controller 1 epoch -1 changed a"]
