@@ -84,6 +84,11 @@ class LeaderEpochFileCache:
         self._replace(())
         self.flush()
 
+    def restore(self, entries: tuple[EpochEntry, ...]) -> None:
+        """Know these again, since what was to follow on a change could not be done."""
+        if entries is not self.entries:
+            self._replace(entries)
+
     def flush(self) -> None:
         """Write the file if memory is ahead of it. May take milliseconds."""
         if self.dirty:

@@ -19,7 +19,7 @@ from kreplica._core.records import batches
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import InvalidFile, KafkaStorageError
+from kreplica.common.errors import CorruptMessage, InvalidFile, KafkaStorageError, StorageFull
 from kreplica.common.ports import Storage
 from kreplica.log import swap_files
 from kreplica.log.file_names import (
@@ -215,6 +215,23 @@ class LocalLog:
         self.segments = self.segments.with_added(segment)
         return segment
 
+    def begin_anew(self, base_offset: int) -> list[str]:
+        """Put one empty segment at `base_offset` in the place of all; the names of the files that went.
+
+        Raises KafkaStorageError; where it is StorageFull, the segments are as before.
+        """
+        moved = self._renamed(list(self.segments)[::-1])  # a crash leaves no hole
+        try:
+            segment = self.open_segment(base_offset, create=True)
+        except StorageFull:
+            for suffix in SEGMENT_SUFFIXES:
+                self.storage.remove(self.path(base_offset, suffix))
+            for path in reversed(moved):
+                self.storage.rename(path, path.removesuffix(DELETED_SUFFIX))
+            raise
+        self.segments = LogSegments((segment,))
+        return moved
+
     def remove(self, segments: Iterable[LogSegment]) -> list[str]:
         """Take segments out of the log: their files are renamed to .deleted, and those names are returned.
 
@@ -223,10 +240,10 @@ class LocalLog:
         """
         gone = list(segments)
         self.segments = self.segments.without({segment.base_offset for segment in gone})
-        renamed = []
-        for segment in gone:
-            renamed += self.rename_for_deletion(segment.base_offset)
-        return renamed
+        return self._renamed(gone)
+
+    def _renamed(self, segments: list[LogSegment]) -> list[str]:
+        return [path for each in segments for path in self.rename_for_deletion(each.base_offset)]
 
     def rename_for_deletion(self, base_offset: int) -> list[str]:
         renamed = []
@@ -269,7 +286,11 @@ class LocalLog:
     def last_epoch(self) -> int:
         """The leader epoch of the last batch, or -1 where there is none."""
         for segment in reversed(list(self.segments)):
-            end = segment.next_offset()
+            try:
+                end = segment.next_offset()
+            except CorruptMessage:
+                # It rotted where nobody reads any more.
+                continue
             last = None if end is None else segment.read(end - 1, 1)
             if last is not None:
                 return next(iter(batches(last))).leader_epoch

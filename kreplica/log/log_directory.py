@@ -5,7 +5,7 @@ A directory fails as a whole: after an I/O error it is offline, its logs with it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from kreplica.common.errors import InconsistentClusterId, InvalidFile, KafkaStorageError, StorageFull
 from kreplica.common.locks import Lock
@@ -57,12 +57,15 @@ class LogDirectory:
         "logs",
         "path",
         "previous_broker_epoch",
+        "refused",
     )
 
     def __init__(self, storage: Storage, path: str, *, lent: bool = False) -> None:
         self._storage = storage
         self.path = path
         self.failure: BaseException | None = None
+        # What a full disk has refused last, if that was not written since.
+        self.refused: StorageFull | None = None
         self.id: Uuid | None = None
         self.logs: dict[TopicPartition, UnifiedLog] = {}
         # The broker epoch in which it was closed in order, -1 if unknown; None if it was not.
@@ -125,6 +128,16 @@ class LogDirectory:
         if there was none.
         """
         return CleanShutdownFile(self._storage, self.path).take()
+
+    def unless_full(self, write: Callable[[], None]) -> None:
+        """Write a checkpoint. A full disk keeps the one there is, until the next time: it is only older than
+        it might be."""
+        try:
+            write()
+        except StorageFull as error:
+            self.refused = error
+        else:
+            self.refused = None
 
     def path_of(self, partition: TopicPartition) -> str:
         """The directory of the partition's log in this one."""

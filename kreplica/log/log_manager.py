@@ -23,6 +23,7 @@ from kreplica.common.errors import (
     LogClosed,
     LogDirLocked,
     LogDirNotFound,
+    StorageFull,
     UnknownTopicOrPartition,
 )
 from kreplica.common.locks import RLock
@@ -86,6 +87,8 @@ class LogManager:
         self._cluster_id = cluster_id
         self._node_id = node_id
         self.settings = settings or LogManagerConfig()
+        # Told the partitions of a directory that failed, in any thread and under locks: to be posted.
+        self.on_failure: Callable[[list[TopicPartition]], object] = lambda _: None
         self._on_damage = on_damage
         self.cleaner = LogCleaner(
             self.logs,
@@ -238,6 +241,10 @@ class LogManager:
         except KafkaStorageError as error:
             self.fail(directory.path, error)
 
+    def _write(self, directory: LogDirectory, write: Callable[[], None]) -> None:
+        """Write one of the directory's checkpoints, if there is room for it."""
+        self._guarded(directory, partial(directory.unless_full, write))
+
     def fail(self, path: str, error: BaseException) -> list[TopicPartition]:
         """Take the directory offline, all its logs with it; returns their partitions."""
         with self._lock:
@@ -252,7 +259,9 @@ class LogManager:
             directory.release()
             if directory.id is not None:
                 self.on_directory_failed(directory.id)
-            return gone
+        if gone:
+            self.on_failure(gone)
+        return gone
 
     # ---- logs ---------------------------------------------------------------------------------------------
 
@@ -332,7 +341,8 @@ class LogManager:
             )
             self._storage.sync_directory(directory.path)
         except KafkaStorageError as error:
-            self.fail(directory.path, error)
+            if not isinstance(error, StorageFull):
+                self.fail(directory.path, error)
             raise
         self._add(directory, log)
         # A log of the same name, which was deleted, may still stand in the checkpoints.
@@ -346,6 +356,8 @@ class LogManager:
         where it can be.
         """
         with self._lock:
+            if self.get_log(partition) is None:
+                raise KafkaStorageError(f"{partition}: its log directory is offline")
             directory = next(each for each in self._online() if partition in each.logs)
             directory.logs.pop(partition).abandon()
             points, starts, marks = directory.read_checkpoints()
@@ -412,6 +424,11 @@ class LogManager:
         """The directories that failed, and what they failed with."""
         return {d.path: d.failure for d in self._directories if d.failure is not None}
 
+    @property
+    def full_directories(self) -> dict[str, StorageFull]:
+        """The directories whose disk had no room for a checkpoint when one was written last."""
+        return {d.path: d.refused for d in self._directories if d.refused is not None}
+
     def delete_log(self, partition: TopicPartition) -> None:
         """Delete the partition's log: its directory is renamed at once and removed after
         file.delete.delay.ms.
@@ -464,7 +481,7 @@ class LogManager:
             else:
                 raise UnknownTopicOrPartition(f"{partition}: no log of it here")
             log.abandon()
-            self._guarded(directory, partial(self.cleaner.manager.forget, log))
+            self._write(directory, partial(self.cleaner.manager.forget, log))
             target = directory.aside_path_of(partition, suffix, self._random)
             self._guarded(directory, partial(self._rename, log.local.directory, target, directory.path))
             return directory, log, target
@@ -519,8 +536,8 @@ class LogManager:
         # A recovery point above the new end would make a loss of what comes there next.
         for directory in self._online():
             if any(partition in directory.logs for partition in cut):
-                self._guarded(directory, directory.write_recovery_points)
-                self._guarded(directory, directory.write_log_starts)
+                self._write(directory, directory.write_recovery_points)
+                self._write(directory, directory.write_log_starts)
 
     # ---- periodic work ------------------------------------------------------------------------------------
 
@@ -532,17 +549,17 @@ class LogManager:
     def checkpoint_recovery_points(self) -> None:
         """Write the recovery points of every directory."""
         for directory in self._online():
-            self._guarded(directory, directory.write_recovery_points)
+            self._write(directory, directory.write_recovery_points)
 
     def checkpoint_log_starts(self) -> None:
         """Write the log start offsets of every directory."""
         for directory in self._online():
-            self._guarded(directory, directory.write_log_starts)
+            self._write(directory, directory.write_log_starts)
 
     def checkpoint_high_watermarks(self) -> None:
         """Write every log's high watermark."""
         for directory in self._online():
-            self._guarded(directory, directory.write_high_watermarks)
+            self._write(directory, directory.write_high_watermarks)
 
     def delete_old_segments(self) -> None:
         """Apply retention to every log, now."""
@@ -570,6 +587,8 @@ class LogManager:
         self._fail_directory_of(log, error)
 
     def _fail_directory_of(self, log: UnifiedLog, error: BaseException) -> None:
+        if isinstance(error, StorageFull) and not log.is_offline:
+            return
         self.fail(os.path.dirname(log.local.directory), error)
 
     def _online(self) -> list[LogDirectory]:

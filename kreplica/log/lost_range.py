@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import CorruptMessage, InvalidFile
+from kreplica.common.types import INT32_MAX
 from kreplica.log import log_reader
 from kreplica.log.checkpoint import EpochEntry
+from kreplica.record.empty_batch import empty_batch
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,7 +36,8 @@ class Wanted:
     """The offsets [`first_offset`, `next_offset`) of a log, and what it knows around them.
 
     `before`, `after`: the bytes of the batches next to them. `epochs`: its leader epochs, None where they
-    cannot be read. `may_have_gaps`: the log was compacted.
+    cannot be read. `may_have_gaps`: the log was compacted. `log_start`: what lies below is deleted, and no
+    peer need have it.
     """
 
     first_offset: int
@@ -43,6 +46,7 @@ class Wanted:
     after: bytes | None
     epochs: Sequence[EpochEntry] | None
     may_have_gaps: bool
+    log_start: int = -1
 
     def check(self, batch: RecordBatch, offset: int, least_epoch: int) -> None:
         """Whether the peer's batch may stand at `offset`, behind one of leader epoch `least_epoch`. Raises
@@ -90,7 +94,7 @@ class RangeFromPeers:
     of its own beside it.
     """
 
-    __slots__ = ("_before", "_compared", "_epoch", "_pieces", "_wanted", "next_offset")
+    __slots__ = ("_before", "_compared", "_deleted_below", "_epoch", "_pieces", "_wanted", "next_offset")
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -101,7 +105,9 @@ class RangeFromPeers:
         self._epoch = self._wanted.least_epoch
         self._before = self._wanted.before
         self._pieces: list[bytes] = []
+        self._deleted_below = self._wanted.log_start
         self.begin_with_peer()
+        self._fill_deleted()
 
     def begin_with_peer(self) -> None:
         """Another peer is asked from now on."""
@@ -116,7 +122,19 @@ class RangeFromPeers:
     def fetch_offset(self) -> int:
         if not self._compared and self._before is not None:
             return RecordBatch(self._before).base_offset
-        return self.next_offset
+        return max(self.next_offset, self._deleted_below)
+
+    def _fill_deleted(self) -> None:
+        if self._deleted_below >= self._wanted.next_offset:
+            self._fill(self._wanted.next_offset)
+
+    def _fill(self, end: int) -> None:
+        if end - self.next_offset > INT32_MAX:
+            raise PeerDisagrees(f"no batch covers offsets {self.next_offset} to {end - 1}")
+        after = self._wanted.after
+        least = self._epoch if self._epoch >= 0 or after is None else RecordBatch(after).leader_epoch
+        self._pieces.append(empty_batch(self.next_offset, end - 1, max(least, 0)))
+        self.next_offset = end
 
     @property
     def is_whole(self) -> bool:
@@ -157,6 +175,8 @@ class RangeFromPeers:
                 self._begin()
                 raise PeerDisagrees(f"the peer has another batch at offset {base}, behind the range")
             return False
+        if self.next_offset < base <= self._deleted_below:
+            self._fill(base)
         wanted.check(batch, self.next_offset, self._epoch)
         known = None if wanted.epochs is None else epoch_at(wanted.epochs, base)
         if known is not None and known != batch.leader_epoch:
@@ -182,6 +202,7 @@ def wanted_by(log: UnifiedLog, damage: Damage) -> Wanted:
         _after(log, damage),
         epochs or None,
         log.config.compact,
+        log.log_start_offset,
     )
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_state import LogStanding, LogState, read_standing
+from kreplica._core.records import batches
 from kreplica._core.segment_scan import scan
 from kreplica.common.errors import LogCleaningAborted
 from kreplica.log import damage_search, segment_replacement
-from kreplica.log.file_names import parse_file_name
+from kreplica.log.file_names import DELETED_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.local_log import MAX_SEGMENT_BYTES
 from kreplica.log.lost_range import PeerDisagrees
 from kreplica.log.repair import rewrite
@@ -112,12 +114,90 @@ def _look_again(log: UnifiedLog, segment: LogSegment, offset: int) -> None:
 
 def splice_stopped(storage: Storage, damage: Damage, data: bytes) -> None:
     """Put `data` in the place of the range at which a log's recovery stopped; the log must not be open."""
-    directory, _, name = damage.path.rpartition("/")
-    found = parse_file_name(name)
-    assert found is not None
+    directory, base_offset = _place(damage)
+    end = damage.position + len(data)
+    shift = end - damage.end_position
+    standing = _standing(storage, directory)
+    is_believed = standing is not None and standing.boot_id == storage.boot_id()
+    if standing is None or not is_believed or standing.active_base_offset != base_offset or shift == 0:
+        standing = None
+    elif damage.next_offset is None:
+        *_, last = batches(data)
+        standing = standing._replace(valid_length=end, log_end_offset=last.next_offset)
+    else:
+        standing = standing._replace(valid_length=standing.valid_length + shift)
+    # A crash in between leaves a file that is longer than what was published, never one that seems cut short.
+    if standing is not None and shift < 0:
+        _publish(storage, directory, standing)
     rewrite.rewrite(
         storage,
         directory,
-        found[0],
+        base_offset,
         [rewrite.Edit(damage.position, damage.end_position, data)],
     )
+    if standing is not None and shift > 0:
+        _publish(storage, directory, standing)
+
+
+def cut_stopped(storage: Storage, damage: Damage) -> None:
+    """Let a log at whose range recovery stopped end there; the log must not be open."""
+    directory, base_offset = _place(damage)
+    standing = _standing(storage, directory)
+    if standing is not None:
+        end = damage.first_offset
+        cut = standing._replace(
+            log_start_offset=min(standing.log_start_offset, end),
+            high_watermark=min(standing.high_watermark, end),
+            last_stable_offset=min(standing.last_stable_offset, end),
+            log_end_offset=end,
+            active_base_offset=base_offset,
+            valid_length=damage.position,
+            flush_offset=min(standing.flush_offset, end),
+        )
+        # First, as a log that runs does it: what is cut must not seem to be missing.
+        _publish(storage, directory, cut)
+    later = {name for name in storage.list_directory(directory) if (_base_of(name) or 0) > base_offset}
+    for name in sorted(later, reverse=True):  # a crash leaves no hole
+        storage.rename(f"{directory}/{name}", f"{directory}/{name}{DELETED_SUFFIX}")
+    size = storage.size(damage.path)
+    rewrite.rewrite(storage, directory, base_offset, [rewrite.Edit(damage.position, size, b"")])
+
+
+def _place(damage: Damage) -> tuple[str, int]:
+    """The directory and the base offset of the segment."""
+    directory, _, name = damage.path.rpartition("/")
+    base_offset = _base_of(name)
+    assert base_offset is not None
+    return directory, base_offset
+
+
+def _base_of(name: str) -> int | None:
+    found = parse_file_name(name)
+    return None if found is None else found[0]
+
+
+def _standing(storage: Storage, directory: str) -> LogStanding | None:
+    path = f"{directory}/{STATE_FILE}"
+    return read_standing(storage.read_file(path, 1 << 16)) if storage.exists(path) else None
+
+
+def _publish(storage: Storage, directory: str, standing: LogStanding) -> None:
+    region = storage.open_region(f"{directory}/{STATE_FILE}", 4096, writable=True)
+    try:
+        state = LogState(region, standing.boot_id, storage.process_id())
+        state.count_cut(standing.cuts + 1)
+        if standing.has_gaps:
+            state.allow_gaps()
+        state.update(
+            log_start_offset=standing.log_start_offset,
+            high_watermark=standing.high_watermark,
+            last_stable_offset=standing.last_stable_offset,
+            log_end_offset=standing.log_end_offset,
+            active_base_offset=standing.active_base_offset,
+            valid_length=standing.valid_length,
+            flush_offset=standing.flush_offset,
+            leader_epoch=standing.leader_epoch,
+        )
+        region.flush()
+    finally:
+        region.close()

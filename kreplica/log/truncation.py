@@ -7,10 +7,18 @@ other records.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
-from kreplica.common.errors import CorruptMessage, NotLeaderOrFollower, OffsetOutOfRange
+from kreplica.common.errors import (
+    CorruptMessage,
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    StorageFull,
+)
 from kreplica.log import damage_search, log_reader, producer_batches
 
 if TYPE_CHECKING:
@@ -46,9 +54,9 @@ def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     if damage is not None:
         # A range that rotted goes as a whole, as a batch does.
         offset = damage.first_offset
-    forget_epochs(log, min(offset, log.log_end_offset))
     local = log.local
     if offset >= log.log_end_offset:
+        forget_epochs(log, log.log_end_offset)
         return False
     if offset < local.segments[0].base_offset:
         log.truncate_fully_and_start_at(offset)
@@ -56,6 +64,27 @@ def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     log.truncating(offset)
     keep = local.segments.index_for(offset)
     end, position = _end_if_cut_at(log, local.segments[keep], offset)
+    # First what may need room on the disk, so that nothing has changed where there is none.
+    forget_epochs(log, min(offset, end))
+    with _all_or_nothing(log):
+        _cut(log, offset, keep, end, position)
+    return True
+
+
+@contextmanager
+def _all_or_nothing(log: UnifiedLog) -> Iterator[None]:
+    """A cut that the disk stops halfway, a full one included, takes the log offline: what it holds then is
+    known again when it is opened."""
+    try:
+        yield
+    except KafkaStorageError as error:
+        log.fail(error)
+        raise
+
+
+def _cut(log: UnifiedLog, offset: int, keep: int, end: int, position: int) -> None:
+    """Cut the segment of that index at `position`, where offset `end` is, and all behind it."""
+    local = log.local
     _publish_end(log, end, local.segments[keep].base_offset, position)
     _tell_cut(log)
     for path in local.remove(list(local.segments)[:keep:-1]):  # a crash leaves no hole
@@ -74,7 +103,6 @@ def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     if is_damaged:
         # Recovery reads the last segment through: what rotted must not lie in it.
         log.roll()
-    return True
 
 
 def _end_if_cut_at(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int, int]:
@@ -91,23 +119,38 @@ def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
     local = log.local
     # All that comes is dirty, also where it begins behind what was clean.
     log.truncating(min(offset, local.segments[0].base_offset))
+    standing = _standing(log)
     _publish_end(log, *_end_of_none(local.segments[0].base_offset, offset))
     log.state.update(log_start_offset=offset, high_watermark=offset)
     _tell_cut(log)
-    gone = local.remove(list(local.segments)[::-1])
-    log.active = local.roll(offset)
-    log.epochs.clear()
-    log.producers.truncate_fully_and_start_at(offset)
-    forget_epochs(log, offset)
-    ended_at(log, offset)
-    damage_search.forget(log, lambda _: False)
+    epochs = log.epochs.entries
+    try:
+        log.epochs.clear()
+        gone = local.begin_anew(offset)
+    except StorageFull:
+        # The disk has no room for what the log is to begin with: it stands where it stood.
+        log.epochs.restore(epochs)
+        log.state.update(**standing)
+        log.flush_state()
+        raise
+    with _all_or_nothing(log):
+        log.active = local.segments.active
+        log.producers.truncate_fully_and_start_at(offset)
+        forget_epochs(log, offset)
+        ended_at(log, offset)
+        damage_search.forget(log, lambda _: False)
     return gone
 
 
 def forget_epochs(log: UnifiedLog, end_offset: int) -> None:
-    """Forget the leader epochs that begin at `end_offset` or above."""
+    """Forget the leader epochs that begin at `end_offset` or above; none where that cannot be written."""
+    before = log.epochs.entries
     log.epochs.truncate_from_end(end_offset)
-    log.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
+    try:
+        log.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
+    except KafkaStorageError:
+        log.epochs.restore(before)
+        raise
     # The cache knows nothing below the log start, but the next batch may not fall behind that.
     latest = log.epochs.latest_epoch
     log.leader_epoch = log.local.last_epoch() if latest is None else latest
@@ -144,6 +187,20 @@ def _tell_cut(log: UnifiedLog) -> None:
     log.flush_state()
     if log.on_cut is not None:
         log.on_cut(log)
+
+
+def _standing(log: UnifiedLog) -> dict[str, int]:
+    # What _publish_end changes, and the log start and high watermark.
+    state = log.state
+    return {
+        "log_start_offset": state.log_start_offset,
+        "log_end_offset": state.log_end_offset,
+        "high_watermark": state.high_watermark,
+        "active_base_offset": log.active.base_offset,
+        "valid_length": state.valid_length,
+        "flush_offset": state.flush_offset,
+        "last_stable_offset": state.last_stable_offset,
+    }
 
 
 def _end_of_none(first_base_offset: int, offset: int) -> tuple[int, int, int]:

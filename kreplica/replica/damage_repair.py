@@ -26,6 +26,7 @@ from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopi
 
 from kreplica.common.errors import KreplicaError, LogCleaningAborted
 from kreplica.common.future import Future
+from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import TopicPartition
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
 # A consumer that names its rack may be answered by a follower (KIP-392).
 RACK = "damage-repair"
-# Puts a range into the log at which recovery stopped: (partition, damage, data).
-MendStopped = Callable[["Partition", "Damage", bytes], None]
+# Puts a range into the log at which recovery stopped: (partition, damage, data); None: cuts the log there.
+MendStopped = Callable[["Partition", "Damage", bytes | None], None]
 
 
 class _Repair:
@@ -144,11 +145,14 @@ class DamageRepair:
         if self._closed or log is None or log.is_offline:
             self._repairs.pop(partition.topic_partition, None)
             return
-        if not log.damages:
+        # Nobody can read, or has any more, what lies below the log start; it goes with its segment.
+        start = log.log_start_offset
+        lost = [each for each in log.damages if each.stop_offset > start or each == log.stopped_at]
+        if not lost:
             self._say_whole(repair)
             return
         # The last one first: one that changes its segment's size moves those behind it.
-        left = [damage for damage in log.damages if damage not in repair.passed_over]
+        left = [damage for damage in lost if damage not in repair.passed_over]
         if log.stopped_at is not None:
             left = [damage for damage in left if damage == log.stopped_at]
         repair.peers = self._peers(partition)
@@ -157,7 +161,11 @@ class DamageRepair:
             return
         damage = repair.damage = left[-1]
         try:
-            repair.taken = RangeFromPeers(wanted_by(log, damage))
+            taken = repair.taken = RangeFromPeers(wanted_by(log, damage))
+            if taken.is_whole:
+                # All of it is deleted, and recovery stopped there nevertheless.
+                self._put(repair, self._broker_id, taken.data)
+                return
         except KreplicaError as error:
             self._on_failure(partition.topic_partition, error)
             self._pass_over(repair, damage)
@@ -204,6 +212,16 @@ class DamageRepair:
 
     def _pass_over(self, repair: _Repair, damage: Damage) -> None:
         self._failed.mark()
+        partition, log = repair.partition, repair.partition.local_log
+        follows = partition.leader not in (NO_LEADER, self._broker_id)
+        if log.stopped_at == damage and follows and self._broker_id not in partition.isr:
+            # The leader has all that is committed, and nobody counts on this replica: it begins again there.
+            try:
+                self._mend_stopped(partition, damage, None)
+            except KreplicaError as error:
+                self._on_failure(partition.topic_partition, error)
+            self._again_later(repair)
+            return
         repair.passed_over.add(damage)
         self._next_range(repair)
 

@@ -28,6 +28,7 @@ class FetchSessionHandler:
 
     def __init__(self) -> None:
         self.sent: dict[TopicPartition, FetchData] = {}
+        self._to_say_again: set[TopicPartition] = set()
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
 
@@ -43,12 +44,20 @@ class FetchSessionHandler:
         longer to be fetched.
         """
         if self.is_new:
+            self._to_say_again.clear()
             self.sent = dict(changed)
             return SessionFetch(self._session_id, INITIAL_EPOCH, changed, [])
-        to_send = {tp: data for tp, data in changed.items() if self.sent.get(tp) != data}
+        again = self._to_say_again
+        to_send = {tp: data for tp, data in changed.items() if tp in again or self.sent.get(tp) != data}
+        again.difference_update(to_send)
         to_forget = [(tp, self.sent.pop(tp).topic_id) for tp in gone if tp in self.sent]
         self.sent.update(to_send)
         return SessionFetch(self._session_id, self._epoch, to_send, to_forget)
+
+    def say_again(self, topic_partition: TopicPartition) -> None:
+        """Name the partition the next time although nothing about it has changed: what the leader answered
+        could not be used, and it would not answer the same once more."""
+        self._to_say_again.add(topic_partition)
 
     def answered(self, session_id: int) -> None:
         """The leader answered in this session; NO_SESSION: it has none for us."""

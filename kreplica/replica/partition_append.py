@@ -155,7 +155,7 @@ def truncate_to(partition: Partition, offset: int) -> bool:
         # other records than the leader has there, after an unclean election: it fetches all that the leader
         # has, or it would count as having them.
         start = offset if partition.broker_id in partition.isr else 0
-        if start == log.log_start_offset == log.log_end_offset:
+        if start == log.log_start_offset == log.log_end_offset and not log.size:
             return log.truncate_to(start)
         # What was deleted may still be in the first segment: it must go too, or nothing of an epoch before
         # its own could ever follow it.

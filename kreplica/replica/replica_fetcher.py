@@ -25,6 +25,7 @@ from kreplica.common.errors import (
     KreplicaError,
     NotLeaderOrFollower,
     OffsetOutOfRange,
+    StorageFull,
     UnknownServerError,
 )
 from kreplica.common.future import Future
@@ -552,6 +553,11 @@ class ReplicaFetcher:
             # Its role has changed, and whoever changed it takes it from this fetcher.
             self._give_up(topic_partition, error)
         except KafkaStorageError as error:
+            log = partition.log
+            if isinstance(error, StorageFull) and log is not None and not log.is_offline:
+                # The disk may have room again by then.
+                self._delay(state)
+                return
             self._give_up(topic_partition, error)
             self._broken.append((topic_partition, error))
         except KreplicaError:
@@ -564,6 +570,7 @@ class ReplicaFetcher:
         self.failed[topic_partition] = error
 
     def _delay(self, state: PartitionFetchState) -> None:
+        self._session.say_again(state.topic_partition)
         until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
         self._put(state._replace(delayed_until_ms=until_ms))
 

@@ -23,6 +23,7 @@ from kreplica.common.errors import (
     KreplicaError,
     LogCleaningAborted,
     StaleControllerEpoch,
+    StorageFull,
     StorageIOError,
 )
 from kreplica.common.future import Future
@@ -33,7 +34,7 @@ from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, T
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log.log_manager import LogManager
 from kreplica.log.log_reader import TimestampOffset
-from kreplica.log.splice import splice_stopped
+from kreplica.log.splice import cut_stopped, splice_stopped
 from kreplica.replica.alter_partition_manager import AlterPartitionManager
 from kreplica.replica.append_manager import PRODUCE_TIMEOUT_MS, AppendManager
 from kreplica.replica.damage_repair import DamageRepair
@@ -60,6 +61,7 @@ from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replication_quota import quota_of
+from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -159,6 +161,8 @@ class ReplicaManager:
         # Guarded by _role_lock: the controller heard of last, and what a change of roles leaves to be done.
         self._controller_epoch = 0
         self._due: deque[Callable[[], object]] = deque()
+        self.untaken = UntakenRoles(loop, self._take_roles_again, config.replica_fetch_backoff_ms)
+        log_manager.on_failure = lambda gone: loop.post(partial(self._take_offline, gone))
 
     # ---- life ---------------------------------------------------------------------------------------------
 
@@ -182,6 +186,8 @@ class ReplicaManager:
         for timer in self._timers:
             timer.cancel()
         self._timers = []
+        with self._role_lock:
+            self.untaken.clear()
         self.repairs.shutdown()
         self.fetchers.shutdown()
         self._alter_partition.shutdown()
@@ -210,14 +216,29 @@ class ReplicaManager:
                 raise StaleControllerEpoch(text)
             self._controller_epoch = controller_epoch
             for state in states:
-                results[state.topic_partition] = None
-                try:
-                    self._take_role(state)
-                except KreplicaError as error:
-                    results[state.topic_partition] = error
-                    self._due.append(partial(self._check_storage, state.topic_partition, error))
+                results[state.topic_partition] = self._try_to_take_role(state)
         self._do_what_is_due()
         return results
+
+    def _try_to_take_role(self, state: LeaderAndIsr) -> KreplicaError | None:
+        topic_partition = state.topic_partition
+        if self.untaken.outdates(state):
+            return None
+        self.untaken.discard(topic_partition)
+        try:
+            self._take_role(state)
+        except KreplicaError as error:
+            if isinstance(error, StorageFull):
+                self.untaken.add(state)
+            self._due.append(partial(self._check_storage, topic_partition, error))
+            return error
+        return None
+
+    def _take_roles_again(self) -> None:
+        with self._role_lock:
+            for state in self.untaken.take():
+                self._try_to_take_role(state)
+        self._do_what_is_due()
 
     def _do_what_is_due(self) -> None:
         """Act on what changes of roles have left to be done, with no lock held: futures are resolved here."""
@@ -229,9 +250,14 @@ class ReplicaManager:
             act()
 
     def _take_role(self, state: LeaderAndIsr) -> None:
-        if self.broker_id not in state.replicas:
-            return
         topic_partition = state.topic_partition
+        if self.broker_id not in state.replicas:
+            known = self.partitions.get(topic_partition)
+            if known is not None and known.partition_epoch <= state.partition_epoch:
+                # It is to be told to stop, too, but need not go on until then.
+                self.fetchers.remove_fetcher_for_partitions([topic_partition])
+                self._stop(topic_partition, delete=False)
+            return
         partition = self.partitions.get_or_create(
             topic_partition, partial(self._new_partition, topic_partition)
         )
@@ -252,6 +278,9 @@ class ReplicaManager:
         try:
             became = partition.make_leader(state, log)
         except DamagedLog:
+            # Until it can lead it follows nobody, and takes what it lacks from those who follow it.
+            partition.make_follower(state, log)
+            self.repairs.role_changed(partition)
             self.repairs.refused_to_lead(partition)
             raise
         # A replica that the controller took out of the ISR may have been the one that all waited for.
@@ -297,6 +326,7 @@ class ReplicaManager:
         with self._role_lock:
             self.fetchers.remove_fetcher_for_partitions(list(stopped))
             for topic_partition, delete in stopped.items():
+                self.untaken.discard(topic_partition)
                 results[topic_partition] = self._stop(topic_partition, delete)
             # Under the lock: no partition may be given to a fetcher that is being ended.
             self.fetchers.shutdown_idle_fetchers()
@@ -487,28 +517,42 @@ class ReplicaManager:
 
     def handle_log_directory_failure(self, path: str, error: BaseException) -> None:
         """The directory's disk failed: its partitions are offline until the broker starts anew."""
-        gone = self.log_manager.fail(path, error)
+        self._take_offline(self.log_manager.fail(path, error))
+
+    def _take_offline(self, gone: list[TopicPartition]) -> None:
         with self._role_lock:
             self.fetchers.remove_fetcher_for_partitions(gone)
             for topic_partition in gone:
+                self.untaken.discard(topic_partition)
                 partition = self.partitions.take_offline(topic_partition)
                 if partition is not None:
                     self._close(partition, is_offline=True)
         self._do_what_is_due()
 
-    def _mend_stopped(self, partition: Partition, damage: Damage, data: bytes) -> None:
-        """Fill the range at which recovery stopped, and follow with the log that is opened then."""
+    def _mend_stopped(self, partition: Partition, damage: Damage, data: bytes | None) -> None:
+        """Fill the range at which recovery stopped, or cut the log there, and go on with the log that is then
+        opened."""
         topic_partition = partition.topic_partition
         with self._role_lock:
             known = partition.leader_and_isr
             if known is None or partition.log is None or partition.log.stopped_at != damage:
                 raise LogCleaningAborted(f"{topic_partition}: its role changed while it was healed")
-            mend = partial(splice_stopped, partition.log.local.storage, damage, data)
+            storage = partition.log.local.storage
+            if data is None:
+                mend = partial(cut_stopped, storage, damage)
+            else:
+                mend = partial(splice_stopped, storage, damage, data)
             try:
                 self.log_manager.reopen_log(topic_partition, mend)
             finally:
                 # Also where the range could not be filled, the log is another one now.
                 log = self.log_manager.get_log(topic_partition)
-                if log is not None:
+                if log is None:
+                    # It could not be opened again, so its directory is offline.
+                    self._loop.post(partial(self._take_offline, [topic_partition]))
+                elif known.leader == self.broker_id:
+                    self._lead(partition, known, log)
+                else:
                     partition.make_follower(known, log)
                     self._fetch_from_leader(partition, known)
+        self._do_what_is_due()

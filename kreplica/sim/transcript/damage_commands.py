@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from kreplica._core.records import batches
-from kreplica.common.types import TopicPartition
-from kreplica.log.file_names import LOG_SUFFIX
 from kreplica.log.scrubber import Scrubber
+from kreplica.sim.rot import flip_a_bit
 from kreplica.sim.transcript.client_commands import log_of
 from kreplica.sim.transcript.runner import Arguments, Transcript, brokers_of, command, listed
 from kreplica.sim.transcript.script import ScriptError
@@ -24,26 +22,9 @@ def rot(script: Transcript, arguments: Arguments) -> Iterator[str]:
     offset = arguments.number("an offset")
     arguments.end()
     storage, root = script.cluster.disk(broker_id)
-    script.cluster.do(partial(flip_a_bit, storage, root, topic_partition, offset))
+    if not script.cluster.do(partial(flip_a_bit, storage, root, topic_partition, offset)):
+        raise ScriptError(f"offset {offset} is in no file of {topic_partition}")
     yield from ()
-
-
-def flip_a_bit(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> None:
-    """Flip the lowest bit of the last value in the batch that holds the offset. Raises ScriptError."""
-    directory = f"{root}/{topic_partition}"
-    names = [name for name in storage.list_directory(directory) if name.endswith(LOG_SUFFIX)]
-    held = [name for name in names if int(name.removesuffix(LOG_SUFFIX)) <= offset]
-    if held:
-        path, position = f"{directory}/{max(held)}", 0
-        data = storage.read_file(path)
-        for batch in batches(data, partial=True):
-            position += batch.size
-            if batch.last_offset >= offset:
-                # The last byte counts the last record's headers, of which these have none.
-                at = position - 2
-                storage.write_at(path, at, bytes([data[at] ^ 1]))
-                return
-    raise ScriptError(f"offset {offset} is in no file of {directory}")
 
 
 @command("scrub BROKER...")

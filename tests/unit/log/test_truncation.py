@@ -5,9 +5,11 @@ from contextlib import suppress
 import pytest
 
 from kreplica import Log
-from kreplica.common.errors import OffsetOutOfRange
+from kreplica.common.errors import OffsetOutOfRange, StorageFull, StorageIOError
 from kreplica.log import truncation
 from kreplica.log.local_log import LocalLog
+from kreplica.sim.storage import SimStorage
+from tests.support.logs import open_log
 
 
 def _filled(path):
@@ -92,3 +94,56 @@ def test_a_kill_in_the_middle_of_a_cut_is_no_damage(tmp_path, monkeypatch, owner
         found = _offsets(again)
         assert found == list(range(found[0], found[0] + len(found))) if found else True
         again.append([b"on it goes"])
+
+
+# ---- a full disk -------------------------------------------------------------------------------------------
+
+
+def _in_memory():
+    storage = SimStorage()
+    log = open_log("/t-0", storage=storage, segment_bytes=1_000, segment_index_bytes=4_096)
+    for number in range(30):
+        log.append_records([b"%03d" % number * 30], leader_epoch=number // 10)
+    return storage, log
+
+
+@pytest.mark.parametrize("offset", [0, 12, 15, 500])
+def test_a_full_disk_leaves_the_log_that_was_to_begin_anew_as_it_is(offset):
+    storage, log = _in_memory()
+    before = log.snapshot()
+    storage.full = True
+    with pytest.raises(StorageFull):
+        log.truncate_fully_and_start_at(offset)
+    assert log.snapshot() == before
+    assert [batch.base_offset for batch in log.batches(0)] == list(range(30))
+    assert log.epochs.latest_epoch == 2
+    storage.full = False
+    log.truncate_fully_and_start_at(offset)
+    assert (log.log_start_offset, log.log_end_offset, log.epochs.latest_epoch) == (offset, offset, None)
+    log.append_records([b"after"], leader_epoch=3)
+    assert [batch.base_offset for batch in log.batches(offset)] == [offset]
+
+
+def test_a_full_disk_leaves_the_epochs_of_a_log_that_was_to_be_cut():
+    storage, log = _in_memory()
+    storage.full = True
+    with pytest.raises(StorageFull):
+        log.truncate_to(15)
+    assert log.log_end_offset == 30
+    assert log.epochs.latest_epoch == 2
+    storage.full = False
+    assert log.truncate_to(15)
+    assert (log.log_end_offset, log.epochs.latest_epoch) == (15, 1)
+
+
+def test_a_cut_that_the_disk_ends_halfway_takes_the_log_offline():
+    storage, log = _in_memory()
+
+    def refuse(operation, path):
+        if operation == "rename" and path.endswith(".log"):
+            raise StorageIOError(f"{operation} of {path}")
+
+    storage.before = refuse
+    with pytest.raises(StorageIOError):
+        log.truncate_to(5)
+    assert log.is_offline

@@ -1,0 +1,201 @@
+"""Brokers whose disks are full, fail, or have rotted: what goes on, and what becomes well by itself."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
+from kreplica.common.types import TopicPartition
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.replica.produce import ACKS_LEADER
+from kreplica.sim.node import DIRECTORY
+from kreplica.sim.rot import flip_a_bit
+from tests.support.replicas import Replicas, batch
+
+T0 = TopicPartition("t", 0)
+SETTINGS = {"segment.bytes": 1000, "segment.index.bytes": 4096, "max.message.bytes": 900}
+
+
+def filled(records: int = 20, **more: object) -> Replicas:
+    at = Replicas(settings={**SETTINGS, **more})
+    append(at, records)
+    return at
+
+
+def append(at: Replicas, records: int, leader: int = 1) -> None:
+    for number in range(records):
+        value = b"%03d" % number * 50
+        at.manager(leader).append(T0, batch(value), required_acks=ACKS_LEADER).result(0)
+    at.pass_time(50)
+
+
+def set_full(at: Replicas, broker: int, full: bool) -> None:
+    at.cluster.brokers[broker].storage.full = full
+
+
+def well(at: Replicas, leader: int = 1) -> bool:
+    """Whether all replicas are in sync, and the same."""
+    values = at.values(leader)
+    in_sync = set(at.partition(leader).isr) == set(at.ids)
+    return in_sync and all(at.values(each) == values for each in at.ids)
+
+
+# ---- no room -----------------------------------------------------------------------------------------------
+
+
+def test_a_follower_goes_on_when_there_is_room_again() -> None:
+    at = filled()
+    set_full(at, 2, True)
+    append(at, 20)
+    assert at.partition(2).log_end_offset < 40
+    at.pass_time(60_000)
+    assert set(at.partition(1).isr) == {1, 3}
+    set_full(at, 2, False)
+    at.pass_time(2_000)
+    assert well(at)
+
+
+def test_a_leader_that_has_no_room_to_note_its_epoch_leads_when_it_has() -> None:
+    at = filled()
+    set_full(at, 2, True)
+    state = at.controller.elect(T0, 2)
+    results = at.broker(2).become_leader_or_follower([state], at.controller.epoch)
+    assert isinstance(results[T0], StorageFull)
+    assert T0 in at.manager(2).untaken
+    at.tell(state, to=[1, 3])
+    at.pass_time(5_000)
+    assert not at.partition(2).is_leader
+    set_full(at, 2, False)
+    at.pass_time(5_000)
+    assert T0 not in at.manager(2).untaken
+    append(at, 3, leader=2)
+    assert well(at, leader=2)
+
+
+@pytest.mark.parametrize("how", ["is stopped", "hears of a later leader", "shuts down"])
+def test_a_role_that_waits_for_room_is_not_taken_when_it_is_over(how: str) -> None:
+    at = filled()
+    set_full(at, 2, True)
+    at.broker(2).become_leader_or_follower([at.controller.elect(T0, 2)], at.controller.epoch)
+    if how == "is stopped":
+        at.manager(2).stop_replicas({T0: False})
+    elif how == "hears of a later leader":
+        at.tell(at.controller.elect(T0, 3), to=[2])
+    else:
+        at.manager(2).shutdown()
+    set_full(at, 2, False)
+    at.pass_time(5_000)
+    assert T0 not in at.manager(2).untaken
+    known = at.manager(2).partitions.get(T0)
+    assert known is None or not known.is_leader
+
+
+def test_a_checkpoint_that_finds_no_room_is_written_the_next_time() -> None:
+    at = filled()
+    manager = at.broker(2).log_manager
+    set_full(at, 2, True)
+    at.manager(2).checkpoint_high_watermarks()
+    assert manager.full_directories.keys() == {DIRECTORY}
+    assert manager.offline_directories == {}
+    set_full(at, 2, False)
+    at.manager(2).checkpoint_high_watermarks()
+    assert manager.full_directories == {}
+
+
+# ---- a disk that fails -------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_fails_at_a_checkpoint_takes_its_partitions_along() -> None:
+    at = filled()
+
+    def refuse(operation: str, path: str) -> None:
+        raise StorageIOError(f"{operation} of {path}")
+
+    at.cluster.set_disk_fault(1, refuse)
+    at.manager(1).checkpoint_high_watermarks()
+    at.settle()
+    assert at.manager(1).partitions.is_offline(T0)
+    with pytest.raises(KreplicaError):
+        at.manager(1).append(T0, batch(b"x"), required_acks=ACKS_LEADER).result(0)
+
+
+# ---- a replica that is none any more -----------------------------------------------------------------------
+
+
+def test_a_replica_that_is_left_out_fetches_no_more() -> None:
+    at = filled()
+    state = at.controller.decide(T0, replicas=(1, 2), isr=(1, 2))
+    at.tell(state)
+    assert at.manager(3).partitions.get(T0) is None
+    assert all(fetcher.state_of(T0) is None for fetcher in at.manager(3).fetchers)
+    assert at.broker(3).log_manager.get_log(T0) is not None
+    append(at, 3)
+    assert at.values(2) == at.values(1)
+
+
+def test_an_old_word_leaves_no_replica_out() -> None:
+    at = filled()
+    old = at.controller.decide(T0, replicas=(1, 2), isr=(1, 2))
+    at.tell(at.controller.decide(T0, replicas=(1, 2, 3), isr=(1, 2, 3)))
+    at.tell(old, to=[3])
+    append(at, 3)
+    assert well(at)
+
+
+# ---- recovery that stopped at rot --------------------------------------------------------------------------
+
+
+def stop_at_rot(at: Replicas, broker: int, offset: int) -> UnifiedLog:
+    """Let a bit rot while the broker is down."""
+    at.cluster.kill(broker)
+    assert flip_a_bit(at.cluster.brokers[broker].storage, DIRECTORY, T0, offset)
+    at.cluster.start(broker)
+    log = at.broker(broker).log_manager.get_log(T0)
+    assert log is not None
+    assert log.stopped_at is not None
+    return log
+
+
+def test_a_log_that_stopped_alone_in_the_isr_is_healed_by_those_out_of_it() -> None:
+    at = filled(8, **{"segment.bytes": 65_536})
+    at.pass_time(1_000)
+    stop_at_rot(at, 1, 3)
+    state = at.controller.elect(T0, 1, isr=[1])
+    for broker in at.ids:
+        with suppress(KreplicaError):
+            at.tell(state, to=[broker])
+    at.pass_time(5_000)
+    assert at.partition(1).is_leader
+    append(at, 3)
+    at.pass_time(1_000)
+    assert well(at)
+
+
+@pytest.mark.parametrize("log_start", [4, 8])
+def test_a_log_that_stopped_below_its_start_goes_on(log_start: int) -> None:
+    """Nobody has, or needs, what was deleted."""
+    at = filled(12, **{"segment.bytes": 65_536})
+    at.pass_time(1_000)
+    at.manager(1).delete_records({T0: log_start})
+    at.pass_time(1_000)
+    stop_at_rot(at, 2, 3)
+    at.tell(at.controller.decide(T0))
+    at.pass_time(5_000)
+    assert at.partition(2).local_log.stopped_at is None
+    assert well(at)
+
+
+def test_a_follower_whose_lost_range_the_leader_has_deleted_begins_again() -> None:
+    at = filled(12, **{"segment.bytes": 65_536})
+    at.pass_time(1_000)
+    at.cluster.kill(2)
+    at.tell(at.controller.decide(T0, isr=(1, 3)))
+    at.manager(1).delete_records({T0: 9})
+    at.pass_time(1_000)
+    assert flip_a_bit(at.cluster.brokers[2].storage, DIRECTORY, T0, 3)
+    at.cluster.start(2)
+    at.tell(at.controller.decide(T0))
+    at.pass_time(5_000)
+    assert well(at)
