@@ -49,11 +49,13 @@ class Topic(NamedTuple):
 class ScriptedController:
     """See the module; also what brokers know of the cluster (replica.metadata_cache.MetadataCache).
 
-    `on_change(leader_and_isr)` is told each ISR that a broker's request has changed.
+    `on_change(leader_and_isr)` is told each ISR that a broker's request has changed; `on_handover(broker_id,
+    topic_partition)` each wish of a leader for another one.
     """
 
     def __init__(self, on_change: Callable[[LeaderAndIsr], None] = lambda _: None) -> None:
         self.on_change = on_change
+        self.on_handover: Callable[[int, TopicPartition], object] = lambda *_: None
         # KIP-903; switched off to see what becomes of a cluster whose controller does not look.
         self.checks_broker_epochs = True
         self._lock = RLock()
@@ -174,6 +176,7 @@ class ScriptedController:
         with self._lock:
             if (broker_id, topic_partition) not in self.handovers:
                 self.handovers.append((broker_id, topic_partition))
+        self.on_handover(broker_id, topic_partition)
 
     # ---- AlterPartition -----------------------------------------------------------------------------------
 

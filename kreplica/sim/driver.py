@@ -105,6 +105,7 @@ class RandomDriver:
             why = "; ".join(str(self._what_ails(view) or view) for view in views)
             late = f"{self.load.pending} clients wait, {self._waiting()} operations; {why}"
             raise self._violation("Liveness", f"{HEALED_WITHIN_MS} ms after all faults: {late}")
+        self.faults.healed()
         for view in views:
             self._compare(view)
             for replica in view.replicas.values():
@@ -137,6 +138,10 @@ class RandomDriver:
         offsets = {(replica.log_end, replica.high_watermark) for replica in view.replicas.values()}
         if offsets != {(leader.log_end, leader.log_end)}:
             return f"the replicas do not end together; {view}"
+        # What another replica has deleted is not to be had any more.
+        start = max(replica.log_start for replica in view.replicas.values())
+        if any(each.stop_offset > start for replica in view.replicas.values() for each in replica.damages):
+            return f"a range is damaged; {view}"
         if any(replica.is_excused for replica in view.replicas.values()):
             return f"a replica has not come back to the committed log; {view}"
         return None

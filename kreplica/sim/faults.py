@@ -1,7 +1,8 @@
 """Faults: what goes wrong in a random run, drawn from its seed, and goes right again after a while.
 
-Brokers are killed and cut from power, one or all; they stall, their disks become slow; links
-are cut, in one direction or both, or slow; dates jump; leaders change for no reason. Thread rule: one thread.
+Brokers are killed and cut from power, one or all; they stall, their disks become slow, full, or fail; bits
+rot; links are cut, in one direction or both, or slow; dates jump; leaders change for no reason. Thread rule:
+one thread.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from kreplica.sim.cluster import SimCluster
+from kreplica.sim.disk_faults import DiskFaults
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
@@ -32,6 +34,7 @@ class Faults:
         self._will = will
         self._counts = counts
         self._random = cluster.random
+        self._disks = DiskFaults(cluster, counts)
         # How often each is drawn, for all together.
         self._kinds: tuple[tuple[int, Callable[[int], None]], ...] = (
             (5, self._kill),
@@ -42,6 +45,9 @@ class Faults:
             (2, self._slow_link),
             (2, self._jump_date),
             (2, self._slow_disk),
+            (3, self._fill_disk),
+            (2, self._break_disk),
+            (12, self._rot),
             (3, self._isolate),
             (3, self._move),
             (2, self._configure),
@@ -74,16 +80,32 @@ class Faults:
             broker.flush_us = 0
             # Who waits for an answer that was lost learns it now, not after its timeout.
             self._cluster.network.disconnect(broker_id)
+            self._disks.make_room(broker_id)
             if broker.is_alive and broker.is_paused:
                 broker.resume()
+            if broker.is_alive and self._is_offline(broker_id):
+                self._kill(broker_id)
             if not broker.is_alive:
                 self._start(broker_id)
             elif broker_id in self._controller.fenced:
                 self._will.unfence(broker_id, broker.life)
+        self._disks.look()
+
+    def healed(self) -> None:
+        """All is well again."""
+        self._disks.forget_healed()
+
+    def _is_offline(self, broker_id: int) -> bool:
+        program = self._cluster.program(broker_id)
+        return self._disks.is_failing(broker_id) or bool(program.log_manager.offline_directories)
 
     # ---- brokers ------------------------------------------------------------------------------------------
 
     def _kill(self, broker_id: int) -> None:
+        if self._disks.is_failing(broker_id):
+            # A process that comes after would read from memory what the disk has lost.
+            self._power_cut(broker_id)
+            return
         self._counts["kills"] += 1
         self._cluster.kill(broker_id)
         self._gone(broker_id)
@@ -136,7 +158,10 @@ class Faults:
         if broker_id not in self._controller.fenced:
             # Its session has not ended, but the next life has another epoch: the one before is over.
             self._will.fence(broker_id)
+        self._disks.replace(broker_id)
         self._cluster.start(broker_id)
+        for log in broker.program.log_manager.logs():
+            self._counts["recoveries stopped by rot"] += log.stopped_at is not None
         self._will.unfence(broker_id, broker.life)
 
     # ---- disks --------------------------------------------------------------------------------------------
@@ -144,6 +169,26 @@ class Faults:
     def _slow_disk(self, broker_id: int) -> None:
         self._counts["slow disks"] += 1
         self._cluster.brokers[broker_id].flush_us = self._random.choice((0, 1_000, 20_000))
+
+    def _fill_disk(self, broker_id: int) -> None:
+        self._disks.fill(broker_id)
+        self._later(REPAIR_MS, f"room for {broker_id}", partial(self._disks.make_room, broker_id))
+
+    def _break_disk(self, broker_id: int) -> None:
+        """Its broker goes on without the log directory, until somebody takes the machine down."""
+        self._disks.fail(broker_id)
+        life = self._cluster.brokers[broker_id].life
+        self._later(REPAIR_MS, f"another disk for {broker_id}", partial(self._take_down, broker_id, life))
+
+    def _take_down(self, broker_id: int, life: Any) -> None:
+        broker = self._cluster.brokers[broker_id]
+        if broker.life is life and broker.is_alive and not self.is_calm:
+            self._counts["offline directories"] += len(broker.program.log_manager.offline_directories)
+            self._kill(broker_id)
+
+    def _rot(self, broker_id: int) -> None:
+        if not self._disks.is_failing(broker_id):
+            self._disks.rot(broker_id)
 
     # ---- links and dates ----------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from kreplica.replica.partition import Partition
 from kreplica.replica.partition_fetch_state import ReplicaState
 from kreplica.replica.partition_standing import PartitionStanding
 from kreplica.replica.remote_leader_endpoint import fetch_answers
+from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_manager import ReplicaManager
@@ -260,3 +261,39 @@ def believe_any_epoch(wanted_by: Replacement) -> Replacement:
         return dataclasses.replace(wanted_by(log, damage), epochs=None)
 
     return wanted_of_any_epoch
+
+
+@history_mutant(partition_isr, "_broker_epoch")
+def forget_broker_epochs(_: Replacement) -> Replacement:
+    """AlterPartition does not say in which life a broker was in sync: one may join that was started anew and
+    has lost what it had (KIP-903)."""
+
+    def unknown(*_: Any) -> int:
+        return UNKNOWN_BROKER_EPOCH
+
+    return unknown
+
+
+@history_mutant(PartitionStanding, "has_enough_in_sync")
+def acknowledge_with_too_few(_: Replacement) -> Replacement:
+    """A produce is acknowledged though what is committed is on fewer replicas than min.insync.replicas."""
+
+    def has_enough(_: Any) -> bool:
+        return True
+
+    return property(has_enough)  # type: ignore[return-value]
+
+
+@history_mutant(ReplicaFetcher, "_take_answer")
+def apply_stale_answers(take_answer: Replacement) -> Replacement:
+    """A follower takes an answer to a fetch of before it heard of another leader epoch."""
+
+    def take(fetcher: Any, topic_partition: Any, answer: Any) -> None:
+        state, sent = fetcher.state_of(topic_partition), fetcher._session.sent
+        told = sent.get(topic_partition)
+        if told is not None:
+            now = told._replace(fetch_offset=state.fetch_offset, leader_epoch=state.leader_epoch)
+            sent[topic_partition] = now
+        take_answer(fetcher, topic_partition, answer)
+
+    return take

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+from kreplica.common.errors import KafkaStorageError
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
+from kreplica.common.types import TopicPartition
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.observer import Observer
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
@@ -38,6 +40,7 @@ class ControllersWill:
         self._note = note
         self._unclean_topics = unclean_topics
         self._controller.on_change = self._isr_changed
+        self._controller.on_handover = self._hand_over
 
     def may_lead(self, broker_id: int) -> bool:
         """Whether the broker runs, as far as the controller knows."""
@@ -110,6 +113,17 @@ class ControllersWill:
             return False
         return True
 
+    def _hand_over(self, broker_id: int, topic_partition: TopicPartition) -> None:
+        """The leader wants another one: one in sync, if there is one, or, where the topic allows it, any."""
+        self._counts["handovers"] += 1
+        state = self._controller.partitions[topic_partition]
+        if state.leader != broker_id:
+            return
+        others = [each for each in state.replicas if each != broker_id and self.may_lead(each)]
+        in_sync = [each for each in others if each in state.isr]
+        if in_sync:
+            self.elect(state, in_sync[0], state.isr)
+
     def _isr_changed(self, state: LeaderAndIsr) -> None:
         self._observer.isr_changed(state)
         # Everybody hears of it in time, as from a metadata log; the leader, too, whose answer may be lost.
@@ -142,5 +156,6 @@ class ControllersWill:
             self._counts["late decisions"] += 1
         results = program.become_leader_or_follower([state], self._controller.epoch)
         for error in results.values():
-            if error is not None:
+            # What a disk does to a log is borne, and must be made good.
+            if error is not None and not isinstance(error, KafkaStorageError):
                 raise error

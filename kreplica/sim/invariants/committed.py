@@ -83,6 +83,12 @@ class NoCommittedRecordLost:
     name: ClassVar[str] = "NoCommittedRecordLost"
 
     def check(self, partition: PartitionView) -> None:
+        leader = partition.leader
+        if leader is not None and leader.log_start > leader.former_log_start:
+            # What a leader has deleted nobody need have, also where another log begins lower again.
+            for offset in [offset for offset in partition.acked if offset < leader.log_start]:
+                del partition.acked[offset]
+            partition.acks_to_check = [each for each in partition.acks_to_check if each in partition.acked]
         for replica in partition.changed:
             shrunk_to, replica.shrunk_to = replica.shrunk_to, None
             if shrunk_to is None:

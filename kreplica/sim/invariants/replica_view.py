@@ -200,6 +200,8 @@ class ReplicaView:
                     self.excused_from = self.excused_before_cut
             changed = True
         high_watermark, end = log.high_watermark, log.log_end_offset
+        if log.stopped_at is not None:
+            high_watermark = min(high_watermark, len(self.cells))
         if log.damages is not self.damages:
             # Something has rotted, which this view still knows, or was mended, and must be what it was.
             self.damages, self.batch_start = log.damages, 0

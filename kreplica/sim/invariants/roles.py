@@ -21,6 +21,9 @@ class OneFetcher:
                 continue
             fetchers = replica.program.replica_manager.fetchers
             at = partition.topic_partition
+            if at in replica.program.replica_manager.untaken:
+                # It was to lead, and there is no room on its disk to note that.
+                continue
             if any(at in fetcher.failed for fetcher in fetchers):
                 continue
             found = [fetcher.leader.leader_id for fetcher in fetchers if fetcher.state_of(at) is not None]

@@ -6,30 +6,25 @@ import pytest
 
 from kreplica.common.errors import (
     CorruptMessage,
-    DamagedLog,
     FatalTruncation,
     FencedLeaderEpoch,
     IllegalSnapshotId,
-    InconsistentTopicId,
-    InvalidSnapshot,
     KafkaStorageError,
     OffsetOutOfRange,
     OffsetsOutOfOrder,
-    SnapshotMissing,
     StorageIOError,
 )
-from kreplica.common.types import Uuid
-from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.metadata.control_records import LeaderChangeMessage
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_batches import build_control_batch
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.replicated_log import (
     BOOTSTRAP_SNAPSHOT_ID,
     ReplicatedLog,
     ValidOffsetAndEpoch,
     ValidOffsetAndEpochKind,
 )
-from kreplica.raft.snapshot_files import parse_snapshot_name, snapshot_name
+from kreplica.raft.snapshot_files import parse_snapshot_name
 from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
 from kreplica.sim.storage import SimStorage
 from tests.support.logs import NOW_MS, ManualClock
@@ -40,13 +35,10 @@ from tests.support.metadata_logs import (
     commit,
     content,
     machine,
-    numbers,
     open_metadata_log,
     snapshot,
     snapshot_content,
 )
-
-SMALL_SEGMENTS = {"log_segment_bytes": 1024}
 
 
 def names(storage: SimStorage) -> list[str]:
@@ -123,6 +115,16 @@ def test_a_follower_takes_no_gap_and_nothing_twice(bases: tuple[int, ...]) -> No
     assert log.end_offset == 0
 
 
+def test_a_last_batch_cut_short_is_left_out() -> None:
+    log = open_metadata_log()
+    fetched = batch(0, 2) + batch(2, 3)
+    assert log.append_as_follower(fetched[:-1], 1) is not None
+    assert log.end_offset == 2
+    assert log.append_as_follower(batch(2, 3)[:40], 1) is None
+    assert log.append_as_follower(memoryview(fetched)[len(batch(0, 2)) :], 1) is not None
+    assert content(log) == [0, 1, 2, 3, 4]
+
+
 def test_reading_outside_is_refused() -> None:
     log = open_metadata_log()
     append(log)
@@ -178,7 +180,7 @@ def test_where_it_was_flushed_to_is_noted_once_a_second() -> None:
 # ---- epochs, divergence ------------------------------------------------------------------------------------
 
 
-def log_with_epochs() -> object:
+def log_with_epochs() -> KafkaMetadataLog:
     """Offsets 0 to 9 of epoch 1, 10 to 14 of epoch 3, 15 to 19 of epoch 4."""
     log = open_metadata_log()
     append(log, 10, epoch=1)
@@ -298,6 +300,19 @@ def test_what_is_committed_is_never_cut() -> None:
     assert (log.end_offset, log.flushed_offset) == (3, 3)
 
 
+def test_a_batch_that_is_committed_in_part_is_not_cut() -> None:
+    log = open_metadata_log()
+    append(log, 2)
+    append(log, 5)
+    log.flush()
+    log.update_high_watermark(4)
+    with pytest.raises(FatalTruncation):
+        log.truncate_to(5)
+    assert log.end_offset == 7
+    log.truncate_to(7)
+    assert log.end_offset == 7
+
+
 def test_an_epoch_without_a_record_goes_with_a_cut() -> None:
     log = open_metadata_log()
     append(log, epoch=1)
@@ -390,6 +405,16 @@ def test_a_snapshot_ends_at_a_committed_batch_of_its_epoch(snapshot_id: tuple[in
         snapshot(log, 6, 2)
 
 
+@pytest.mark.parametrize("snapshot_id", [(-1, 0), (1, -1), (1 << 63, 0), (1, 1 << 31)])
+def test_no_snapshot_is_stored_under_an_id_that_none_can_have(snapshot_id: tuple[int, int]) -> None:
+    storage = machine()
+    log = open_metadata_log(storage)
+    before = names(storage)
+    with pytest.raises(IllegalSnapshotId):
+        log.store_snapshot(OffsetAndEpoch(*snapshot_id))
+    assert names(storage) == before
+
+
 def test_what_is_not_frozen_leaves_nothing() -> None:
     storage = machine()
     log = open_metadata_log(storage)
@@ -399,179 +424,3 @@ def test_what_is_not_frozen_leaves_nothing() -> None:
     log.create_new_snapshot(OffsetAndEpoch(1, 1)).close()
     log.store_snapshot(OffsetAndEpoch(9, 1)).close()
     assert names(storage) == before
-
-
-# ---- cleaning ----------------------------------------------------------------------------------------------
-
-
-def log_with_snapshots(storage: SimStorage, **settings: int) -> object:
-    """100 records, a second each, and a snapshot of each twenty."""
-    log = open_metadata_log(storage, **SMALL_SEGMENTS, **settings)
-    for number in range(1, 101):
-        append(log, now_ms=NOW_MS + 1000 * number)
-        if number % 20 == 0:
-            commit(log)
-            snapshot(log, number)
-    return log
-
-
-def test_old_snapshots_go_and_the_log_below_the_next() -> None:
-    storage = machine()
-    log = log_with_snapshots(storage, max_retention_ms=50_000, max_retention_bytes=-1)
-    assert not log.clean(NOW_MS + 20_000 + 50_000)
-    assert log.clean(NOW_MS + 20_001 + 50_000)
-    assert (log.start_offset, log.earliest_snapshot_id) == (40, (40, 1))
-    assert f"{0:020d}.log" not in names(storage)
-    assert content(log)[-1] == 99
-    assert log.clean(NOW_MS + 1_000_000)
-    assert (log.start_offset, log.earliest_snapshot_id, log.latest_snapshot_id) == (100, (100, 1), (100, 1))
-    assert not log.clean(NOW_MS + 9_000_000_000)
-    assert snapshot_content(log, OffsetAndEpoch(100, 1)) == list(range(100))
-    log.close()
-    again = open_metadata_log(storage)
-    assert (again.start_offset, again.end_offset, again.latest_snapshot_id) == (100, 100, (100, 1))
-
-
-def test_retention_by_size_leaves_the_latest_snapshot() -> None:
-    storage = machine()
-    log = log_with_snapshots(storage, max_retention_ms=-1, max_retention_bytes=0)
-    assert log.clean(NOW_MS)
-    assert (log.start_offset, log.earliest_snapshot_id) == (100, (100, 1))
-    assert not log.clean(NOW_MS)
-
-
-def test_an_old_snapshot_that_rotted_is_in_nobodys_way() -> None:
-    storage = machine()
-    log = log_with_snapshots(storage, max_retention_ms=INT_MAX, max_retention_bytes=-1)
-    storage.write_file(f"{DIRECTORY}/{snapshot_name(OffsetAndEpoch(20, 1))}", b"rot")
-    assert log.clean(NOW_MS)
-    assert log.earliest_snapshot_id == (40, 1)
-
-
-INT_MAX = (1 << 63) - 1
-
-
-def test_a_snapshot_that_is_read_stays_while_it_is() -> None:
-    storage = machine()
-    log = log_with_snapshots(storage, max_retention_ms=0)
-    reader = log.read_snapshot(OffsetAndEpoch(20, 1))
-    assert reader is not None
-    whole = bytes(reader.read(0, reader.size_bytes))
-    assert log.clean(NOW_MS + 10_000_000)
-    assert bytes(reader.read(0, reader.size_bytes)) == whole
-    assert log.read_snapshot(OffsetAndEpoch(20, 1)) is None
-
-
-# ---- opening -----------------------------------------------------------------------------------------------
-
-
-def test_all_comes_back_after_a_close() -> None:
-    storage = machine()
-    log = log_with_epochs_on(storage)
-    snapshot(log, 15, 3)
-    log.close()
-    again = open_metadata_log(storage)
-    assert (again.start_offset, again.end_offset, again.high_watermark) == (0, 20, 20)
-    assert again.latest_snapshot_id == (15, 3)
-    assert again.flushed_offset == 20
-    assert again.end_offset_for_epoch(3) == (15, 3)
-    assert content(again) == list(range(20))
-
-
-def log_with_epochs_on(storage: SimStorage) -> object:
-    log = open_metadata_log(storage)
-    for epoch, count in ((1, 10), (3, 5), (4, 5)):
-        append(log, count, epoch=epoch)
-    commit(log)
-    return log
-
-
-def refused(storage: SimStorage, error: type[Exception]) -> str:
-    """What opening says, which must not have changed anything."""
-    changes = len(storage.trace)
-    with pytest.raises(error) as caught:
-        open_metadata_log(storage)
-    assert len(storage.trace) == changes
-    return str(caught.value)
-
-
-def test_a_log_that_begins_above_nothing_is_refused() -> None:
-    # KAFKA-14238
-    storage = machine()
-    log = log_with_snapshots(storage, max_retention_ms=0, max_retention_bytes=-1)
-    log.clean(NOW_MS + 10_000_000)
-    log.close()
-    storage.remove(f"{DIRECTORY}/{snapshot_name(OffsetAndEpoch(100, 1))}")
-    assert "begins at offset 100" in refused(storage, SnapshotMissing)
-    storage.remove(f"{DIRECTORY}/kreplica.state.deleted")
-    assert "there is none" in refused(storage, SnapshotMissing)
-
-
-@pytest.mark.parametrize("cut", [1, 60, 200])
-def test_a_latest_snapshot_cut_short_is_refused(cut: int) -> None:
-    storage = machine()
-    log = log_with_epochs_on(storage)
-    snapshot(log, 15, 3)
-    log.close()
-    path = f"{DIRECTORY}/{snapshot_name(OffsetAndEpoch(15, 3))}"
-    storage.write_file(path, storage.read_file(path)[:-cut])
-    assert "15-3" in refused(storage, InvalidSnapshot)
-
-
-def test_another_topics_directory_is_refused() -> None:
-    storage = machine()
-    storage.make_directory(DIRECTORY)
-    PartitionMetadataFile(storage, DIRECTORY).write(Uuid(b"x" * 16))
-    refused(storage, InconsistentTopicId)
-
-
-def test_rot_is_refused() -> None:
-    storage = machine()
-    log = log_with_epochs_on(storage)
-    log.abandon()
-    path = f"{DIRECTORY}/{0:020d}.log"
-    data = bytearray(storage.read_file(path))
-    data[70] ^= 1
-    storage.write_file(path, bytes(data))
-    with pytest.raises(DamagedLog, match="kreplica repair"):
-        open_metadata_log(storage)
-    with pytest.raises(DamagedLog):
-        open_metadata_log(storage)
-
-
-def test_what_a_crash_left_of_snapshots_goes() -> None:
-    storage = machine()
-    log = log_with_snapshots(storage, max_retention_ms=0)
-    log.clean(NOW_MS + 10_000_000)
-    writer = log.store_snapshot(OffsetAndEpoch(200, 1))
-    writer.append(0, b"some")
-    log.abandon()
-    left = ("00000000000000000100-0000000001-7.checkpoint.part", snapshot_name(OffsetAndEpoch(40, 1)),
-            "00000000000000000020-0000000001.checkpoint.deleted")  # fmt: skip
-    for name in left:
-        storage.write_file(f"{DIRECTORY}/{name}", b"some")
-    again = open_metadata_log(storage)
-    assert [
-        name for name in names(storage) if "checkpoint" in name and name != "leader-epoch-checkpoint"
-    ] == [snapshot_name(OffsetAndEpoch(100, 1))]
-    assert again.earliest_snapshot_id == (100, 1)
-
-
-def test_a_snapshot_that_was_fetched_counts_though_the_log_was_not_cut_any_more() -> None:
-    storage = machine()
-    log = open_metadata_log(storage)
-    append(log, 3, epoch=1)
-    with RecordsSnapshotWriter(
-        log.store_snapshot(OffsetAndEpoch(8, 2)), ManualClock(), last_contained_log_timestamp=0
-    ) as writer:
-        writer.freeze()
-    log.abandon()
-    again = open_metadata_log(storage)
-    assert (again.start_offset, again.end_offset, again.last_fetched_epoch) == (8, 8, 2)
-
-
-def test_records_are_read_back_as_they_were() -> None:
-    log = log_with_epochs()
-    commit(log)
-    assert numbers([]) == []
-    assert content(log) == list(range(20))

@@ -281,6 +281,8 @@ def test_names_are_kafkas() -> None:
         "1-1.checkpoint",
     ):
         assert parse_snapshot_name(other) is None
+    for none in ("9" * 20 + "-0000000001", "0" * 20 + "-9999999999", "٠" * 20 + "-0000000001"):
+        assert parse_snapshot_name(f"{none}.checkpoint") is None
     assert is_left_over(partial_name(ID, 12))
     assert is_left_over(snapshot_name(ID) + ".deleted")
     assert not is_left_over(snapshot_name(ID))
