@@ -482,6 +482,24 @@ class NewLeaderElected(KreplicaError):
     code = 108
 
 
+class InvalidVoterKey(KreplicaError):
+    """The request is for another voter: its id or its directory's is not this node's."""
+
+    code = 125
+
+
+class DuplicateVoter(KreplicaError):
+    """The voter is in the set of voters already."""
+
+    code = 126
+
+
+class VoterNotFound(KreplicaError):
+    """The voter is not in the set of voters."""
+
+    code = 127
+
+
 # ---- finer than Kafka's codes ------------------------------------------------------------------------
 
 
@@ -537,6 +555,10 @@ class BufferExhausted(KreplicaError):
     """More records of the metadata log wait to be appended than may."""
 
     retriable = True
+
+
+class IllegalQuorumTransition(UnknownServerError):
+    """A member of the quorum cannot go from its state to that one."""
 
 
 class FatalTruncation(KreplicaError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.records import RecordBatch, batches
-from kreplica.common.config import LogConfig, MetadataLogConfig
+from kreplica.common.config import DEFAULTS, LogConfig, MetadataLogConfig
 from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSnapshot, OffsetsOutOfOrder
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition
@@ -368,6 +368,8 @@ def _up_to_epoch(records: Buffer, epoch: int) -> Iterator[RecordBatch]:
 def _log_config(config: MetadataLogConfig) -> LogConfig:
     return LogConfig(
         segment_bytes=config.log_segment_bytes,
+        # More than the entries of a whole segment take.
+        segment_index_bytes=min(DEFAULTS.segment_index_bytes, max(config.log_segment_bytes // 64, 4 << 10)),
         segment_ms=config.log_segment_ms,
         # Snapshots decide what may go.
         retention_ms=-1,

@@ -1,0 +1,277 @@
+"""Elections: how a member of the quorum comes from one leader to the next.
+
+A voter that hears of no leader asks first whether it would be elected (Prospective, KIP-996), then begins an
+epoch and asks for votes (Candidate), and backs off by chance when it is rejected, so that the next round
+does not end as this one. A leader that has resigned says so to all. Thread rule: the client's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kreplica.common.errors import FencedLeaderEpoch, InvalidRequest, KreplicaError
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.candidate_state import CandidateState
+from kreplica.raft.epoch_state import NEVER_MS
+from kreplica.raft.follower_state import FollowerState
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.prospective_state import ProspectiveState
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.raft_messages import (
+    key_of,
+    make_begin_response,
+    make_end_request,
+    make_end_response,
+    make_vote_request,
+    make_vote_response,
+    only_partition,
+    standing_in,
+)
+from kreplica.raft.resigned_state import ResignedState
+from kreplica.raft.unattached_state import UnattachedState
+from kreplica.raft.voter_set import ReplicaKey
+
+BACKOFF_BASE_MS = 100
+MOST_DOUBLINGS = 21
+
+
+class Elections:
+    """`become_leader()` makes a leader of a candidate that has won. `find_leader()` asks any voter who leads,
+    and says in how many ms to come again."""
+
+    def __init__(
+        self, context: RaftContext, become_leader: Callable[[], None], find_leader: Callable[[], int]
+    ) -> None:
+        self._context = context
+        self._quorum = context.quorum
+        self._become_leader = become_leader
+        self._find_leader = find_leader
+
+    # ---- steps --------------------------------------------------------------------------------------------
+
+    def poll_unattached(self, state: UnattachedState, now_ms: int) -> int:
+        """Wait for a leader, and then for long enough; in how many ms to come again."""
+        if not self._quorum.is_electable:
+            return self._find_leader()
+        if self._context.shutdown_until_ms is not None:
+            return NEVER_MS
+        if self._quorum.is_sole_voter:
+            self._begin_candidacy()
+            return 0
+        if state.has_timed_out(now_ms):
+            self._quorum.transition_to_prospective()
+            return 0
+        return state.remaining_ms(now_ms)
+
+    def poll_prospective(self, state: ProspectiveState, now_ms: int) -> int:
+        """Ask for pre-votes until they are enough, or cannot be any more."""
+        if state.votes.is_lost or state.has_timed_out(now_ms):
+            self._give_up(state)
+            return 0
+        if state.votes.is_won:
+            self._begin_candidacy()
+            return 0
+        return min(self._ask(state.votes.unrecorded, pre_vote=True), state.remaining_ms(now_ms))
+
+    def _give_up(self, state: ProspectiveState) -> None:
+        if state.leader_id is not None:
+            self._quorum.transition_to_follower(state.epoch, state.leader_id)
+        else:
+            self._quorum.transition_to_unattached(state.epoch)
+
+    def _begin_candidacy(self) -> None:
+        # What the votes are asked for has to be there after a crash, too: a voter that has said yes says so
+        # again to the same candidate, whatever that has lost meanwhile.
+        log = self._context.log
+        if log.flushed_offset < log.end_offset:
+            log.flush()
+        self._quorum.transition_to_candidate()
+
+    def poll_candidate(self, state: CandidateState, now_ms: int) -> int:
+        """Ask for votes; back off where they are not enough."""
+        if state.votes.is_won:
+            self._become_leader()
+            return 0
+        if state.backoff_until_ms is not None:
+            if now_ms >= state.backoff_until_ms:
+                self._quorum.transition_to_prospective(state.retries)
+                return 0
+            return state.backoff_until_ms - now_ms
+        if state.votes.is_lost or state.has_timed_out(now_ms):
+            state.backoff_until_ms = now_ms + self._random_backoff_ms(state.retries)
+            return 0
+        return min(self._ask(state.votes.unrecorded, pre_vote=False), state.remaining_ms(now_ms))
+
+    def _random_backoff_ms(self, retries: int) -> int:
+        config, random = self._context.config, self._context.random
+        factor = random.randrange(1 << min(MOST_DOUBLINGS, retries))
+        return min(BACKOFF_BASE_MS * factor, config.quorum_election_backoff_max_ms)
+
+    def poll_resigned(self, state: ResignedState, now_ms: int) -> int:
+        """Tell the voters that it is over; after a while take part in the next election."""
+        wait_ms = self._context.requests.maybe_send_to_all(
+            sorted(state.unacknowledged),
+            lambda _: make_end_request(
+                self._context.cluster_id,
+                self._context.key.node_id,
+                state.epoch,
+                state.preferred_successors,
+            ),
+            partial(self._end_answered, state),
+        )
+        if self._context.shutdown_until_ms is not None:
+            return wait_ms
+        if self._quorum.is_sole_voter or state.has_timed_out(now_ms):
+            # In the epoch that it led itself it can neither follow nor vote.
+            self._quorum.transition_to_unattached(state.epoch + 1)
+            return 0
+        return min(wait_ms, state.remaining_ms(now_ms))
+
+    # ---- votes asked for ----------------------------------------------------------------------------------
+
+    def _ask(self, voters: list[int], *, pre_vote: bool) -> int:
+        epoch, log_end = self._quorum.epoch, self._context.log_end()
+
+        def build(node_id: int) -> Any:
+            context = self._context
+            voter = context.voter_key(node_id)
+            return make_vote_request(
+                context.cluster_id, voter, context.key, epoch, log_end, pre_vote=pre_vote
+            )
+
+        return self._context.requests.maybe_send_to_all(
+            voters, build, partial(self._vote_answered, epoch, pre_vote)
+        )
+
+    def _vote_answered(self, epoch: int, pre_vote: bool, voter: int, response: Any) -> None:
+        if response is None:
+            return
+        if response.error_code:
+            self._context.requests.back_off(voter)
+            return
+        answer = only_partition(response)
+        standing = standing_in(answer)
+        if not self._context.take_standing(voter, standing) or standing.error_code:
+            self._context.requests.back_off(voter)
+            return
+        state = self._quorum.state
+        wanted = ProspectiveState if pre_vote else CandidateState
+        if isinstance(state, wanted) and state.epoch == epoch:
+            state.votes.record(voter, bool(answer.vote_granted))
+
+    def _end_answered(self, state: ResignedState, voter: int, response: Any) -> None:
+        if response is None:
+            return
+        if response.error_code:
+            self._context.requests.back_off(voter)
+            return
+        standing = standing_in(only_partition(response))
+        self._context.take_standing(voter, standing)
+        if standing.error_code:
+            self._context.requests.back_off(voter)
+        else:
+            state.unacknowledged.discard(voter)
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def handle_vote(self, request: Any, asked: Any) -> Any:
+        """Vote (52): one vote in an epoch, for a log as good as this one's. A pre-vote binds nobody."""
+        candidate = key_of(asked.replica_id, asked.replica_directory_id)
+        is_pre_vote = bool(asked.pre_vote)
+        try:
+            self._check_vote(request, asked, candidate)
+        except KreplicaError as error:
+            return make_vote_response(self._context.standing(error), granted=False)
+        epoch = int(asked.replica_epoch)
+        is_up_to_date = self._context.is_up_to_date(
+            OffsetAndEpoch(int(asked.last_offset), int(asked.last_offset_epoch))
+        )
+        if epoch > self._quorum.epoch:
+            if is_pre_vote:
+                # A question changes nothing: who asks may never get his majority.
+                is_led = isinstance(self._quorum.state, LeaderState) or self._has_heard_of_leader()
+                return make_vote_response(self._context.standing(), granted=is_up_to_date and not is_led)
+            self._quorum.transition_to_unattached(epoch)
+        granted = self._quorum.state.can_grant_vote(
+            candidate, is_log_up_to_date=is_up_to_date, is_pre_vote=is_pre_vote
+        )
+        if granted and not is_pre_vote:
+            self._quorum.note_vote(candidate)
+        return make_vote_response(self._context.standing(), granted=granted)
+
+    def _has_heard_of_leader(self) -> bool:
+        state = self._quorum.state
+        return isinstance(state, FollowerState) and state.has_fetched and not state.leader_has_left
+
+    def _check_vote(self, request: Any, asked: Any, candidate: ReplicaKey) -> None:
+        context = self._context
+        last_epoch, epoch = asked.last_offset_epoch, asked.replica_epoch
+        is_late = last_epoch > epoch if asked.pre_vote else last_epoch >= epoch
+        if asked.last_offset < 0 or last_epoch < 0 or is_late:
+            raise InvalidRequest(
+                f"a vote in epoch {epoch} for a log that ends at {asked.last_offset} in {last_epoch}"
+            )
+        context.require_own_key(key_of(request.voter_id, asked.voter_directory_id))
+        context.require_voters(candidate.node_id)
+        self._require_epoch(epoch)
+
+    def _require_epoch(self, epoch: int) -> None:
+        if epoch < self._quorum.epoch:
+            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {self._quorum.epoch}")
+
+    def handle_begin(self, request: Any, told: Any) -> Any:
+        """BeginQuorumEpoch (53): somebody leads the epoch."""
+        context = self._context
+        try:
+            context.require_own_key(key_of(request.voter_id, told.voter_directory_id))
+            context.require_voters(int(told.leader_id))
+            self._require_epoch(int(told.leader_epoch))
+            self._follow(int(told.leader_epoch), int(told.leader_id))
+        except KreplicaError as error:
+            return make_begin_response(context.standing(error))
+        return make_begin_response(context.standing())
+
+    def _follow(self, epoch: int, leader_id: int) -> None:
+        state = self._quorum.state
+        if epoch > state.epoch:
+            self._quorum.transition_to_follower(epoch, leader_id)
+            return
+        if isinstance(state, (LeaderState, ResignedState)) or state.leader_id not in (None, leader_id):
+            raise InvalidRequest(f"node {leader_id} is said to lead epoch {epoch}, and so is another")
+        if not isinstance(state, FollowerState):
+            self._quorum.transition_to_follower(epoch, leader_id)
+
+    def handle_end(self, _: Any, told: Any) -> Any:
+        """EndQuorumEpoch (54): the leader has resigned; the first of its preferred successors goes ahead."""
+        context, epoch, leader_id = self._context, int(told.leader_epoch), int(told.leader_id)
+        try:
+            context.require_voters(leader_id)
+            self._require_epoch(epoch)
+            state = self._quorum.state
+            if epoch > state.epoch:
+                # Its leader has left already: nobody is to be followed in it.
+                self._quorum.transition_to_unattached(epoch)
+            elif isinstance(state, (LeaderState, ResignedState)) or state.leader_id not in (None, leader_id):
+                raise InvalidRequest(f"node {leader_id} says that it has led epoch {epoch}")
+            state = self._quorum.state
+            if isinstance(state, FollowerState) and self._quorum.is_electable:
+                state.leader_has_left = True
+                state.expire_by(context.now_ms() + self._succession_ms(told.preferred_candidates))
+        except KreplicaError as error:
+            return make_end_response(context.standing(error))
+        return make_end_response(context.standing())
+
+    def _succession_ms(self, preferred: Any) -> int:
+        """How long this voter waits before it tries to follow: the more, the later it is in the list."""
+        most_ms = self._context.config.quorum_election_backoff_max_ms
+        ids = [int(each.candidate_id) for each in preferred]
+        own = self._context.key.node_id
+        if not ids:
+            # A leader that was restarted knows no successors. Chance keeps them apart.
+            return self._context.random.randrange(most_ms + 1)
+        if own not in ids:
+            return most_ms
+        position = ids.index(own)
+        return 0 if position == 0 else min(BACKOFF_BASE_MS << min(position - 1, MOST_DOUBLINGS), most_ms)

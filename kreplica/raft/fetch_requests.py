@@ -1,0 +1,181 @@
+"""FetchRequests: how a leader answers Fetch and FetchSnapshot.
+
+A fetch says what the replica has on disk, and that it believes this leader. Where there is nothing new for
+it, it waits for the log's end or the high watermark. Where the replica's log is not a part of this one, the
+answer says where they part, or which snapshot takes the place of what is gone.
+
+Thread rule: the client's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kreplica.common.errors import (
+    FencedLeaderEpoch,
+    InvalidRequest,
+    KafkaStorageError,
+    KreplicaError,
+    NotLeaderOrFollower,
+    SnapshotNotFound,
+    UnknownLeaderEpoch,
+)
+from kreplica.common.future import Future
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.raft_messages import key_of, make_fetch_response, make_snapshot_response
+from kreplica.raft.replica_progress import ReplicaProgress
+from kreplica.raft.replicated_log import ValidOffsetAndEpochKind
+from kreplica.raft.voter_set import ReplicaKey
+
+NO_MARK = -1
+
+
+class FetchRequests:
+    """`on_progress(state)` is called when a voter has more on disk than before."""
+
+    def __init__(self, context: RaftContext, on_progress: Callable[[LeaderState], None]) -> None:
+        self._context = context
+        self._on_progress = on_progress
+
+    def handle_fetch(self, request: Any, asked: Any) -> Any:
+        """Fetch (1): the answer, or a future of it."""
+        replica = key_of(request.replica_state.replica_id, asked.replica_directory_id)
+        try:
+            if min(asked.fetch_offset, asked.last_fetched_epoch, asked.current_leader_epoch) < 0:
+                raise InvalidRequest(f"a fetch at {asked.fetch_offset} in epoch {asked.current_leader_epoch}")
+            state = self._leader_for(replica, int(asked.current_leader_epoch))
+            progress = self._note(state, replica, asked)
+            response = self._read(state, progress, asked)
+        except KafkaStorageError:
+            raise
+        except KreplicaError as error:
+            return make_fetch_response(self._context.standing(error))
+        if response is not None:
+            return response
+        wait_ms = int(request.max_wait.total_seconds() * 1000)
+        wait_ms = min(max(wait_ms, 0), self._context.config.quorum_fetch_timeout_ms)
+        if wait_ms == 0:
+            return self._empty(state, progress)
+        answer: Future[Any] = Future()
+        waiting = self._context.fetches.await_threshold(int(asked.fetch_offset), wait_ms)
+        waiting.add_done_callback(lambda _: answer.set_result(self._after_wait(state, progress, asked)))
+        return answer
+
+    def _leader_for(self, replica: ReplicaKey, epoch: int) -> LeaderState:
+        """The leader's state, for a request of that epoch. Raises what Kafka answers where there is none."""
+        quorum = self._context.quorum
+        if replica.node_id == self._context.key.node_id:
+            raise InvalidRequest(f"node {replica.node_id} is this one; two nodes have one id")
+        if epoch < quorum.epoch:
+            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {quorum.epoch}")
+        if epoch > quorum.epoch:
+            raise UnknownLeaderEpoch(f"epoch {epoch} is not known; this node is in {quorum.epoch}")
+        if not isinstance(quorum.state, LeaderState):
+            raise NotLeaderOrFollower(f"node {self._context.key.node_id} does not lead epoch {epoch}")
+        return quorum.state
+
+    def _note(self, state: LeaderState, replica: ReplicaKey, asked: Any) -> ReplicaProgress | None:
+        """Count what the fetch says that the replica has; None where nobody in particular asks."""
+        if replica.node_id < 0:
+            return None
+        context = self._context
+        now_ms, date_ms = context.now_ms(), context.clock.time_ms()
+        progress = state.progress_of(replica)
+        state.note_contact(replica, now_ms)
+        progress.begin_due_ms = now_ms + context.config.begin_quorum_epoch_timeout_ms
+        found = context.log.validate_offset_and_epoch(int(asked.fetch_offset), int(asked.last_fetched_epoch))
+        if found.kind is ValidOffsetAndEpochKind.VALID:
+            progress.note_fetch(int(asked.fetch_offset), context.log.end_offset, now_ms, date_ms)
+            self._on_progress(state)
+        else:
+            # What it has is not what this log has there, so it counts for nothing (KAFKA-13141).
+            progress.note_contact(now_ms, date_ms)
+        return progress
+
+    def _read(self, state: LeaderState, progress: ReplicaProgress | None, asked: Any) -> Any:
+        """The answer; None where there is nothing to tell."""
+        context, log = self._context, self._context.log
+        offset, epoch = int(asked.fetch_offset), int(asked.last_fetched_epoch)
+        found = log.validate_offset_and_epoch(offset, epoch)
+        mark = self._mark(state)
+        if found.kind is not ValidOffsetAndEpochKind.VALID:
+            is_diverging = found.kind is ValidOffsetAndEpochKind.DIVERGING
+            return make_fetch_response(
+                context.standing(),
+                high_watermark=mark,
+                log_start_offset=log.start_offset,
+                diverging=found.offset_and_epoch if is_diverging else None,
+                snapshot_id=None if is_diverging else found.offset_and_epoch,
+            )
+        max_bytes = min(max(int(asked.partition_max_bytes), 0), context.config.quorum_fetch_max_bytes)
+        records = None
+        if offset < log.end_offset:
+            records = log.read(offset, max_bytes, committed_only=progress is None).records
+        if records is None and (progress is None or mark <= progress.told_high_watermark):
+            return None
+        if progress is not None:
+            progress.told_high_watermark = mark
+        return make_fetch_response(
+            context.standing(),
+            high_watermark=mark,
+            log_start_offset=log.start_offset,
+            records=b"" if records is None else records,
+        )
+
+    def _after_wait(self, state: LeaderState, progress: ReplicaProgress | None, asked: Any) -> Any:
+        if self._context.quorum.state is not state:
+            error = NotLeaderOrFollower(f"node {self._context.key.node_id} leads no longer")
+            return make_fetch_response(self._context.standing(error))
+        try:
+            return self._read(state, progress, asked) or self._empty(state, progress)
+        except KreplicaError as error:
+            # Also what a failing disk raises: the next flush ends this node.
+            return make_fetch_response(self._context.standing(error))
+
+    def _empty(self, state: LeaderState, progress: ReplicaProgress | None) -> Any:
+        mark = self._mark(state)
+        if progress is not None:
+            progress.told_high_watermark = mark
+        start = self._context.log.start_offset
+        return make_fetch_response(self._context.standing(), high_watermark=mark, log_start_offset=start)
+
+    @staticmethod
+    def _mark(state: LeaderState) -> int:
+        return NO_MARK if state.high_watermark is None else state.high_watermark
+
+    # ---- FetchSnapshot ------------------------------------------------------------------------------------
+
+    def handle_fetch_snapshot(self, request: Any, asked: Any) -> Any:
+        """FetchSnapshot (59): bytes of a snapshot."""
+        context = self._context
+        replica = key_of(request.replica_id, asked.replica_directory_id)
+        snapshot_id = OffsetAndEpoch(int(asked.snapshot_id.end_offset), int(asked.snapshot_id.epoch))
+        try:
+            state = self._leader_for(replica, int(asked.current_leader_epoch))
+            if replica.node_id >= 0:
+                now_ms = context.now_ms()
+                state.note_contact(replica, now_ms)
+                state.progress_of(replica).note_contact(now_ms, context.clock.time_ms())
+            return self._bytes_of(snapshot_id, int(asked.position), int(request.max_bytes))
+        except KafkaStorageError:
+            raise
+        except KreplicaError as error:
+            return make_snapshot_response(context.standing(error), snapshot_id)
+
+    def _bytes_of(self, snapshot_id: OffsetAndEpoch, position: int, max_bytes: int) -> Any:
+        if snapshot_id.offset < 0 or snapshot_id.epoch < 0 or max_bytes < 1:
+            raise InvalidRequest(f"{max_bytes} bytes of the snapshot {snapshot_id}")
+        snapshot = self._context.log.read_snapshot(snapshot_id)
+        if snapshot is None:
+            raise SnapshotNotFound(f"no snapshot {snapshot_id}")
+        most = min(max_bytes, self._context.config.quorum_fetch_snapshot_max_bytes)
+        try:
+            data, size = snapshot.read(position, most), snapshot.size_bytes
+        finally:
+            snapshot.close()
+        return make_snapshot_response(
+            self._context.standing(), snapshot_id, size=size, position=position, data=data
+        )

@@ -1,0 +1,53 @@
+"""FollowerState: a member that knows the epoch's leader and fetches from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from kreplica.raft.epoch_state import EpochState
+from kreplica.raft.voter_set import ReplicaKey
+
+if TYPE_CHECKING:
+    from kreplica.metadata.image_format import OffsetAndEpoch
+    from kreplica.raft.replicated_log import RawSnapshotWriter
+
+
+class FollowerState(EpochState):
+    """Its timer ends when the leader has not answered for too long.
+
+    `has_fetched`: whether the leader has answered in this stay, and within the timeout. `leader_has_left`:
+    whether the leader itself said so. `snapshot`: the one that is being fetched, `snapshot_id` its name.
+    """
+
+    NAME: ClassVar[str] = "follower"
+    leader_id: int
+
+    def __init__(self, epoch: int, leader_id: int, *, voted_key: ReplicaKey | None, deadline_ms: int) -> None:
+        super().__init__(epoch, leader_id=leader_id, voted_key=voted_key, deadline_ms=deadline_ms)
+        self.has_fetched = False
+        self.leader_has_left = False
+        # Whether the leader may be gone, so that it should answer at once.
+        self.is_in_doubt = False
+        self.snapshot_id: OffsetAndEpoch | None = None
+        self.snapshot: RawSnapshotWriter | None = None
+
+    @property
+    def allows_pre_votes(self) -> bool:
+        # Who has heard from its leader a moment ago helps nobody to depose it.
+        return self.leader_has_left or not self.has_fetched
+
+    def note_fetched(self, deadline_ms: int) -> None:
+        """The leader has answered."""
+        self.has_fetched = True
+        self.is_in_doubt = False
+        self.deadline_ms = deadline_ms
+
+    def expire_by(self, deadline_ms: int) -> None:
+        """Wait for the leader no longer than that."""
+        self.deadline_ms = min(self.deadline_ms, deadline_ms)
+
+    def drop_snapshot(self) -> None:
+        """Give up the snapshot that is being fetched, if there is one."""
+        if self.snapshot is not None:
+            self.snapshot.close()
+        self.snapshot = self.snapshot_id = None

@@ -1,0 +1,236 @@
+"""Following: how a member replicates its leader's log: Fetch, divergence, snapshots.
+
+A follower flushes what it was given before it fetches again, since the offset of a fetch says what is on its
+disk. It cuts its log only where the leader says that the two part, never below its high watermark. One
+request is in flight; an answer is dropped where the epoch, the leader or the log's end is another by then.
+Thread rule: the client's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kreplica.common.errors import (
+    CorruptMessage,
+    InvalidRequest,
+    InvalidSnapshot,
+    PositionOutOfRange,
+)
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.epoch_state import NEVER_MS
+from kreplica.raft.follower_state import FollowerState
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.raft_messages import (
+    FetchPosition,
+    make_fetch_request,
+    make_snapshot_request,
+    offset_and_epoch_in,
+    only_partition,
+    standing_in,
+)
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Following:
+    """`on_commit()` is called when the high watermark has moved, or a snapshot has taken the log's place."""
+
+    def __init__(self, context: RaftContext, on_commit: Callable[[], None]) -> None:
+        self._context = context
+        self._quorum = context.quorum
+        self._on_commit = on_commit
+
+    # ---- the step -----------------------------------------------------------------------------------------
+
+    def poll_follower(self, state: FollowerState, now_ms: int) -> int:
+        """Send the request that is due; in how many ms to come again."""
+        if state.has_timed_out(now_ms):
+            if self._quorum.is_electable:
+                if self._context.shutdown_until_ms is None:
+                    self._quorum.transition_to_prospective()
+                    return 0
+                return NEVER_MS
+            # An observer asks around until somebody knows the next leader. One that others still take for a
+            # voter does not hold them back.
+            state.has_fetched = False
+            return self.find_leader()
+        if state.snapshot is not None:
+            wait_ms = self._fetch_snapshot(state)
+        else:
+            max_wait_ms = 0 if state.is_in_doubt else self._context.config.fetch_wait_max_ms
+            wait_ms = self._fetch(state.leader_id, max_wait_ms)
+        return min(wait_ms, state.remaining_ms(now_ms))
+
+    def find_leader(self) -> int:
+        """Ask any voter, by a fetch, who leads; in how many ms to come again."""
+        others = self._quorum.others()
+        if any(self._context.requests.connection(node_id).in_flight for node_id in others):
+            return NEVER_MS
+        asked = self._context.requests.ready_one_of(others)
+        if asked is None:
+            return self._context.requests.back_off_ms(others)
+        return self._fetch(asked, max_wait_ms=0)
+
+    def _position(self) -> FetchPosition:
+        log_end = self._context.log_end()
+        return FetchPosition(
+            self._quorum.epoch, log_end.offset, log_end.epoch, self._context.log.start_offset
+        )
+
+    def _fetch(self, node_id: int, max_wait_ms: int) -> int:
+        context, position = self._context, self._position()
+        return context.requests.maybe_send(
+            node_id,
+            lambda: make_fetch_request(
+                context.cluster_id,
+                context.key,
+                position,
+                max_wait_ms=max_wait_ms,
+                max_bytes=context.config.quorum_fetch_max_bytes,
+            ),
+            partial(self._fetched, node_id, position),
+        )
+
+    # ---- Fetch --------------------------------------------------------------------------------------------
+
+    def _fetched(self, sender: int, asked: FetchPosition, response: Any) -> None:
+        if response is None:
+            return
+        state = self._accepted(sender, asked.current_epoch, response)
+        if state is None or self._context.log_end()[:2] != (asked.fetch_offset, asked.last_fetched_epoch):
+            return
+        answer = only_partition(response)
+        diverging = offset_and_epoch_in(answer.diverging_epoch)
+        snapshot_id = offset_and_epoch_in(answer.snapshot_id)
+        try:
+            if diverging is not None:
+                # Its high watermark counts only once the logs agree (KAFKA-14704).
+                self._truncate(diverging)
+            elif snapshot_id is not None:
+                self._begin_snapshot(state, snapshot_id)
+            else:
+                self._append(state.epoch, answer.records)
+                self._take_mark(int(answer.high_watermark))
+        except CorruptMessage as error:
+            LOGGER.warning("node %d: what the leader sent is refused: %s", self._context.key.node_id, error)
+            self._context.requests.back_off(sender)
+
+    def _accepted(self, sender: int, epoch: int, response: Any) -> FollowerState | None:
+        """The follower's state, if the answer is its leader's, of the epoch of the question, and no error."""
+        requests = self._context.requests
+        try:
+            if response.error_code:
+                raise InvalidRequest(f"node {sender} answers with error {response.error_code!r}")
+            standing = standing_in(only_partition(response))
+        except InvalidRequest as error:
+            LOGGER.warning("node %d: %s", self._context.key.node_id, error)
+            requests.back_off(sender)
+            return None
+        is_current = self._context.take_standing(sender, standing)
+        if not is_current or standing.error_code:
+            requests.back_off(sender)
+            return None
+        state = self._quorum.state
+        if not isinstance(state, FollowerState) or state.leader_id != sender or state.epoch != epoch:
+            return None
+        state.note_fetched(self._context.now_ms() + self._context.config.quorum_fetch_timeout_ms)
+        return state
+
+    def _truncate(self, diverging: OffsetAndEpoch) -> None:
+        end = self._context.log.truncate_to_end_offset(diverging)
+        self._context.control.truncate_new_entries()
+        LOGGER.info("node %d: the log is cut to %d", self._context.key.node_id, end)
+
+    def _append(self, epoch: int, records: Any) -> None:
+        log = self._context.log
+        if not records or len(memoryview(records)) == 0:
+            return
+        before = log.end_offset
+        try:
+            log.append_as_follower(records, epoch)
+        finally:
+            # Also what came before a batch that was refused.
+            if log.end_offset > before:
+                self._context.control.update()
+                log.flush()
+                self._context.metrics.fetched_records.mark(log.end_offset - before)
+
+    def _take_mark(self, leader_mark: int) -> None:
+        log = self._context.log
+        offset = min(leader_mark, log.end_offset)
+        if offset > log.high_watermark:
+            log.update_high_watermark(offset)
+            self._on_commit()
+
+    # ---- FetchSnapshot ------------------------------------------------------------------------------------
+
+    def _begin_snapshot(self, state: FollowerState, snapshot_id: OffsetAndEpoch) -> None:
+        known = self._context.log.read_snapshot(snapshot_id)
+        if known is not None:
+            known.close()
+            self._install(snapshot_id)
+            return
+        state.drop_snapshot()
+        state.snapshot_id = snapshot_id
+        state.snapshot = self._context.log.store_snapshot(snapshot_id)
+
+    def _fetch_snapshot(self, state: FollowerState) -> int:
+        context, snapshot, snapshot_id = self._context, state.snapshot, state.snapshot_id
+        assert snapshot is not None
+        assert snapshot_id is not None
+        position = snapshot.size_bytes
+        return context.requests.maybe_send(
+            state.leader_id,
+            lambda: make_snapshot_request(
+                context.cluster_id,
+                context.key,
+                state.epoch,
+                snapshot_id,
+                position,
+                context.config.quorum_fetch_snapshot_max_bytes,
+            ),
+            partial(self._snapshot_fetched, state, position),
+        )
+
+    def _snapshot_fetched(self, state: FollowerState, position: int, response: Any) -> None:
+        if response is None:
+            return
+        if self._accepted(state.leader_id, state.epoch, response) is not state:
+            if self._quorum.state is state:
+                # The leader has it no longer, or never had so much of it: a fetch tells of another one.
+                state.drop_snapshot()
+            return
+        if state.snapshot is None or state.snapshot.size_bytes != position:
+            return
+        try:
+            self._take_part(state, only_partition(response), position)
+        except (PositionOutOfRange, InvalidSnapshot, CorruptMessage, InvalidRequest) as error:
+            LOGGER.warning("node %d: the leader's snapshot is refused: %s", self._context.key.node_id, error)
+            state.drop_snapshot()
+            self._context.requests.back_off(state.leader_id)
+
+    def _take_part(self, state: FollowerState, answer: Any, position: int) -> None:
+        snapshot, snapshot_id = state.snapshot, state.snapshot_id
+        assert snapshot is not None
+        assert snapshot_id is not None
+        if offset_and_epoch_in(answer.snapshot_id) != snapshot_id or answer.position != position:
+            raise InvalidRequest(f"not what was asked for of the snapshot {snapshot_id}")
+        data = memoryview(answer.unaligned_records)
+        if not data or position + len(data) > answer.size:
+            raise InvalidRequest(f"{len(data)} bytes at {position} of a snapshot of {answer.size}")
+        snapshot.append(position, data)
+        if snapshot.size_bytes == answer.size:
+            snapshot.freeze()
+            state.snapshot = state.snapshot_id = None
+            self._install(snapshot_id)
+
+    def _install(self, snapshot_id: OffsetAndEpoch) -> None:
+        context = self._context
+        if context.log.truncate_to_latest_snapshot():
+            context.control.load_snapshot(snapshot_id)
+            context.control.update()
+            LOGGER.info("node %d: the log begins at the snapshot %s", context.key.node_id, snapshot_id)
+            self._on_commit()

@@ -1,0 +1,482 @@
+"""KafkaRaftClient: one member of the metadata quorum, a voter or an observer (KIP-595, 853, 996).
+
+Everything is a step in one Loop: what comes in is posted there, and after each task the client looks at what
+its state wants to do next (`poll`) and sets an alarm for the rest. No step waits but for the disk. What must
+hold after a crash is on disk before it is answered: the election before a vote is granted, records before
+they are counted. An error that nobody foresaw, a failing disk, or an order to cut what is committed ends the
+client: `on_fatal` is told, and nothing is answered any more.
+
+Thread rule: `handle_inbound`, `schedule_append`, `resign`, `shutdown`, `connection_lost` and the properties
+may be called from any thread; everything else happens in the loop. Listeners are called there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
+from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest
+from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
+from kio.schema.fetch.v17.request import FetchRequest
+from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
+from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
+from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
+from kio.schema.vote.v2.request import VoteRequest
+
+from kreplica.common.errors import (
+    BrokerNotAvailable,
+    InconsistentClusterId,
+    KreplicaError,
+    NotLeader,
+    UnexpectedEpoch,
+    UnsupportedVersion,
+)
+from kreplica.common.future import Future, failed, resolved
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Cancellable, Clock, Loop, Random, Transport
+from kreplica.common.types import Uuid
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.records import MetadataRecord
+from kreplica.metadata.serde import ApiMessageAndVersion
+from kreplica.raft.batch_accumulator import BatchAccumulator
+from kreplica.raft.candidate_state import CandidateState
+from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
+from kreplica.raft.elections import Elections
+from kreplica.raft.epoch_state import NEVER_MS, EpochState
+from kreplica.raft.fetch_requests import FetchRequests
+from kreplica.raft.follower_state import FollowerState
+from kreplica.raft.following import Following
+from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.leadership import Leadership
+from kreplica.raft.listener_context import ListenerContext
+from kreplica.raft.prospective_state import ProspectiveState
+from kreplica.raft.quorum_description import describe_quorum
+from kreplica.raft.quorum_state import QuorumState
+from kreplica.raft.raft_client import LeaderAndEpoch, RaftListener
+from kreplica.raft.raft_config import RaftConfig
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.raft_messages import only_partition, or_no_node, top_level_error
+from kreplica.raft.replicated_log import QuorumStateStore, ReplicatedLog, SnapshotWriter
+from kreplica.raft.request_manager import RequestManager
+from kreplica.raft.resigned_state import ResignedState
+from kreplica.raft.threshold_purgatory import ThresholdPurgatory
+from kreplica.raft.unattached_state import UnattachedState
+from kreplica.raft.voter_changes import VoterChanges
+from kreplica.raft.voter_set import ReplicaKey, VoterSet
+
+LOGGER = logging.getLogger(__name__)
+# A step that leads to the next one at once goes on so often, before others have their turn.
+MOST_TURNS = 16
+
+
+class KafkaRaftClient:
+    """See the module. `voters`: those of the configuration, for a log that names none.
+
+    `on_fatal(error)` is called once, in the loop, when the client cannot go on.
+    """
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        *,
+        node_id: int,
+        directory_id: Uuid,
+        cluster_id: str,
+        voters: VoterSet | None,
+        log: ReplicatedLog,
+        state_store: QuorumStateStore,
+        clock: Clock,
+        random: Random,
+        transport: Transport,
+        loop: Loop,
+        metrics: MetricRegistry,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.node_id = node_id
+        self.config = config
+        self._clock = clock
+        self._loop = loop
+        self._on_fatal = on_fatal
+        self._log = log
+        self._control = KRaftControlRecordStateMachine(log, voters)
+        key = ReplicaKey(node_id, directory_id)
+        self._quorum = QuorumState(
+            key,
+            cluster_id,
+            state_store,
+            config,
+            voters=lambda: self._control.voters,
+            kraft_version=lambda: self._control.kraft_version,
+            may_be_elected=lambda: self._control.may_be_elected(key),
+            clock=clock,
+            random=random,
+            on_change=self._changed,
+        )
+        self._context = RaftContext(
+            config=config,
+            key=key,
+            cluster_id=cluster_id,
+            log=log,
+            control=self._control,
+            quorum=self._quorum,
+            requests=RequestManager(transport, config, clock, random, self._post),
+            clock=clock,
+            random=random,
+            metrics=KafkaRaftMetrics(metrics, self._gauges()),
+            fetches=ThresholdPurgatory("a fetch", clock),
+            appends=ThresholdPurgatory("an append", clock),
+        )
+        self._leadership = Leadership(self._context, self._update_listeners)
+        self._following = Following(self._context, self._update_listeners)
+        self._elections = Elections(self._context, self._leadership.begin, self._following.find_leader)
+        self._fetch_requests = FetchRequests(self._context, self._leadership.update_high_watermark)
+        self._voter_changes = VoterChanges(self._context)
+        self._handlers: dict[type[Any], Callable[[Any, Any], Any]] = {
+            VoteRequest: self._elections.handle_vote,
+            BeginQuorumEpochRequest: self._elections.handle_begin,
+            EndQuorumEpochRequest: self._elections.handle_end,
+            FetchRequest: self._fetch_requests.handle_fetch,
+            FetchSnapshotRequest: self._fetch_requests.handle_fetch_snapshot,
+        }
+        self._listeners: list[ListenerContext] = []
+        self._shutdown: Future[None] | None = None
+        self._alarm: Cancellable | None = None
+        self._due_ms = NEVER_MS
+        self._clean_ms = 0
+        # The accumulator of the epoch that this node leads: read by any thread, changed in the loop.
+        self._accumulator: BatchAccumulator | None = None
+        self._is_initialized = False
+        self._closed = False
+
+    # ---- what holds: any thread ---------------------------------------------------------------------------
+
+    @property
+    def leader_and_epoch(self) -> LeaderAndEpoch:
+        """Who leads which epoch, as far as this node knows."""
+        state = self._quorum.state
+        return LeaderAndEpoch(state.leader_id, state.epoch)
+
+    @property
+    def high_watermark(self) -> int | None:
+        """All below is committed; None where a leader does not know yet, or nothing is known to be."""
+        state = self._quorum.state
+        if isinstance(state, LeaderState):
+            return state.high_watermark
+        return self._log.high_watermark or None
+
+    @property
+    def voters(self) -> VoterSet:
+        """Who votes by what this node's log says."""
+        return self._control.voters
+
+    @property
+    def quorum(self) -> QuorumState:
+        """This member's state, for those who look on."""
+        return self._quorum
+
+    @property
+    def log(self) -> ReplicatedLog:
+        """The log; only this client writes to it."""
+        return self._log
+
+    def _gauges(self) -> dict[str, Callable[[], float]]:
+        def leading(count: Callable[[LeaderState], float]) -> Callable[[], float]:
+            def gauge() -> float:
+                state = self._quorum.state
+                return count(state) if isinstance(state, LeaderState) else -1
+
+            return gauge
+
+        def current_vote() -> float:
+            voted = self._quorum.state.voted_key
+            return -1 if voted is None else voted.node_id
+
+        return {
+            "current-leader": lambda: or_no_node(self._quorum.leader_id),
+            "current-vote": current_vote,
+            "current-epoch": lambda: self._quorum.epoch,
+            "high-watermark": lambda: self.high_watermark or -1,
+            "log-end-offset": lambda: self._log.end_offset,
+            "log-end-epoch": lambda: self._log.last_fetched_epoch,
+            "number-unknown-voter-connections": lambda: len(
+                self._context.requests.unreachable(self._quorum.others())
+            ),
+            "number-of-voters": lambda: len(self._control.voters),
+            "number-of-observers": leading(lambda state: len(state.observers)),
+            "uncommitted-voter-change": leading(
+                lambda state: self._control.voters_offset >= (state.high_watermark or 0)
+            ),
+        }
+
+    # ---- the owner ----------------------------------------------------------------------------------------
+
+    def register(self, listener: RaftListener, *, next_offset: int = 0) -> None:
+        """Let `listener` follow the committed log from `next_offset` on: all below it has by itself.
+
+        Where the log does not go back so far, and for 0 where there is a snapshot, it gets that first.
+        """
+        self._post(partial(self._listeners.append, ListenerContext(listener, next_offset)))
+
+    def initialize(self) -> None:
+        """Take up what is on disk, then take part.
+
+        Raises InvalidFile and UnsupportedVersion for a quorum-state that cannot be read,
+        InconsistentClusterId and InconsistentVoterSet for one of another quorum, InvalidConfig where no
+        voters are known, and what the log raises. Nothing is changed on disk then.
+        """
+        self._control.initialize()
+        if self._log.flushed_offset < self._log.end_offset:
+            # What a former life wrote may lie in the page cache only, and a fetch says that it is on disk.
+            self._log.flush()
+        self._quorum.initialize(self._log.last_fetched_epoch)
+        self._clean_ms = self._context.now_ms() + self.config.metadata_log_cleanup_interval_ms
+        self._is_initialized = True
+        self._post(_nothing)
+
+    def schedule_append(self, epoch: int, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> int:
+        """Append the records, all or none of them, if this node leads `epoch`; the offset of the last one.
+
+        They are committed once a listener gets them, and lost if it is told of another leader before. Raises
+        NotLeader, UnexpectedEpoch, and as BatchAccumulator.append.
+        """
+        accumulator = self._accumulator
+        if accumulator is None:
+            if epoch > self._quorum.epoch:
+                raise UnexpectedEpoch(f"epoch {epoch} has not begun; this node is in {self._quorum.epoch}")
+            raise NotLeader(f"node {self.node_id} does not lead epoch {epoch}")
+        offset = accumulator.append(epoch, records)
+        self._post(_nothing)
+        return offset
+
+    def create_snapshot(self, snapshot_id: OffsetAndEpoch) -> SnapshotWriter:
+        """Begin a snapshot of all below `snapshot_id.offset`, in the loop. Raises IllegalSnapshotId."""
+        return self._log.create_new_snapshot(
+            snapshot_id,
+            voters=self._control.voters_at(snapshot_id.offset),
+            kraft_version=self._control.kraft_version_at(snapshot_id.offset),
+        )
+
+    def resign(self, epoch: int) -> None:
+        """Lead `epoch` no longer, if this node does."""
+        self._post(partial(self._ask_to_resign, epoch))
+
+    def _ask_to_resign(self, epoch: int) -> None:
+        state = self._quorum.state
+        if isinstance(state, LeaderState) and state.epoch == epoch:
+            state.is_asked_to_resign = True
+
+    def connection_lost(self, node_id: int) -> None:
+        """The connection to a node was closed: a hint that it is gone, which fetch and pre-vote test."""
+        self._post(partial(self._expect_less, node_id))
+
+    def _expect_less(self, node_id: int) -> None:
+        state = self._quorum.state
+        if isinstance(state, FollowerState) and state.leader_id == node_id:
+            # Time for one more fetch, and not all at once: they would only take one another's votes.
+            wait_ms = self._context.random.randrange(self.config.quorum_election_timeout_ms // 2 + 1)
+            state.is_in_doubt = True
+            state.expire_by(self._context.now_ms() + self.config.quorum_retry_backoff_ms + wait_ms)
+
+    def shutdown(self, timeout_ms: int) -> Future[None]:
+        """Leave in order: a leader hands over and waits up to `timeout_ms` until another one leads.
+
+        The future is done when the client is closed.
+        """
+        done: Future[None] = Future()
+        self._loop.post(partial(self._guarded, partial(self._begin_shutdown, timeout_ms, done)))
+        return done
+
+    def _begin_shutdown(self, timeout_ms: int, done: Future[None]) -> None:
+        if self._closed:
+            done.set_result(None)
+        elif self._shutdown is None:
+            self._shutdown = done
+            self._context.shutdown_until_ms = self._context.now_ms() + timeout_ms
+            for listener in self._listeners:
+                listener.listener.begin_shutdown()
+        else:
+            self._shutdown.add_done_callback(lambda _: done.set_result(None))
+
+    def close(self) -> None:
+        """Do and answer nothing any more, at once. The log and the store stay the owner's."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._accumulator is not None:
+            self._accumulator.close()
+            self._accumulator = None
+        self._give_up_waits(BrokerNotAvailable(f"node {self.node_id} is closed"))
+        if self._shutdown is not None and not self._shutdown.done():
+            self._shutdown.set_result(None)
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def handle_inbound(self, request: Any) -> Future[Any]:
+        """The answer to a request of the quorum; the future fails with UnsupportedVersion for another."""
+        answer: Future[Any] = Future()
+        self._loop.post(partial(self._guarded, partial(self._take_request, request, answer)))
+        return answer
+
+    def _take_request(self, request: Any, answer: Future[Any]) -> None:
+        if self._closed or not self._is_initialized:
+            answer.set_exception(BrokerNotAvailable(f"node {self.node_id} takes part no longer, or not yet"))
+            return
+        self._answer(request).add_done_callback(partial(_pass_on, answer))
+
+    def _answer(self, request: Any) -> Future[Any]:
+        kind = type(request)
+        if kind is DescribeQuorumRequest:
+            return resolved(describe_quorum(self._context, request))
+        if kind is AddRaftVoterRequest:
+            return self._voter_changes.handle_add(request)
+        if kind is RemoveRaftVoterRequest:
+            return self._voter_changes.handle_remove(request)
+        if kind is UpdateRaftVoterRequest:
+            return self._voter_changes.handle_update(request)
+        handler = self._handlers.get(kind)
+        if handler is None:
+            return failed(UnsupportedVersion(f"no handler for {kind.__name__}"))
+        try:
+            if request.cluster_id is not None and request.cluster_id != self._context.cluster_id:
+                raise InconsistentClusterId(f"this is {self._context.cluster_id}, not {request.cluster_id}")
+            partition = only_partition(request)
+        except KreplicaError as error:
+            return resolved(top_level_error(request, error.code))
+        made = handler(request, partition)
+        return made if isinstance(made, Future) else resolved(made)
+
+    # ---- the loop -----------------------------------------------------------------------------------------
+
+    def _post(self, task: Callable[[], None]) -> None:
+        """Run a task in the loop, and a step after it."""
+        self._loop.post(partial(self._guarded, task))
+
+    def _guarded(self, task: Callable[[], None]) -> None:
+        try:
+            self._note_stall()
+            task()
+            self._step()
+        except Exception as error:
+            LOGGER.exception("node %d: the quorum's client cannot go on", self.node_id)
+            self.close()
+            self._on_fatal(error)
+
+    def _note_stall(self) -> None:
+        """Where this step comes late, the node stood still: for so long nobody could reach it, and it blames
+        nobody for that."""
+        late_ms = self._context.now_ms() - self._due_ms
+        if late_ms > self.config.quorum_fetch_timeout_ms // 8:
+            self._quorum.state.postpone(late_ms)
+            self._due_ms = NEVER_MS
+
+    def _step(self) -> None:
+        if self._closed or not self._is_initialized:
+            return
+        wait_ms = self.poll()
+        if self._closed:
+            return
+        due_ms = self._context.now_ms() + wait_ms
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._due_ms = due_ms
+        if wait_ms < NEVER_MS:
+            self._alarm = self._loop.post_later(partial(self._guarded, _nothing), wait_ms)
+
+    def poll(self) -> int:
+        """Do what is due; in how many ms the next is wanted. For the loop; the client calls it by itself."""
+        began_ns = self._clock.monotonic_ns()
+        for _ in range(MOST_TURNS):
+            wait_ms = self._poll_state(self._quorum.state, self._context.now_ms())
+            if wait_ms > 0:
+                break
+        self._update_listeners()
+        now_ms = self._context.now_ms()
+        for wait in (
+            self._voter_changes.poll(now_ms),
+            self._context.fetches.expire(),
+            self._context.appends.expire(),
+            self._clean(now_ms),
+            self._end_shutdown(now_ms),
+        ):
+            wait_ms = wait_ms if wait is None else min(wait_ms, wait)
+        self._context.metrics.poll_busy.update((self._clock.monotonic_ns() - began_ns) / 1e6)
+        return max(wait_ms, 0)
+
+    def _poll_state(self, state: EpochState, now_ms: int) -> int:
+        if isinstance(state, LeaderState):
+            return self._leadership.poll_leader(state, now_ms)
+        if isinstance(state, FollowerState):
+            return self._following.poll_follower(state, now_ms)
+        if isinstance(state, CandidateState):
+            return self._elections.poll_candidate(state, now_ms)
+        if isinstance(state, ProspectiveState):
+            return self._elections.poll_prospective(state, now_ms)
+        if isinstance(state, ResignedState):
+            return self._elections.poll_resigned(state, now_ms)
+        assert isinstance(state, UnattachedState)
+        return self._elections.poll_unattached(state, now_ms)
+
+    def _clean(self, now_ms: int) -> int:
+        if now_ms >= self._clean_ms:
+            self._log.clean(self._clock.time_ms())
+            self._clean_ms = now_ms + self.config.metadata_log_cleanup_interval_ms
+        return self._clean_ms - now_ms
+
+    def _end_shutdown(self, now_ms: int) -> int:
+        until_ms = self._context.shutdown_until_ms
+        if until_ms is None:
+            return NEVER_MS
+        state = self._quorum.state
+        is_led = isinstance(state, FollowerState) and not state.leader_has_left
+        if is_led or now_ms >= until_ms or not self._quorum.others():
+            self.close()
+            return NEVER_MS
+        return until_ms - now_ms
+
+    # ---- what follows from a change -----------------------------------------------------------------------
+
+    def _changed(self, former: EpochState, state: EpochState) -> None:
+        if isinstance(former, FollowerState):
+            former.drop_snapshot()
+        if isinstance(former, LeaderState):
+            former.accumulator.close()
+            self._accumulator = None
+            self._context.metrics.forget_appends()
+            self._give_up_waits(NotLeader(f"node {self.node_id} leads epoch {former.epoch} no longer"))
+        if isinstance(state, LeaderState):
+            self._accumulator = state.accumulator
+        if state.leader_id is None:
+            self._context.metrics.note_election_began(self._context.now_ms())
+        else:
+            self._context.metrics.note_leader(self._context.now_ms())
+
+    def _give_up_waits(self, error: KreplicaError) -> None:
+        self._voter_changes.leadership_lost(error)
+        self._context.fetches.complete_all(self._log.end_offset)
+        self._context.appends.complete_all_exceptionally(error)
+
+    def _update_listeners(self) -> None:
+        state = self._quorum.state
+        leads_from = state.epoch_start_offset if isinstance(state, LeaderState) else None
+        for listener in self._listeners:
+            listener.update(self._log, self.leader_and_epoch, leads_from)
+
+
+def _nothing() -> None:
+    """The step after it is all that is wanted."""
+
+
+def _pass_on(answer: Future[Any], made: Future[Any]) -> None:
+    error = made.exception()
+    if error is None:
+        answer.set_result(made.result())
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,193 @@
+"""Leadership: what the leader of an epoch does: append, count what is on disk where, tell who leads, resign.
+
+A batch goes to waiting followers before the leader's own disk is flushed, so both happen at once; the leader
+counts itself only afterwards. Nothing is counted that a power cut could take. Thread rule: the client's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kreplica.common.errors import OffsetsOutOfOrder
+from kreplica.metadata.control_records import (
+    ControlMessage,
+    KRaftVersionRecord,
+    LeaderChangeMessage,
+    QuorumVoter,
+)
+from kreplica.raft.batch_accumulator import BatchAccumulator, CompletedBatch
+from kreplica.raft.epoch_state import NEVER_MS
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.raft_messages import make_begin_request, only_partition, standing_in
+from kreplica.raft.voter_set_history import BEFORE_THE_LOG
+
+
+class Leadership:
+    """`on_commit()` is called when the high watermark has moved."""
+
+    def __init__(self, context: RaftContext, on_commit: Callable[[], None]) -> None:
+        self._context = context
+        self._quorum = context.quorum
+        self._on_commit = on_commit
+
+    # ---- the beginning ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Lead the epoch that this candidate was elected in; its first records say so."""
+        context, log = self._context, self._context.log
+        start, epoch = log.end_offset, self._quorum.epoch
+        accumulator = BatchAccumulator(
+            epoch,
+            start,
+            clock=context.clock,
+            linger_ms=context.config.quorum_append_linger_ms,
+            max_batch_size_bytes=context.config.quorum_max_batch_size_bytes,
+        )
+        # On disk first: whoever is told that this node leads must find it so after a crash.
+        state = self._quorum.transition_to_leader(start, accumulator)
+        log.begin_epoch(epoch)
+        accumulator.append_control_messages(self._first_messages(state))
+
+    def _first_messages(self, state: LeaderState) -> list[ControlMessage]:
+        control = self._context.control
+        version = 1 if control.kraft_version > 0 else 0
+        voters = control.voters
+
+        def named(node_id: int) -> QuorumVoter:
+            if version == 0:
+                return QuorumVoter(voter_id=node_id)
+            key = self._context.voter_key(node_id)
+            return QuorumVoter(voter_id=node_id, voter_directory_id=key.directory_id)
+
+        messages: list[ControlMessage] = [
+            LeaderChangeMessage(
+                version=version,
+                leader_id=state.leader_id,
+                voters=tuple(named(node_id) for node_id in sorted(state.voters)),
+                granting_voters=tuple(named(node_id) for node_id in sorted(state.granting_voters)),
+            )
+        ]
+        if version and control.voters_offset == BEFORE_THE_LOG:
+            # The voters that the cluster was formatted with enter the log (KIP-853).
+            messages += [KRaftVersionRecord(k_raft_version=1), voters.to_voters_record()]
+        return messages
+
+    # ---- the step -----------------------------------------------------------------------------------------
+
+    def poll_leader(self, state: LeaderState, now_ms: int) -> int:
+        """Do what is due; in how many ms to come again."""
+        if (
+            state.is_asked_to_resign
+            or self._context.shutdown_until_ms is not None
+            or state.has_timed_out(now_ms)
+            or self._is_removed(state)
+        ):
+            self._quorum.transition_to_resigned(state.successors())
+            return 0
+        state.forget_observers(now_ms)
+        append_ms = self._append(state)
+        begin_ms = self._tell_who_leads(state, now_ms)
+        return min(append_ms, begin_ms, state.remaining_ms(now_ms))
+
+    def _is_removed(self, state: LeaderState) -> bool:
+        # It leads until the voters without it are committed, and does not count itself meanwhile.
+        offset = self._context.control.voters_offset
+        return not state.is_voter and state.high_watermark is not None and offset < state.high_watermark
+
+    # ---- appends ------------------------------------------------------------------------------------------
+
+    def _append(self, state: LeaderState) -> int:
+        log = self._context.log
+        is_in_flight = log.end_offset > (state.high_watermark or 0)
+        wait_ms = state.accumulator.time_until_drain_ms(in_flight=is_in_flight)
+        if wait_ms is None:
+            return NEVER_MS
+        if wait_ms > 0:
+            return wait_ms
+        batches = state.accumulator.drain()
+        for batch in batches:
+            self._append_batch(batch)
+        self._update_voters(state)
+        self._context.fetches.maybe_complete(log.end_offset)
+        log.flush()
+        self.update_high_watermark(state)
+        return 0
+
+    def _append_batch(self, batch: CompletedBatch) -> None:
+        context = self._context
+        info = context.log.append_as_leader(batch.data, batch.epoch)
+        if info.base_offset != batch.base_offset:
+            # Offsets that were given out are promised; the log has been written to by somebody else.
+            raise OffsetsOutOfOrder(
+                f"a batch of offset {batch.base_offset} was appended at {info.base_offset}"
+            )
+        count = batch.last_offset - batch.base_offset + 1
+        context.metrics.note_append(batch.last_offset + 1, count, context.now_ms())
+
+    def _update_voters(self, state: LeaderState) -> None:
+        control = self._context.control
+        before = control.voters_offset
+        control.update()
+        if control.voters_offset != before and control.voters is not None:
+            state.update_voters(control.voters)
+            state.check_again_from(self._context.now_ms())
+
+    def update_high_watermark(self, state: LeaderState) -> None:
+        """Move the high watermark to what a majority has on disk."""
+        context = self._context
+        if not state.update_high_watermark(context.log.flushed_offset):
+            return
+        offset = state.high_watermark or 0
+        context.log.update_high_watermark(offset)
+        context.metrics.note_commit(offset, context.now_ms())
+        context.appends.maybe_complete(offset)
+        # Followers that wait for records are told the mark without any.
+        context.fetches.complete_all(offset)
+        self._on_commit()
+
+    # ---- who leads ----------------------------------------------------------------------------------------
+
+    def _tell_who_leads(self, state: LeaderState, now_ms: int) -> int:
+        """BeginQuorumEpoch to voters that do not fetch."""
+        wait_ms = NEVER_MS
+        for node_id in self._quorum.others():
+            voter = state.voters.get(node_id)
+            if voter is None:
+                continue
+            if now_ms >= voter.begin_due_ms:
+                self._context.requests.maybe_send(
+                    node_id,
+                    partial(self._begin_request, state, node_id),
+                    partial(self._begin_answered, state, node_id),
+                )
+                backoff_ms = self._context.requests.back_off_ms([node_id])
+                if backoff_ms < NEVER_MS:
+                    voter.begin_due_ms = now_ms + backoff_ms
+                else:
+                    voter.begin_due_ms = now_ms + self._context.config.begin_quorum_epoch_timeout_ms
+            wait_ms = min(wait_ms, voter.begin_due_ms - now_ms)
+        return wait_ms
+
+    def _begin_request(self, state: LeaderState, node_id: int) -> Any:
+        context = self._context
+        voter = context.voter_key(node_id)
+        return make_begin_request(context.cluster_id, voter, state.leader_id, state.epoch)
+
+    def _begin_answered(self, state: LeaderState, node_id: int, response: Any) -> None:
+        is_known = False
+        if response is not None and not response.error_code:
+            standing = standing_in(only_partition(response))
+            self._context.take_standing(node_id, standing)
+            is_known = not standing.error_code
+        voter = state.voters.get(node_id)
+        if voter is None:
+            return
+        if is_known:
+            voter.has_acknowledged = True
+        elif not voter.has_acknowledged:
+            # Again as soon as it may be.
+            self._context.requests.back_off(node_id)
+            voter.begin_due_ms = 0

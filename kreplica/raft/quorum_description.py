@@ -1,0 +1,100 @@
+"""DescribeQuorum (55): what the leader knows of its voters and observers. Owns no state."""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.describe_quorum.v2.response import (
+    DescribeQuorumResponse,
+    Listener,
+    Node,
+    PartitionData,
+    ReplicaState,
+    TopicData,
+)
+from kio.schema.errors import ErrorCode
+
+from kreplica.common.errors import KreplicaError, NotLeaderOrFollower
+from kreplica.common.wire import uuid_of
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.raft_messages import METADATA_PARTITION, METADATA_TOPIC, only_partition, or_no_node
+from kreplica.raft.replica_progress import ReplicaProgress
+
+
+def describe_quorum(context: RaftContext, request: Any) -> DescribeQuorumResponse:
+    """The answer to a DescribeQuorum."""
+    try:
+        only_partition(request)
+    except KreplicaError as error:
+        return DescribeQuorumResponse(
+            error_code=ErrorCode(error.code), error_message=str(error), topics=(), nodes=()
+        )
+    state = context.quorum.state
+    if not isinstance(state, LeaderState):
+        return _response(context, NotLeaderOrFollower(f"node {context.key.node_id} does not lead"))
+    return _response(
+        context,
+        None,
+        high_watermark=-1 if state.high_watermark is None else state.high_watermark,
+        current_voters=tuple(
+            _own(context, voter) if node_id == context.key.node_id else _replica(voter)
+            for node_id, voter in sorted(state.voters.items())
+        ),
+        observers=tuple(_replica(observer) for _, observer in sorted(state.observers.items())),
+    )
+
+
+def _response(
+    context: RaftContext,
+    error: KreplicaError | None,
+    *,
+    high_watermark: int = -1,
+    current_voters: tuple[ReplicaState, ...] = (),
+    observers: tuple[ReplicaState, ...] = (),
+) -> DescribeQuorumResponse:
+    partition = PartitionData(
+        partition_index=METADATA_PARTITION,
+        error_code=ErrorCode(0 if error is None else error.code),
+        error_message=None if error is None else str(error),
+        leader_id=or_no_node(context.quorum.leader_id),
+        leader_epoch=context.quorum.epoch,
+        high_watermark=high_watermark,
+        current_voters=current_voters,
+        observers=observers,
+    )
+    voters = context.control.voters
+    nodes = tuple(
+        Node(
+            node_id=voter.voter_key.node_id,
+            listeners=tuple(
+                Listener(name=each.name, host=each.host, port=each.port) for each in voter.endpoints
+            ),
+        )
+        for voter in voters
+    )
+    topic = TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return DescribeQuorumResponse(error_code=ErrorCode(0), error_message=None, topics=(topic,), nodes=nodes)
+
+
+def _own(context: RaftContext, voter: ReplicaProgress) -> ReplicaState:
+    now_ms = context.clock.time_ms()
+    return ReplicaState(
+        replica_id=voter.key.node_id,
+        replica_directory_id=uuid_of(context.key.directory_id),
+        log_end_offset=context.log.end_offset,
+        last_fetch_timestamp=now_ms,
+        last_caught_up_timestamp=now_ms,
+    )
+
+
+def _replica(progress: ReplicaProgress) -> ReplicaState:
+    return ReplicaState(
+        replica_id=progress.key.node_id,
+        replica_directory_id=uuid_of(progress.key.directory_id),
+        log_end_offset=progress.end_offset,
+        last_fetch_timestamp=progress.fetch_date_ms,
+        last_caught_up_timestamp=progress.caught_up_date_ms,
+    )

@@ -1,0 +1,119 @@
+"""RaftContext: what the parts of one KafkaRaftClient share, and the transitions that any answer may bring.
+
+Thread rule: the client's loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kreplica.common.errors import InconsistentVoterSet, InvalidRequest, InvalidVoterKey, KreplicaError
+from kreplica.common.ports import Clock, Random
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
+from kreplica.raft.epoch_state import same_replica
+from kreplica.raft.follower_state import FollowerState
+from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.prospective_state import ProspectiveState
+from kreplica.raft.quorum_state import QuorumState
+from kreplica.raft.raft_config import RaftConfig
+from kreplica.raft.raft_messages import Standing
+from kreplica.raft.replicated_log import ReplicatedLog
+from kreplica.raft.request_manager import RequestManager
+from kreplica.raft.resigned_state import ResignedState
+from kreplica.raft.threshold_purgatory import ThresholdPurgatory
+from kreplica.raft.voter_set import ReplicaKey
+
+
+@dataclass(slots=True, kw_only=True)
+class RaftContext:
+    """`fetches`: fetches that wait for the log's end or the mark. `appends`: what waits for the mark.
+
+    `shutdown_until_ms`: when a graceful shutdown gives up; None while there is none.
+    """
+
+    config: RaftConfig
+    key: ReplicaKey
+    cluster_id: str
+    log: ReplicatedLog
+    control: KRaftControlRecordStateMachine
+    quorum: QuorumState
+    requests: RequestManager
+    clock: Clock
+    random: Random
+    metrics: KafkaRaftMetrics
+    fetches: ThresholdPurgatory
+    appends: ThresholdPurgatory
+    shutdown_until_ms: int | None = None
+
+    def now_ms(self) -> int:
+        """The time that deadlines are told in."""
+        return self.clock.monotonic_ns() // 1_000_000
+
+    def standing(self, error: KreplicaError | None = None) -> Standing:
+        """What an answer says: the error, if there is one, and who leads which epoch."""
+        code = 0 if error is None else error.code
+        return Standing(code, self.quorum.leader_id, self.quorum.epoch)
+
+    def log_end(self) -> OffsetAndEpoch:
+        """Where the log ends, and the epoch of its last record."""
+        return OffsetAndEpoch(self.log.end_offset, self.log.last_fetched_epoch)
+
+    def is_up_to_date(self, other: OffsetAndEpoch) -> bool:
+        """Whether a log that ends so has all that this one may know to be committed."""
+        own = self.log_end()
+        return (other.epoch, other.offset) >= (own.epoch, own.offset)
+
+    def voter_key(self, node_id: int) -> ReplicaKey:
+        """The voter's key; one without a directory where it is no voter."""
+        voters = self.control.voters
+        node = voters.voters.get(node_id)
+        return ReplicaKey(node_id) if node is None else node.voter_key
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def require_own_key(self, asked: ReplicaKey) -> None:
+        """Raises InvalidVoterKey where a request is for another node, or for another disk of this one."""
+        if asked.node_id >= 0 and not same_replica(asked, self.key):
+            raise InvalidVoterKey(f"the request is for the voter {asked}, and this is {self.key}")
+
+    def require_voters(self, sender: int) -> None:
+        """Raises InconsistentVoterSet where the voters are configured and not both are among them.
+
+        Where voters come and go the sender may know of a change that this node does not.
+        """
+        if sender < 0 or sender == self.key.node_id:
+            raise InvalidRequest(f"the request is from node {sender}, to node {self.key.node_id}")
+        voters = self.control.voters
+        if self.control.kraft_version > 0:
+            return
+        if sender not in voters.voters or not voters.contains(self.key):
+            raise InconsistentVoterSet(f"node {sender} and this one, {self.key}, are not both in {voters!r}")
+
+    # ---- transitions --------------------------------------------------------------------------------------
+
+    def take_standing(self, sender: int, standing: Standing) -> bool:
+        """Learn from an answer who leads; whether what else it says is of the epoch that holds now."""
+        quorum, state = self.quorum, self.quorum.state
+        if standing.leader_epoch < state.epoch:
+            return False
+        leader_id = standing.leader_id
+        if leader_id == self.key.node_id:
+            # Somebody remembers this node as the leader of an epoch; it knows better itself.
+            leader_id = None
+        if standing.leader_epoch > state.epoch:
+            self.begin_epoch(standing.leader_epoch, leader_id)
+            return False
+        if leader_id is not None and not isinstance(state, (LeaderState, ResignedState, FollowerState)):
+            is_back = isinstance(state, ProspectiveState) and state.leader_id == leader_id == sender
+            if state.leader_id is None or is_back:
+                quorum.transition_to_follower(state.epoch, leader_id)
+        return True
+
+    def begin_epoch(self, epoch: int, leader_id: int | None) -> None:
+        """A later epoch than this node's has been heard of."""
+        if leader_id is None:
+            self.quorum.transition_to_unattached(epoch)
+        else:
+            self.quorum.transition_to_follower(epoch, leader_id)

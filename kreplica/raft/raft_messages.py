@@ -1,0 +1,346 @@
+"""The quorum's messages, made and taken apart: entities of the package kio, in Kafka's newest versions.
+
+All are for the one partition of the metadata log. A request that names another, or several, is an
+InvalidRequest. Owns no state; any thread may call.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from kio.schema.begin_quorum_epoch.v1 import request as begin_request
+from kio.schema.begin_quorum_epoch.v1 import response as begin_response
+from kio.schema.end_quorum_epoch.v1 import request as end_request
+from kio.schema.end_quorum_epoch.v1 import response as end_response
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v17 import request as fetch_request
+from kio.schema.fetch.v17 import response as fetch_response
+from kio.schema.fetch_snapshot.v1 import request as snapshot_request
+from kio.schema.fetch_snapshot.v1 import response as snapshot_response
+from kio.schema.vote.v2 import request as vote_request
+from kio.schema.vote.v2 import response as vote_response
+
+from kreplica.common.errors import InvalidRequest
+from kreplica.common.types import Uuid
+from kreplica.common.wire import maker, topic_id_of, uuid_of
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.voter_set import ReplicaKey
+
+METADATA_TOPIC = "__cluster_metadata"
+METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
+METADATA_PARTITION = 0
+NO_NODE = -1
+NO_THROTTLE = timedelta(0)
+READ_UNCOMMITTED = 0
+
+_fetch_answer = maker(fetch_response.PartitionData)
+_fetch_question = maker(fetch_request.FetchPartition)
+
+
+class Standing(NamedTuple):
+    """What every answer says: an error code, and who leads which epoch as far as its sender knows."""
+
+    error_code: int
+    leader_id: int | None
+    leader_epoch: int
+
+
+def or_none(node_id: int) -> int | None:
+    """The node's id in a message; None where it says that there is none."""
+    return None if node_id < 0 else int(node_id)
+
+
+def or_no_node(node_id: int | None) -> int:
+    """The node's id as a message holds it."""
+    return NO_NODE if node_id is None else node_id
+
+
+def key_of(node_id: int, directory_id: Any) -> ReplicaKey:
+    """The replica that a message names."""
+    return ReplicaKey(int(node_id), topic_id_of(directory_id))
+
+
+def only_partition(message: Any) -> Any:
+    """The part of a request or an answer that is for the metadata log's partition.
+
+    Raises InvalidRequest where it is for another one, or for more.
+    """
+    topics = message.responses if isinstance(message, fetch_response.FetchResponse) else message.topics
+    if len(topics) == 1 and _is_metadata(topics[0]) and len(topics[0].partitions) == 1:
+        partition = topics[0].partitions[0]
+        if _index_of(partition) == METADATA_PARTITION:
+            return partition
+    raise InvalidRequest(f"{type(message).__name__}: not for {METADATA_TOPIC}-{METADATA_PARTITION} alone")
+
+
+def _is_metadata(topic: Any) -> bool:
+    for name in ("topic_name", "name"):
+        if hasattr(topic, name):
+            return bool(getattr(topic, name) == METADATA_TOPIC)
+    return bool(topic.topic_id == METADATA_TOPIC_ID)
+
+
+def _index_of(partition: Any) -> int:
+    for name in ("partition_index", "partition", "index"):
+        if hasattr(partition, name):
+            return int(getattr(partition, name))
+    return NO_NODE
+
+
+# ---- Vote --------------------------------------------------------------------------------------------------
+
+
+def make_vote_request(
+    cluster_id: str,
+    voter: ReplicaKey,
+    candidate: ReplicaKey,
+    epoch: int,
+    log_end: OffsetAndEpoch,
+    *,
+    pre_vote: bool,
+) -> vote_request.VoteRequest:
+    """Ask `voter` for its vote, or (KIP-996) whether it would give it."""
+    partition = vote_request.PartitionData(
+        partition_index=METADATA_PARTITION,
+        replica_epoch=epoch,
+        replica_id=candidate.node_id,
+        replica_directory_id=uuid_of(candidate.directory_id),
+        voter_directory_id=uuid_of(voter.directory_id),
+        last_offset_epoch=log_end.epoch,
+        last_offset=log_end.offset,
+        pre_vote=pre_vote,
+    )
+    topic = vote_request.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return vote_request.VoteRequest(cluster_id=cluster_id, voter_id=voter.node_id, topics=(topic,))
+
+
+def make_vote_response(standing: Standing, *, granted: bool) -> vote_response.VoteResponse:
+    partition = vote_response.PartitionData(
+        partition_index=METADATA_PARTITION,
+        error_code=ErrorCode(standing.error_code),
+        leader_id=or_no_node(standing.leader_id),
+        leader_epoch=standing.leader_epoch,
+        vote_granted=granted,
+    )
+    topic = vote_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return vote_response.VoteResponse(error_code=ErrorCode(0), topics=(topic,))
+
+
+# ---- BeginQuorumEpoch, EndQuorumEpoch ----------------------------------------------------------------------
+
+
+def make_begin_request(
+    cluster_id: str, voter: ReplicaKey, leader_id: int, epoch: int
+) -> begin_request.BeginQuorumEpochRequest:
+    """Tell `voter` who leads the epoch."""
+    partition = begin_request.PartitionData(
+        partition_index=METADATA_PARTITION,
+        voter_directory_id=uuid_of(voter.directory_id),
+        leader_id=leader_id,
+        leader_epoch=epoch,
+    )
+    topic = begin_request.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return begin_request.BeginQuorumEpochRequest(
+        cluster_id=cluster_id, voter_id=voter.node_id, topics=(topic,), leader_endpoints=()
+    )
+
+
+def make_begin_response(standing: Standing) -> begin_response.BeginQuorumEpochResponse:
+    partition = begin_response.PartitionData(
+        partition_index=METADATA_PARTITION,
+        error_code=ErrorCode(standing.error_code),
+        leader_id=or_no_node(standing.leader_id),
+        leader_epoch=standing.leader_epoch,
+    )
+    topic = begin_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return begin_response.BeginQuorumEpochResponse(error_code=ErrorCode(0), topics=(topic,))
+
+
+def make_end_request(
+    cluster_id: str, leader_id: int, epoch: int, successors: Iterable[ReplicaKey]
+) -> end_request.EndQuorumEpochRequest:
+    """Tell that the leader of the epoch leads no longer, and who should, the best first."""
+    partition = end_request.PartitionData(
+        partition_index=METADATA_PARTITION,
+        leader_id=leader_id,
+        leader_epoch=epoch,
+        preferred_candidates=tuple(
+            end_request.ReplicaInfo(
+                candidate_id=key.node_id, candidate_directory_id=uuid_of(key.directory_id)
+            )
+            for key in successors
+        ),
+    )
+    topic = end_request.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return end_request.EndQuorumEpochRequest(cluster_id=cluster_id, topics=(topic,), leader_endpoints=())
+
+
+def make_end_response(standing: Standing) -> end_response.EndQuorumEpochResponse:
+    partition = end_response.PartitionData(
+        partition_index=METADATA_PARTITION,
+        error_code=ErrorCode(standing.error_code),
+        leader_id=or_no_node(standing.leader_id),
+        leader_epoch=standing.leader_epoch,
+    )
+    topic = end_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
+    return end_response.EndQuorumEpochResponse(error_code=ErrorCode(0), topics=(topic,))
+
+
+# ---- Fetch -------------------------------------------------------------------------------------------------
+
+
+class FetchPosition(NamedTuple):
+    """Where a replica's log ends, and in which epoch it believes to be."""
+
+    current_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+
+
+def make_fetch_request(
+    cluster_id: str, replica: ReplicaKey, position: FetchPosition, *, max_wait_ms: int, max_bytes: int
+) -> fetch_request.FetchRequest:
+    """Ask the leader for what comes at the replica's end; all below it is on the replica's disk."""
+    partition = _fetch_question(
+        partition=METADATA_PARTITION,
+        current_leader_epoch=position.current_epoch,
+        fetch_offset=position.fetch_offset,
+        last_fetched_epoch=position.last_fetched_epoch,
+        log_start_offset=position.log_start_offset,
+        partition_max_bytes=max_bytes,
+        replica_directory_id=uuid_of(replica.directory_id),
+    )
+    return fetch_request.FetchRequest(
+        cluster_id=cluster_id,
+        replica_state=fetch_request.ReplicaState(replica_id=replica.node_id),
+        max_wait=timedelta(milliseconds=max_wait_ms),
+        min_bytes=0,
+        max_bytes=max_bytes,
+        isolation_level=READ_UNCOMMITTED,
+        topics=(fetch_request.FetchTopic(topic_id=METADATA_TOPIC_ID, partitions=(partition,)),),
+        forgotten_topics_data=(),
+    )
+
+
+def make_fetch_response(
+    standing: Standing,
+    *,
+    high_watermark: int = -1,
+    log_start_offset: int = -1,
+    diverging: OffsetAndEpoch | None = None,
+    snapshot_id: OffsetAndEpoch | None = None,
+    records: Any = b"",
+) -> fetch_response.FetchResponse:
+    """`high_watermark` is -1 where it is not known in this epoch. `records`: whole batches."""
+    partition = _fetch_answer(
+        partition_index=METADATA_PARTITION,
+        error_code=ErrorCode(standing.error_code),
+        high_watermark=high_watermark,
+        last_stable_offset=high_watermark,
+        log_start_offset=log_start_offset,
+        diverging_epoch=(
+            fetch_response.EpochEndOffset()
+            if diverging is None
+            else fetch_response.EpochEndOffset(epoch=diverging.epoch, end_offset=diverging.offset)
+        ),
+        current_leader=fetch_response.LeaderIdAndEpoch(
+            leader_id=or_no_node(standing.leader_id), leader_epoch=standing.leader_epoch
+        ),
+        snapshot_id=(
+            fetch_response.SnapshotId()
+            if snapshot_id is None
+            else fetch_response.SnapshotId(epoch=snapshot_id.epoch, end_offset=snapshot_id.offset)
+        ),
+        aborted_transactions=None,
+        preferred_read_replica=NO_NODE,
+        records=records,
+    )
+    topic = fetch_response.FetchableTopicResponse(topic_id=METADATA_TOPIC_ID, partitions=(partition,))
+    return fetch_response.FetchResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode(0), responses=(topic,)
+    )
+
+
+def offset_and_epoch_in(part: Any) -> OffsetAndEpoch | None:
+    """A diverging epoch's end or a snapshot's id in an answer; None where it has none."""
+    if part.end_offset < 0 or part.epoch < 0:
+        return None
+    return OffsetAndEpoch(int(part.end_offset), int(part.epoch))
+
+
+# ---- FetchSnapshot -----------------------------------------------------------------------------------------
+
+
+def make_snapshot_request(
+    cluster_id: str,
+    replica: ReplicaKey,
+    epoch: int,
+    snapshot_id: OffsetAndEpoch,
+    position: int,
+    max_bytes: int,
+) -> snapshot_request.FetchSnapshotRequest:
+    """Ask the leader of `epoch` for the bytes of a snapshot from `position` on."""
+    partition = snapshot_request.PartitionSnapshot(
+        partition=METADATA_PARTITION,
+        current_leader_epoch=epoch,
+        snapshot_id=snapshot_request.SnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
+        position=position,
+        replica_directory_id=uuid_of(replica.directory_id),
+    )
+    topic = snapshot_request.TopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
+    return snapshot_request.FetchSnapshotRequest(
+        cluster_id=cluster_id, replica_id=replica.node_id, max_bytes=max_bytes, topics=(topic,)
+    )
+
+
+def make_snapshot_response(
+    standing: Standing,
+    snapshot_id: OffsetAndEpoch,
+    *,
+    size: int = 0,
+    position: int = 0,
+    data: Any = b"",
+) -> snapshot_response.FetchSnapshotResponse:
+    """`size`: of the whole snapshot, in bytes."""
+    partition = snapshot_response.PartitionSnapshot(
+        index=METADATA_PARTITION,
+        error_code=ErrorCode(standing.error_code),
+        snapshot_id=snapshot_response.SnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
+        current_leader=snapshot_response.LeaderIdAndEpoch(
+            leader_id=or_no_node(standing.leader_id), leader_epoch=standing.leader_epoch
+        ),
+        size=size,
+        position=position,
+        unaligned_records=data,
+    )
+    topic = snapshot_response.TopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
+    return snapshot_response.FetchSnapshotResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode(0), topics=(topic,)
+    )
+
+
+def standing_in(answer: Any) -> Standing:
+    """What the partition's part of an answer says of its sender."""
+    leader = getattr(answer, "current_leader", answer)
+    return Standing(int(answer.error_code), or_none(leader.leader_id), int(leader.leader_epoch))
+
+
+def top_level_error(request: Any, code: int) -> Any:
+    """The answer to a request of the quorum that is refused as a whole."""
+    error_code = ErrorCode(code)
+    if isinstance(request, vote_request.VoteRequest):
+        return vote_response.VoteResponse(error_code=error_code, topics=())
+    if isinstance(request, begin_request.BeginQuorumEpochRequest):
+        return begin_response.BeginQuorumEpochResponse(error_code=error_code, topics=())
+    if isinstance(request, end_request.EndQuorumEpochRequest):
+        return end_response.EndQuorumEpochResponse(error_code=error_code, topics=())
+    if isinstance(request, fetch_request.FetchRequest):
+        return fetch_response.FetchResponse(throttle_time=NO_THROTTLE, error_code=error_code, responses=())
+    return snapshot_response.FetchSnapshotResponse(
+        throttle_time=NO_THROTTLE, error_code=error_code, topics=()
+    )

@@ -1,0 +1,126 @@
+"""RequestManager: one request in flight to each peer, and a pause after one that failed.
+
+A peer's ConnectionState is ready, awaits an answer, or backs off. Answers are posted to the loop; one that is
+to a request which was given up meanwhile is dropped. Thread rule: the client's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Random, Transport
+from kreplica.raft.epoch_state import NEVER_MS
+from kreplica.raft.raft_config import RaftConfig
+
+# Takes the answer of the peer; None where there was none.
+TakeResponse = Callable[[Any], None]
+NANOSECONDS_PER_MS = 1_000_000
+
+
+class ConnectionState:
+    """`in_flight`: the number of the request that waits for its answer, 0 for none."""
+
+    __slots__ = ("backoff_until_ms", "in_flight", "node_id")
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.in_flight = 0
+        self.backoff_until_ms = 0
+
+    def is_ready(self, now_ms: int) -> bool:
+        return not self.in_flight and now_ms >= self.backoff_until_ms
+
+    def is_backing_off(self, now_ms: int) -> bool:
+        return now_ms < self.backoff_until_ms
+
+
+class RequestManager:
+    """`post(task)` runs a task in the client's loop, and a step after it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: RaftConfig,
+        clock: Clock,
+        random: Random,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._transport = transport
+        self._config = config
+        self._clock = clock
+        self._random = random
+        self._post = post
+        self._connections: dict[int, ConnectionState] = {}
+        self._numbers = 0
+
+    def connection(self, node_id: int) -> ConnectionState:
+        """The state of the connection to the node, a new one the first time."""
+        return self._connections.setdefault(node_id, ConnectionState(node_id))
+
+    def now_ms(self) -> int:
+        """The time that back-offs are told in."""
+        return self._clock.monotonic_ns() // NANOSECONDS_PER_MS
+
+    def maybe_send(self, node_id: int, build: Callable[[], Any], take: TakeResponse) -> int:
+        """Send what `build` makes if the peer's connection is ready; in how many ms to come again.
+
+        `take(response)` is called in the loop; with None where no answer came, which starts the back-off.
+        """
+        connection, now_ms = self.connection(node_id), self.now_ms()
+        if connection.in_flight:
+            return NEVER_MS
+        if connection.is_backing_off(now_ms):
+            return connection.backoff_until_ms - now_ms
+        self._numbers += 1
+        connection.in_flight = number = self._numbers
+        timeout_ms = self._config.quorum_request_timeout_ms
+        reply = self._transport.send(node_id, build(), timeout_ms=timeout_ms)
+        reply.add_done_callback(lambda done: self._post(partial(self._take, connection, number, done, take)))
+        return NEVER_MS
+
+    def maybe_send_to_all(
+        self, node_ids: Iterable[int], build: Callable[[int], Any], take: Callable[[int, Any], None]
+    ) -> int:
+        """As `maybe_send`, to each of the nodes; the least of what it says."""
+        waits = [
+            self.maybe_send(node_id, partial(build, node_id), partial(take, node_id)) for node_id in node_ids
+        ]
+        return min(waits, default=NEVER_MS)
+
+    def back_off(self, node_id: int) -> None:
+        """The node has refused, or has not answered: send it nothing for a while."""
+        self.connection(node_id).backoff_until_ms = self.now_ms() + self._config.quorum_retry_backoff_ms
+
+    def ready_one_of(self, node_ids: list[int]) -> int | None:
+        """One of the nodes to which a request may go now, by chance; None if there is none."""
+        now_ms = self.now_ms()
+        ready = [node_id for node_id in node_ids if self.connection(node_id).is_ready(now_ms)]
+        return ready[self._random.randrange(len(ready))] if ready else None
+
+    def back_off_ms(self, node_ids: list[int]) -> int:
+        """In how many ms the first back-off among the nodes ends; NEVER_MS if none backs off."""
+        now_ms = self.now_ms()
+        ends = [self.connection(node_id).backoff_until_ms - now_ms for node_id in node_ids]
+        return min((end for end in ends if end > 0), default=NEVER_MS)
+
+    def forget_in_flight(self, node_id: int) -> None:
+        """Do not wait for the node's answer any more: it will not be looked at."""
+        self.connection(node_id).in_flight = 0
+
+    def unreachable(self, node_ids: Iterable[int]) -> list[int]:
+        """Those of the nodes whose last request failed a moment ago."""
+        now_ms = self.now_ms()
+        return [node_id for node_id in node_ids if self.connection(node_id).is_backing_off(now_ms)]
+
+    def _take(self, connection: ConnectionState, number: int, reply: Future[Any], take: TakeResponse) -> None:
+        if connection.in_flight != number:
+            return
+        connection.in_flight = 0
+        if reply.cancelled() or reply.exception() is not None:
+            self.back_off(connection.node_id)
+            take(None)
+        else:
+            take(reply.result())

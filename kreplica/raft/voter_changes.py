@@ -1,0 +1,231 @@
+"""VoterChanges: voters come, go, and move, one change at a time (KIP-853).
+
+A change is a VotersRecord. It holds as soon as it is in the leader's log, and is committed by the new voters.
+The leader begins one only once its high watermark is known in this epoch, so that the change before is
+committed: two that overlap could leave two majorities without a common voter. Thread rule: the client's loop.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from kio.schema.add_raft_voter.v0.response import AddRaftVoterResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.remove_raft_voter.v0.response import RemoveRaftVoterResponse
+from kio.schema.update_raft_voter.v0.response import CurrentLeader, UpdateRaftVoterResponse
+
+from kreplica.common.errors import (
+    DuplicateVoter,
+    FencedLeaderEpoch,
+    InconsistentClusterId,
+    InvalidRequest,
+    KreplicaError,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+    UnknownLeaderEpoch,
+    UnsupportedVersion,
+    VoterNotFound,
+)
+from kreplica.common.future import Future, resolved
+from kreplica.common.types import Uuid
+from kreplica.metadata.control_records import VoterEndpoint
+from kreplica.raft.epoch_state import NEVER_MS
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.raft_messages import key_of, or_no_node
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
+
+NO_THROTTLE = timedelta(0)
+Answer = Callable[[KreplicaError | None], Any]
+
+
+class _Newcomer:
+    """A voter to be, which is awaited until it has all of the log."""
+
+    def __init__(self, node: VoterNode, deadline_ms: int, settle: Callable[[KreplicaError | None], None]):
+        self.node = node
+        self.deadline_ms = deadline_ms
+        self.settle = settle
+
+
+class VoterChanges:
+    """The leader's handling of AddRaftVoter (80), RemoveRaftVoter (81) and UpdateRaftVoter (82)."""
+
+    def __init__(self, context: RaftContext) -> None:
+        self._context = context
+        self._newcomer: _Newcomer | None = None
+        self._is_under_way = False
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def handle_add(self, request: Any) -> Future[Any]:
+        """A new voter. It follows as an observer first, and catches up within the request's timeout."""
+
+        def begin(state: LeaderState, settle: Callable[[KreplicaError | None], None]) -> None:
+            key = key_of(request.voter_id, request.voter_directory_id)
+            if key.node_id < 0 or key.directory_id == Uuid.ZERO:
+                raise InvalidRequest(f"a voter has an id and a directory, not {key}")
+            if key.node_id in state.voters:
+                raise DuplicateVoter(f"node {key.node_id} votes already")
+            node = VoterNode(key, _endpoints(request.listeners), 0, 1)
+            wait_ms = max(int(request.timeout.total_seconds() * 1000), 0)
+            limit_ms = self._context.config.quorum_request_timeout_ms
+            self._newcomer = _Newcomer(node, self._context.now_ms() + min(wait_ms, limit_ms), settle)
+
+        return self._change(request.cluster_id, begin, partial(_plain_answer, AddRaftVoterResponse))
+
+    def handle_remove(self, request: Any) -> Future[Any]:
+        """A voter less. The leader may be it: it leads until that is committed, and does not count itself."""
+
+        def begin(state: LeaderState, settle: Callable[[KreplicaError | None], None]) -> None:
+            key = key_of(request.voter_id, request.voter_directory_id)
+            voters = self._context.control.voters
+            if key not in voters.voter_keys:
+                raise VoterNotFound(f"{key} is none of {voters!r}")
+            left = voters.remove_voter(key)
+            if left is None:
+                raise InvalidRequest(f"{key} is the last voter")
+            self._append(state, left, settle)
+
+        return self._change(request.cluster_id, begin, partial(_plain_answer, RemoveRaftVoterResponse))
+
+    def handle_update(self, request: Any) -> Future[Any]:
+        """A voter has other listeners, or supports other levels of the protocol."""
+
+        def begin(state: LeaderState, settle: Callable[[KreplicaError | None], None]) -> None:
+            epoch = int(request.current_leader_epoch)
+            if epoch < state.epoch:
+                raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {state.epoch}")
+            if epoch > state.epoch:
+                raise UnknownLeaderEpoch(f"epoch {epoch} is not known; this node is in {state.epoch}")
+            voters, feature = self._context.control.voters, request.k_raft_version_feature
+            key = key_of(request.voter_id, request.voter_directory_id)
+            node = VoterNode(
+                key,
+                _endpoints(request.listeners),
+                int(feature.min_supported_version),
+                int(feature.max_supported_version),
+            )
+            if not node.supports(self._context.control.kraft_version):
+                raise InvalidRequest(f"{key} does not support the level of the protocol that holds")
+            changed = voters.update_voter(node)
+            if changed is None:
+                raise VoterNotFound(f"{key} is none of {voters!r}")
+            if changed == voters:
+                settle(None)
+            else:
+                self._append(state, changed, settle)
+
+        return self._change(request.cluster_id, begin, self._update_answer)
+
+    def _change(
+        self,
+        cluster_id: str | None,
+        begin: Callable[[LeaderState, Callable[[KreplicaError | None], None]], None],
+        answer: Answer,
+    ) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def settle(error: KreplicaError | None) -> None:
+            self._is_under_way, self._newcomer = False, None
+            future.set_result(answer(error))
+
+        try:
+            state = self._ready_leader(cluster_id)
+        except KreplicaError as error:
+            return resolved(answer(error))
+        self._is_under_way = True
+        try:
+            begin(state, settle)
+        except KreplicaError as error:
+            settle(error)
+        return future
+
+    def _ready_leader(self, cluster_id: str | None) -> LeaderState:
+        """The leader's state, if a change may begin now; raises what is to be answered if not."""
+        context, state = self._context, self._context.quorum.state
+        if cluster_id is not None and cluster_id != context.cluster_id:
+            raise InconsistentClusterId(f"this is {context.cluster_id}, not {cluster_id}")
+        if not isinstance(state, LeaderState):
+            raise NotLeaderOrFollower(f"node {context.key.node_id} does not lead")
+        if context.control.kraft_version < 1:
+            raise UnsupportedVersion("the voters of this quorum are configured: they do not come and go")
+        mark = state.high_watermark
+        if self._is_under_way or mark is None or context.control.voters_offset >= mark:
+            # Kafka's code for it; see KAFKA-16530 for a change before the mark is known.
+            raise RequestTimedOut(
+                "another change is under way, or this leader does not know yet what is committed"
+            )
+        return state
+
+    # ---- the step -----------------------------------------------------------------------------------------
+
+    def poll(self, now_ms: int) -> int:
+        """Let in who has caught up; in how many ms to come again."""
+        newcomer, state = self._newcomer, self._context.quorum.state
+        if newcomer is None or not isinstance(state, LeaderState):
+            return NEVER_MS
+        if self._has_caught_up(state, newcomer.node.voter_key, now_ms):
+            self._newcomer = None
+            voters = self._context.control.voters.add_voter(newcomer.node)
+            if voters is None:
+                newcomer.settle(DuplicateVoter())
+            else:
+                self._append(state, voters, newcomer.settle)
+            return 0
+        if now_ms >= newcomer.deadline_ms:
+            newcomer.settle(RequestTimedOut(f"{newcomer.node.voter_key} has not caught up with the log"))
+            return NEVER_MS
+        return newcomer.deadline_ms - now_ms
+
+    def _has_caught_up(self, state: LeaderState, key: ReplicaKey, now_ms: int) -> bool:
+        progress = state.observers.get(key)
+        if progress is None or progress.caught_up_ms < 0:
+            return False
+        return now_ms - progress.caught_up_ms <= self._context.config.quorum_fetch_timeout_ms
+
+    def leadership_lost(self, error: KreplicaError) -> None:
+        """This node leads no longer: who awaits a change learns it nowhere else."""
+        newcomer, self._newcomer = self._newcomer, None
+        if newcomer is not None:
+            newcomer.settle(error)
+
+    def _append(
+        self, state: LeaderState, voters: VoterSet, settle: Callable[[KreplicaError | None], None]
+    ) -> None:
+        offset = state.accumulator.append_control_messages([voters.to_voters_record()])
+        wait_ms = self._context.config.quorum_request_timeout_ms
+        committed = self._context.appends.await_threshold(offset, wait_ms)
+        committed.add_done_callback(lambda done: settle(done.exception()))
+
+    # ---- answers ------------------------------------------------------------------------------------------
+
+    def _update_answer(self, error: KreplicaError | None) -> UpdateRaftVoterResponse:
+        quorum = self._context.quorum
+        return UpdateRaftVoterResponse(
+            throttle_time=NO_THROTTLE,
+            error_code=ErrorCode(0 if error is None else error.code),
+            current_leader=CurrentLeader(
+                leader_id=or_no_node(quorum.leader_id), leader_epoch=quorum.epoch, host="", port=0
+            ),
+        )
+
+
+def _plain_answer(kind: Any, error: KreplicaError | None) -> Any:
+    return kind(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode(0 if error is None else error.code),
+        error_message=None if error is None else str(error),
+    )
+
+
+def _endpoints(listeners: Any) -> tuple[VoterEndpoint, ...]:
+    names = [each.name for each in listeners]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("two listeners have one name")
+    return tuple(VoterEndpoint(name=each.name, host=each.host, port=int(each.port)) for each in listeners)
