@@ -1,0 +1,231 @@
+"""Mutants of the quorum: known ways to lose its data or its peace, for the invariants to catch.
+
+As sim.mutants; each of QUORUM_MUTANTS is caught in a random run of the quorum alone, each of
+QUORUM_HISTORY_MUTANTS by the script of the history that it is the bug of. Thread rule: as there.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kreplica.common.errors import InvalidRequest
+from kreplica.common.quorum_state import format_quorum_state
+from kreplica.raft.elections import Elections
+from kreplica.raft.epoch_state import EpochState
+from kreplica.raft.fetch_requests import FetchRequests
+from kreplica.raft.file_based_state_store import FileBasedStateStore
+from kreplica.raft.following import Following
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.prospective_state import ProspectiveState
+from kreplica.raft.quorum_state import QuorumState
+from kreplica.raft.raft_context import RaftContext
+from kreplica.raft.replica_progress import ReplicaProgress
+from kreplica.raft.resigned_state import ResignedState
+from kreplica.raft.unattached_state import UnattachedState
+from kreplica.raft.voter_changes import VoterChanges
+from kreplica.sim.mutants import Mutant, Replacement
+
+QUORUM_MUTANTS: dict[str, Mutant] = {}
+QUORUM_HISTORY_MUTANTS: dict[str, Mutant] = {}
+
+
+def _registers(table: dict[str, Mutant]) -> Callable[[Any, str], Callable[[Any], Any]]:
+    def mutant(owner: Any, name: str) -> Callable[[Any], Any]:
+        def register(make: Callable[[Replacement], Replacement]) -> Any:
+            table[make.__name__] = Mutant(owner, name, make, (make.__doc__ or "").strip())
+            return make
+
+        return register
+
+    return mutant
+
+
+quorum_mutant = _registers(QUORUM_MUTANTS)
+history_mutant = _registers(QUORUM_HISTORY_MUTANTS)
+
+
+# ---- caught in random runs ------------------------------------------------------------------------------
+
+
+@quorum_mutant(QuorumState, "_resigned")
+def come_back_without_memory(_: Replacement) -> Replacement:
+    """A leader that was restarted is Unattached, and votes again in the epoch it led (KAFKA-10661)."""
+
+    def unattached(quorum: Any, epoch: int, __: Any) -> Any:
+        return UnattachedState(epoch, deadline_ms=quorum._election_deadline())
+
+    return unattached
+
+
+@quorum_mutant(ResignedState, "__init__")
+def announce_what_is_over(init: Replacement) -> Replacement:
+    """A leader that was restarted tells that it leads, though it has resigned (KAFKA-17333)."""
+
+    def claim(state: Any, *arguments: Any, **named: Any) -> None:
+        init(state, *arguments, **named)
+        state.leader_id = state.local_id
+
+    return claim
+
+
+@quorum_mutant(LeaderState, "update_high_watermark")
+def count_who_is_removed(update: Replacement) -> Replacement:
+    """A leader that removes itself counts itself for the high watermark (KAFKA-16530)."""
+
+    def count(state: Any, flushed_offset: int) -> Any:
+        if state.is_voter:
+            return update(state, flushed_offset)
+        offsets = sorted([flushed_offset, *(voter.end_offset for voter in state.voters.values())])
+        offset = offsets[(len(offsets) - 1) // 2]
+        if offset <= state.epoch_start_offset or offset <= (state.high_watermark or 0):
+            return False
+        state.high_watermark = offset
+        return True
+
+    return count
+
+
+@quorum_mutant(LeaderState, "update_high_watermark")
+def count_from_before_the_epoch(update: Replacement) -> Replacement:
+    """A leader commits records of earlier epochs by counting who has them (Raft, figure 8)."""
+
+    def count(state: Any, flushed_offset: int) -> Any:
+        start, state.epoch_start_offset = state.epoch_start_offset, -1
+        moved = update(state, flushed_offset)
+        state.epoch_start_offset = start
+        return moved
+
+    return count
+
+
+@quorum_mutant(KafkaMetadataLog, "flushed_offset")
+def count_the_page_cache(_: Replacement) -> Replacement:
+    """What was written counts as being on disk."""
+    return property(lambda log: log.end_offset)  # type: ignore[return-value]
+
+
+@quorum_mutant(KafkaMetadataLog, "flush")
+def flush_nothing(_: Replacement) -> Replacement:
+    """Nobody flushes: a fetch says more than what is on disk."""
+
+    def flush(_: Any) -> None:
+        return None
+
+    return flush
+
+
+@quorum_mutant(FileBasedStateStore, "write")
+def forget_elections(_: Replacement) -> Replacement:
+    """The election is written and not flushed, so a power cut takes the vote back."""
+
+    def write(store: Any, state: Any) -> None:
+        store._storage.write_file(store.path, format_quorum_state(state))
+
+    return write
+
+
+@quorum_mutant(RaftContext, "is_up_to_date")
+def elect_anybody(_: Replacement) -> Replacement:
+    """A vote goes to whoever asks first, whatever his log lacks."""
+
+    def is_up_to_date(_: Any, __: Any) -> bool:
+        return True
+
+    return is_up_to_date
+
+
+@quorum_mutant(Following, "_truncate")
+def keep_what_diverges(_: Replacement) -> Replacement:
+    """A follower whose log parts from its leader's skips what it cannot join on."""
+
+    def keep(following: Any, _: Any) -> None:
+        following._take_mark(following._context.log.end_offset)
+
+    return keep
+
+
+@quorum_mutant(Elections, "_follow")
+def follow_whoever_says_so(_: Replacement) -> Replacement:
+    """A member of an epoch follows everybody who says that he leads, also an earlier one."""
+
+    def follow(elections: Any, epoch: int, leader_id: int) -> None:
+        quorum = elections._quorum
+        quorum._enter(quorum._following(epoch, leader_id, None))
+
+    return follow
+
+
+# ---- caught by scripts ----------------------------------------------------------------------------------
+
+
+@history_mutant(EpochState, "has_timed_out")
+def lead_nobody(has_timed_out: Replacement) -> Replacement:
+    """A leader that is cut off from its voters leads on for ever (KAFKA-15489)."""
+
+    def timed_out(state: Any, now_ms: int) -> Any:
+        return not isinstance(state, LeaderState) and has_timed_out(state, now_ms)
+
+    return timed_out
+
+
+@history_mutant(ReplicaProgress, "note_fetch")
+def refuse_who_was_wiped(note_fetch: Replacement) -> Replacement:
+    """A voter whose disk was wiped is refused, since its offset goes back (KAFKA-12181)."""
+
+    def note(progress: Any, offset: int, *others: int) -> None:
+        if offset < progress.end_offset:
+            raise InvalidRequest(f"a fetch at {offset}, after one at {progress.end_offset}")
+        note_fetch(progress, offset, *others)
+
+    return note
+
+
+@history_mutant(KafkaMetadataLog, "truncate_to_end_offset")
+def cut_what_is_committed(_: Replacement) -> Replacement:
+    """A follower cuts below its high watermark if it is told to (KAFKA-12460)."""
+
+    def cut(log: Any, end: Any) -> Any:
+        log.log.truncate_to(end.offset)
+        return log.end_offset
+
+    return cut
+
+
+@history_mutant(VoterChanges, "_ready_leader")
+def change_voters_too_early(_: Replacement) -> Replacement:
+    """A leader changes the voters before it knows what is committed in its epoch (KAFKA-16530)."""
+
+    def ready(changes: Any, _: Any) -> Any:
+        return changes._context.quorum.state
+
+    return ready
+
+
+@history_mutant(ProspectiveState, "__init__")
+def ask_nobody_before(init: Replacement) -> Replacement:
+    """A voter that hears of no leader begins an epoch at once, again and again (KIP-996)."""
+
+    def won(state: Any, *arguments: Any, **named: Any) -> None:
+        init(state, *arguments, **named)
+        for voter in state.votes.unrecorded:
+            state.votes.record(voter, True)
+
+    return won
+
+
+@history_mutant(FetchRequests, "_note")
+def count_who_diverges(note: Replacement) -> Replacement:
+    """A replica is believed to have what it fetches behind, though its log is another one (KAFKA-13141)."""
+
+    def count(requests: Any, state: Any, replica: Any, asked: Any) -> Any:
+        progress = note(requests, state, replica, asked)
+        if progress is not None:
+            progress.end_offset = int(asked.fetch_offset)
+            requests._on_progress(state)
+        return progress
+
+    return count

@@ -1,0 +1,165 @@
+"""SimQuorum: a metadata quorum alone, voters and observers, under one virtual clock.
+
+Everything that happens is an event of `scheduler`; all chance comes from `seed`. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kreplica.common.future import Future
+from kreplica.common.types import Uuid
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.kafka_raft_client import KafkaRaftClient
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.raft_client import LeaderAndEpoch
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
+from kreplica.sim.clock import VirtualTime
+from kreplica.sim.network import LinkConditions, SimEndpoint, SimNetwork
+from kreplica.sim.node import BrokerPorts, SimBroker
+from kreplica.sim.quorum.quorum_node import QuorumNode, QuorumSetup, Witness, record_of
+from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimScheduler
+
+CLIENT_ID = 2000
+
+
+class NoWitness:
+    """Is told, and keeps nothing."""
+
+    def committed(self, node: QuorumNode, offset: int, epoch: int, value: str) -> None: ...
+
+    def loaded(self, node: QuorumNode, snapshot_id: OffsetAndEpoch, values: list[str]) -> None: ...
+
+    def leader_told(self, node: QuorumNode, leader: LeaderAndEpoch) -> None: ...
+
+
+def directory_id_of(node_id: int, disk: int = 0) -> Uuid:
+    """The id of a node's directory; another one for each new disk."""
+    return Uuid(bytes([*range(1, 9), 0, 0, 0, disk, *node_id.to_bytes(4, "big")]))
+
+
+class SimQuorum:
+    """Nodes 1 to `voters` vote; `observers` more do not. None is started. `dynamic`: voters come and go."""
+
+    def __init__(
+        self,
+        voters: int = 3,
+        observers: int = 0,
+        *,
+        seed: int = 1,
+        shuffle: bool = True,
+        dynamic: bool = True,
+        conditions: LinkConditions | None = None,
+        **settings: Any,
+    ) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.time = VirtualTime()
+        self.scheduler = SimScheduler(self.time, self.random, shuffle=shuffle)
+        self.scheduler.name = f"seed {seed}, "
+        self.network = SimNetwork(self.scheduler, self.random, conditions)
+        self.witness: Witness = NoWitness()
+        self.machines: dict[int, SimBroker] = {}
+        ids = range(1, voters + 1)
+        self.setup = QuorumSetup(
+            VoterSet(
+                VoterNode(ReplicaKey(i, directory_id_of(i) if dynamic else Uuid.ZERO), (), 0, int(dynamic))
+                for i in ids
+            ),
+            **settings,
+        )
+        for node_id in range(1, voters + observers + 1):
+            self.add_machine(node_id)
+        life = Incarnation(CLIENT_ID)
+        self.client_endpoint: SimEndpoint = self.network.join(life)
+
+    def add_machine(self, node_id: int) -> None:
+        """A new machine with an empty disk."""
+        self.setup.directory_ids.setdefault(node_id, directory_id_of(node_id))
+        self.machines[node_id] = SimBroker(
+            node_id, self.scheduler, self.network, self._make, lambda: 0, str(self.seed)
+        )
+
+    def _make(self, ports: BrokerPorts) -> QuorumNode:
+        return QuorumNode(ports, self.setup, self.witness)
+
+    # ---- who there is -------------------------------------------------------------------------------------
+
+    def node(self, node_id: int) -> QuorumNode:
+        """The program that runs there."""
+        program = self.machines[node_id].program
+        assert isinstance(program, QuorumNode)
+        return program
+
+    def client(self, node_id: int) -> KafkaRaftClient:
+        return self.node(node_id).client
+
+    @property
+    def alive(self) -> list[int]:
+        """The ids of the nodes that run."""
+        return [node_id for node_id, machine in self.machines.items() if machine.is_alive]
+
+    @property
+    def leader(self) -> int | None:
+        """The node that leads the newest epoch that is led."""
+        led = [
+            (self.client(i).quorum.epoch, i)
+            for i in self.alive
+            if isinstance(self.client(i).quorum.state, LeaderState)
+        ]
+        return max(led)[1] if led else None
+
+    # ---- what a script does -------------------------------------------------------------------------------
+
+    def start(self, *node_ids: int) -> None:
+        """Start these, or all that do not run."""
+        for node_id in node_ids or [i for i, machine in self.machines.items() if not machine.is_alive]:
+            self.machines[node_id].start()
+
+    def kill(self, node_id: int, *, hint: bool = False) -> None:
+        """As kill -9. With `hint` the others notice that its connections closed."""
+        self.machines[node_id].kill()
+        if hint:
+            for other in self.alive:
+                life = self.machines[other].life
+                lost = partial(self.client(other).connection_lost, node_id)
+                self.scheduler.add("connection", "closed", lost, incarnation=life)
+
+    def append(self, node_id: int, *values: str) -> int:
+        """Let a node that leads append the values in one batch; the offset of the last one."""
+        client = self.client(node_id)
+        epoch = client.leader_and_epoch.epoch
+        return client.schedule_append(epoch, [record_of(value) for value in values])
+
+    def send(self, node_id: int, request: Any, *, timeout_ms: int = 1_000) -> Future[Any]:
+        """Send a client's request."""
+        return self.client_endpoint.send(node_id, request, timeout_ms=timeout_ms)
+
+    def isolate(self, node_id: int) -> None:
+        """Cut the node off from all others."""
+        for other in self.machines:
+            if other != node_id:
+                self.network.cut(node_id, other)
+
+    def pass_time(self, duration_ms: int) -> None:
+        self.scheduler.run_for(duration_ms)
+
+    def run_until(self, condition: Callable[[], object], limit_ms: int = 5_000) -> bool:
+        """Let events happen until the condition holds; False if it does not in time."""
+        return self.scheduler.run_until(lambda: bool(condition()), limit_ms)
+
+    def elect(self) -> int:
+        """Wait for a leader whose epoch's first record is committed; its id."""
+        assert self.run_until(lambda: self.leader is not None and self.mark_is_known(self.leader))
+        leader = self.leader
+        assert leader is not None
+        return leader
+
+    def mark_is_known(self, node_id: int) -> bool:
+        return self.client(node_id).high_watermark is not None
+
+    def now_ms(self) -> int:
+        return self.time.now_ns // NANOSECONDS_PER_MS
