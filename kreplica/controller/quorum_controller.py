@@ -120,6 +120,11 @@ class QuorumController:
         return self._term is not None
 
     @property
+    def fenced_count(self) -> int:
+        """How many brokers this controller has fenced since it started, for they were not heard."""
+        return self._expired.count
+
+    @property
     def leader_id(self) -> int | None:
         """The node of the active controller as far as this one knows, None if it knows of none."""
         return self._leader_id

@@ -55,8 +55,12 @@ class StateChangeLogger:
         self._tell(told)
 
     def give_up(self, reason: BaseException) -> None:
-        """The batch came to nothing: tell its failures."""
+        """The batch came to nothing: tell its failures. One that had no state changes tells nothing: somebody
+        was refused, and is told so.
+        """
         given_up, self._pending = self._pending, []
+        if not given_up:
+            return
         count = sum(len(lines.columns[0]) for lines in given_up if lines.level == logging.DEBUG)
         self.failure("gave up %d state changes: %r", count, reason)
         self._tell([lines for lines in given_up if lines.level == FAILURE] + self._pending)

@@ -40,6 +40,12 @@ def test_what_was_given_up_is_not_told_as_done() -> None:
     ]
 
 
+def test_a_batch_without_state_changes_gives_up_nothing() -> None:
+    logger = StateChangeLogger(1)
+    logger.give_up(ValueError("no"))
+    assert logger.lines() == []
+
+
 def test_only_the_newest_lines_are_kept() -> None:
     logger = StateChangeLogger(1, kept_lines=10)
     for number in range(100):
