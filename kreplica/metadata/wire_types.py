@@ -19,39 +19,54 @@ from kreplica.common.errors import InvalidRecord
 from kreplica.common.types import INT16_MAX, Uuid
 
 _UINT32_BITS = 32
+# Lists of ids are shorter than this, but for the largest clusters.
+_SHORT_RUN = 16
 
 
 class ByteReader:
     """A position in a message's bytes, which moves over what is read and never past their end."""
 
-    __slots__ = ("_data", "position")
+    __slots__ = ("_data", "_size", "position")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._size = len(data)
         self.position = 0
 
     @property
     def left(self) -> int:
         """How many bytes were not read yet."""
-        return len(self._data) - self.position
+        return self._size - self.position
+
+    # What follows is called a dozen times for a record, and looks at its bounds without another call.
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""
-        return self._data[self._skip(size) : self.position]
+        start = self.position
+        end = start + size
+        if end > self._size:
+            raise self._too_short(size)
+        self.position = end
+        return self._data[start:end]
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         """The next values, of a fixed layout."""
-        return layout.unpack_from(self._data, self._skip(layout.size))
+        start = self.position
+        end = start + layout.size
+        if end > self._size:
+            raise self._too_short(layout.size)
+        self.position = end
+        return layout.unpack_from(self._data, start)
 
     def unsigned_varint(self) -> int:
         """The next number: 7 bits a byte, the least first, of at most 32 bits."""
         start = self.position
-        if self.left and self._data[start] < 0x80:  # by far the most, and a record has a dozen of them
+        if start < self._size and self._data[start] < 0x80:  # by far the most
             self.position = start + 1
             return self._data[start]
         value = shift = 0
         while shift < _UINT32_BITS:
-            byte = self._data[self._skip(1)]
+            byte = self.take(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if value >> _UINT32_BITS:
@@ -64,20 +79,16 @@ class ByteReader:
         """The length or count that is next, None for null: no more than the bytes that are left."""
         start = self.position
         length = self.unsigned_varint() - 1
-        if length > self.left:
+        if length > self._size - self.position:
             raise InvalidRecord(
                 f"a length of {length} at byte {start}, {self.left} bytes are left", where=start
             )
         return None if length < 0 else length
 
-    def _skip(self, size: int) -> int:
-        start = self.position
-        if size > self.left:
-            raise InvalidRecord(
-                f"{size} bytes wanted at byte {start}, {self.left} bytes are left", where=start
-            )
-        self.position = start + size
-        return start
+    def _too_short(self, size: int) -> InvalidRecord:
+        return InvalidRecord(
+            f"{size} bytes wanted at byte {self.position}, {self.left} bytes are left", where=self.position
+        )
 
 
 def write_length(out: bytearray, length: int | None) -> None:
@@ -109,10 +120,16 @@ class Number:
         self.name = name
         self.code = code
         self._layout = struct.Struct(f">{code}")
+        self._short_runs = [struct.Struct(f">{count}{code}") for count in range(_SHORT_RUN)]
 
     def read(self, reader: ByteReader) -> int | float:
         value: int | float = reader.unpack(self._layout)[0]
         return value
+
+    def read_run(self, reader: ByteReader, count: int) -> tuple[int | float, ...]:
+        """The next `count` values."""
+        runs = self._short_runs
+        return reader.unpack(runs[count] if count < _SHORT_RUN else struct.Struct(f">{count}{self.code}"))
 
     def write(self, out: bytearray, value: Any) -> None:
         try:
@@ -223,6 +240,8 @@ class Array:
             if self.nullable:
                 return None
             raise _null(start)
+        if isinstance(self.element, Number):
+            return self.element.read_run(reader, count)
         read: Callable[[ByteReader], Any] = self.element.read
         return tuple([read(reader) for _ in range(count)])
 
