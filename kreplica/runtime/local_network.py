@@ -200,6 +200,8 @@ class LocalNetwork:
         self._draining = _Draining(self)
         self._thread_local = _ThreadLocal()
         self._lock = Lock()
+        # Apart, so that nobody who waits for rest takes a wake-up that is meant for the network's thread.
+        self._work = Condition(self._lock)
         self._changed = Condition(self._lock)
         # Guarded by _lock:
         self._ready: deque[LocalLoop] = deque()
@@ -277,7 +279,7 @@ class LocalNetwork:
             stalled, endpoint.stalled = endpoint.stalled, []
             for loop in stalled:
                 self._ready.append(loop)
-            self._changed.notify()
+            self._work.notify()
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
         """Let nothing arrive any more that `one` sends to `other`, nor the other way; nobody is told."""
@@ -308,7 +310,7 @@ class LocalNetwork:
         """Stop the thread after the task that it is running; what waits is dropped."""
         with self._lock:
             self._is_stopping = True
-            self._changed.notify_all()
+            self._work.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -332,7 +334,7 @@ class LocalNetwork:
     def clock_moved(self) -> None:
         """Look for what is due now: the clock was set forward."""
         with self._lock:
-            self._changed.notify_all()
+            self._work.notify()
 
     def _is_idle(self) -> bool:
         following = self._wheel.next_deadline()
@@ -349,7 +351,10 @@ class LocalNetwork:
                     self._wakes_at_ms = now_ms + LONGEST_WAIT_MS
                     if following is not None:
                         self._wakes_at_ms = min(self._wakes_at_ms, following)
-                    self._changed.wait(max(self._wakes_at_ms - now_ms, 0) / 1000)
+                    if self._idlers:
+                        # What was due may have been of those who live no more, and have left nothing to run.
+                        self._changed.notify_all()
+                    self._work.wait(max(self._wakes_at_ms - now_ms, 0) / 1000)
                     due = self._take_due()
                 # While it is at work nobody needs to wake it.
                 self._wakes_at_ms = 0
@@ -375,7 +380,7 @@ class LocalNetwork:
             if loop is not None:
                 self._end_turn(loop, own)
             if self._ready:
-                self._changed.notify()
+                self._work.notify()
 
     def _begin_turn(self, thread: int) -> LocalLoop | None:
         # Under _lock.
@@ -424,7 +429,7 @@ class LocalNetwork:
             loop.is_queued = True
             self._ready.append(loop)
             if not self._thread_local.depth:
-                self._changed.notify()
+                self._work.notify()
 
     # ---- timers -------------------------------------------------------------------------------------------
 
@@ -447,7 +452,7 @@ class LocalNetwork:
         timer.handle = self._wheel.add(timer.deadline_ms, timer.ticket)
         self._timers[timer.ticket] = timer
         if timer.deadline_ms < self._wakes_at_ms:
-            self._changed.notify()
+            self._work.notify()
 
     def _cancel(self, timer: LocalTimer) -> None:
         with self._lock:

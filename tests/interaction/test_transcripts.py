@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kreplica.common.errors import StorageIOError
 from kreplica.sim.transcript.simulated import replay_simulated
+from tests.support.breakable_storage import BreakableStorage
 from tests.support.real_cluster import replay_for_real
 
 SCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
@@ -31,6 +33,33 @@ def test_a_script_holds(path):
 def test_a_script_holds_with_real_threads_and_files(path, tmp_path):
     text = path.read_text()
     assert without_times(replay_for_real(text, tmp_path)) == without_times(text)
+
+
+def test_a_disk_of_files_loses_what_was_not_flushed_and_refuses_what_it_is_told_to(tmp_path):
+    root, aside = tmp_path / "root", tmp_path / "aside"
+    root.mkdir()
+    aside.mkdir()
+    storage = BreakableStorage(root, aside)
+    for name in ("flushed", "changed", "unnamed"):
+        storage.write_file(f"{root}/{name}", b"old")
+        if name != "unnamed":
+            storage.sync_file(f"{root}/{name}")
+            storage.sync_directory(str(root))
+    with storage.open_region(f"{root}/changed", 4096, writable=True) as region:
+        region.write(0, b"new")
+    storage.rename(f"{root}/flushed", f"{root}/renamed")
+    storage.cut_power()
+    assert {path.name: path.read_bytes() for path in root.iterdir()} == {"flushed": b"old", "changed": b"old"}
+    storage.rename(f"{root}/flushed", f"{root}/renamed")
+    storage.cut_power(keeps_names=True)
+    assert {path.name: path.read_bytes() for path in root.iterdir()} == {"renamed": b"old", "changed": b"old"}
+
+    def refuse(operation, path):
+        raise StorageIOError(f"{operation} of {path}")
+
+    storage.before = refuse
+    with pytest.raises(StorageIOError, match=r"flush of .*renamed"):
+        storage.sync_file(f"{root}/renamed")
 
 
 def without_times(text):

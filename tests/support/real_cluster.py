@@ -10,10 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from kreplica.runtime.local_network import LocalNetwork
-from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.workers import ThreadWorkers
 from kreplica.sim.broker_factory import broker_factory, replica_config_of
 from kreplica.sim.cluster import CLIENT_ID, SETTLE_MS
@@ -21,6 +18,7 @@ from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
 from kreplica.sim.node import BrokerPorts, answer
 from kreplica.sim.transcript.runner import Transcript
 from kreplica.sim.transcript.script import replay
+from tests.support.breakable_storage import BreakableStorage
 
 # Only a network that is broken makes anybody wait so long.
 PATIENCE = 30
@@ -67,10 +65,11 @@ class RealMessage:
 
 
 class RealBroker:
-    """A broker's directory and clock, and while it runs its endpoint and program."""
+    """A broker's directory, disk and clock, and while it runs its endpoint and program."""
 
-    def __init__(self, directory, clock):
+    def __init__(self, directory, storage, clock):
         self.directory = directory
+        self.storage = storage
         self.clock = clock
         self.endpoint = None
         self.program = None
@@ -104,7 +103,10 @@ class RealCluster:
     def add_broker(self, broker_id):
         directory = self._root / f"broker-{broker_id}"
         directory.mkdir()
-        self.brokers[broker_id] = RealBroker(directory, ShiftedClock(self._time))
+        aside = self._root / f"disk-{broker_id}"
+        aside.mkdir()
+        storage = BreakableStorage(directory, aside)
+        self.brokers[broker_id] = RealBroker(directory, storage, ShiftedClock(self._time))
 
     def start(self, broker_id):
         broker = self.brokers[broker_id]
@@ -113,7 +115,7 @@ class RealCluster:
             broker_id=broker_id,
             broker_epoch=self.controller.register(broker_id),
             directories=[str(broker.directory)],
-            storage=FileStorage(),
+            storage=broker.storage,
             clock=broker.clock,
             scheduler=endpoint,
             transport=endpoint,
@@ -123,7 +125,11 @@ class RealCluster:
         )
         broker.program = self._make_broker(ports, self.controller)
         self._network.register(endpoint, partial(answer, broker.program))
-        broker.program.startup()
+        try:
+            broker.program.startup()
+        except BaseException:
+            self.kill(broker_id)
+            raise
 
     def stop(self, broker_id):
         self.do(self.brokers[broker_id].program.shutdown)
@@ -140,14 +146,16 @@ class RealCluster:
         broker.endpoint = broker.program = None
         self._held = [each for each in self._held if broker_id not in (each.sender_id, each.receiver)]
 
-    def power_cut(self, broker_id, **_):
-        pytest.skip(f"broker {broker_id}: only a simulated machine can lose its power")
+    def power_cut(self, broker_id, *, keeps_names=False):
+        self.kill(broker_id)
+        self.brokers[broker_id].storage.cut_power(keeps_names=keeps_names)
 
     def set_disk_fault(self, broker_id, fault):
-        pytest.skip(f"broker {broker_id}: only a simulated disk fails when it is told to ({fault})")
+        self.brokers[broker_id].storage.before = fault
 
     def disk(self, broker_id):
-        return FileStorage(), str(self.brokers[broker_id].directory)
+        broker = self.brokers[broker_id]
+        return broker.storage, str(broker.directory)
 
     def pause(self, broker_id):
         self._paused[broker_id] = self.hold(lambda message: broker_id == message.receiver)
@@ -238,6 +246,7 @@ class RealCluster:
         for broker_id, broker in self.brokers.items():
             if broker.endpoint is not None:
                 self.kill(broker_id)
+            broker.storage.close()
         self._network.shutdown()
 
 

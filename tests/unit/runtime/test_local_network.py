@@ -370,3 +370,39 @@ def test_a_cut_loses_requests_and_answers(network):
     assert taken == [3]
     network.heal_all()
     assert first.send(2, 4, timeout_ms=PATIENCE * 1000).result(PATIENCE) == 4
+
+
+def test_who_waits_for_rest_takes_no_wake_up_from_the_networks_thread():
+    network = LocalNetwork()
+    endpoint = network.join(1)
+    entered, let_go, ran = threading.Event(), threading.Event(), threading.Event()
+
+    def hold_up():
+        entered.set()
+        let_go.wait()
+
+    def held_up():
+        with network.draining():
+            endpoint.loop("held up").post(hold_up)
+
+    def is_so(condition):
+        with network._lock:
+            return condition()
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            pool.submit(held_up)
+            assert entered.wait(PATIENCE)
+            # It waits before the network's thread does, so it is the first that a wake-up would reach.
+            rest = pool.submit(network.wait_until_idle, PATIENCE)
+            while not is_so(lambda: network._idlers == 1):
+                pass
+            network.start()
+            while not is_so(lambda: network._wakes_at_ms != 0):
+                pass
+            endpoint.loop("late").post(ran.set)
+            assert ran.wait(PATIENCE)
+        finally:
+            let_go.set()
+        assert rest.result(PATIENCE)
+    network.shutdown()
