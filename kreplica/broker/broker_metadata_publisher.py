@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
@@ -60,6 +60,8 @@ class BrokerMetadataPublisher:
     """Implements `kreplica.metadata.metadata_loader.MetadataPublisher` for broker `broker_id`.
 
     `loop` runs the work; the logs are loaded before the first change comes.
+    `on_assignment(topic_id, partition, directory)` is told where a replica lies, if the cluster believes it
+    to be elsewhere (KIP-858).
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class BrokerMetadataPublisher:
         cache: KRaftMetadataCache,
         replica_manager: ReplicaManager,
         loop: Loop,
+        on_assignment: Callable[[Uuid, int, Uuid], None] = lambda *_: None,
         metrics: MetricRegistry | None = None,
     ) -> None:
         # How far the broker has done what the cluster decided; None before the first change is done.
@@ -80,6 +83,7 @@ class BrokerMetadataPublisher:
         self._replicas = replica_manager
         self._logs = replica_manager.log_manager
         self._loop = loop
+        self._on_assignment = on_assignment
         # The loop's own:
         self._work: deque[Iterator[None]] = deque()
         self._is_first = True
@@ -244,6 +248,7 @@ class BrokerMetadataPublisher:
                 if error is not None:
                     self._tell_failed(topic_partition, error)
                     self._failed[topic_partition] = states[topic_partition].topic_id
+            self._tell_directories(some)
             yield
         if self._failed and not self._is_retrying:
             self._is_retrying = True
@@ -282,6 +287,16 @@ class BrokerMetadataPublisher:
             self._replicas.partitions.take_offline(topic_partition)
             return False
         return True
+
+    def _tell_directories(self, changes: Iterable[PartitionChange]) -> None:
+        directories = self._logs.directory_ids
+        for topic_partition, topic_id, _, partition in changes:
+            log = self._logs.get_log(topic_partition)
+            if partition is None or log is None:
+                continue
+            directory = directories.get(log.local.directory.rpartition("/")[0])
+            if directory is not None and directory != partition.directory(self._broker_id):
+                self._on_assignment(topic_id, topic_partition.partition, directory)
 
     def _replace_stray(self, state: LeaderAndIsr, applied: OffsetAndEpoch) -> KreplicaError | None:
         """There is a log of another topic of that name: it goes aside, and the role is taken after all."""

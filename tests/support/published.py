@@ -8,6 +8,7 @@ from kreplica.broker.broker import Broker
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.future import Future
+from kreplica.common.types import Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.metadata_delta import difference
@@ -44,8 +45,10 @@ class PublishedBroker:
             cache=self.cache,
             replica_manager=self.broker.replica_manager,
             loop=ports.loop("metadata-publisher"),
+            on_assignment=lambda *assignment: self.assignments.append(assignment),
             metrics=self.broker.metrics,
         )
+        self.assignments: list[tuple[Uuid, int, Uuid]] = []  # (topic, partition, directory) as told
 
     def startup(self) -> None:
         self.broker.startup()

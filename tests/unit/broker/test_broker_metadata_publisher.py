@@ -290,6 +290,15 @@ def test_a_replica_on_a_disk_that_is_gone_is_not_made_anew_elsewhere() -> None:
     assert stage.on(2).broker.log_manager.get_log(T0) is not None
 
 
+def test_the_controller_is_told_where_a_replica_lies_unless_it_knows() -> None:
+    stage = Published()
+    (directory,) = stage.on(1).broker.log_manager.directory_ids.values()
+    stage.apply(*topic(A, "t"))
+    assert stage.on(1).assignments == [(A, 0, directory)]
+    stage.apply(change(directories=(directory, Uuid.ZERO)))
+    assert stage.on(1).assignments == [(A, 0, directory)]
+
+
 def test_nothing_is_done_once_it_is_closed(stage: Published) -> None:
     stage.on(1).publisher.close()
     before = stage.on(1).publisher.metadata_offset()

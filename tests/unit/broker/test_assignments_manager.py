@@ -1,0 +1,152 @@
+"""AssignmentsManager: what the controller is told of directories, and how often."""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from kio.schema.assign_replicas_to_dirs.v0 import response as answers
+from kio.schema.errors import ErrorCode
+
+from kreplica.broker.assignments_manager import MAX_ASSIGNMENTS_PER_REQUEST, RETRY_MS, AssignmentsManager
+from kreplica.common.errors import NetworkException
+from kreplica.common.types import Uuid
+from kreplica.common.wire import topic_id_of
+from tests.support.virtual import AnsweringTransport, VirtualMachine
+
+A, B, D, E = (Uuid(name * 16) for name in (b"a", b"b", b"d", b"e"))
+
+
+class Stage:
+    """One broker's manager; a test answers what it sends."""
+
+    def __init__(self) -> None:
+        self.machine = VirtualMachine()
+        self.transport = AnsweringTransport()
+        self.controller: int | None = 9
+        self.manager = AssignmentsManager(
+            1,
+            broker_epoch=lambda: 7,
+            controller=lambda: self.controller,
+            transport=self.transport,
+            loop=self.machine.loop,
+        )
+
+    def tell(self, *assignments: tuple[Uuid, int, Uuid]) -> None:
+        for assignment in assignments:
+            self.manager.on_assignment(*assignment)
+        self.machine.settle()
+
+    def asked(self) -> dict[tuple[Uuid, int], Uuid]:
+        """What the last request has."""
+        _, request, _ = self.transport.sent[-1]
+        assert (request.broker_id, request.broker_epoch) == (1, 7)
+        return {
+            (topic_id_of(topic.topic_id), each.partition_index): topic_id_of(directory.id_)
+            for directory in request.directories
+            for topic in directory.topics
+            for each in topic.partitions
+        }
+
+    def answer(self, error: int = 0, refused: dict[int, int] | None = None) -> None:
+        """Answer the last request; `refused`: error codes by partition."""
+        _, request, future = self.transport.sent[-1]
+        response = answers.AssignReplicasToDirsResponse(
+            throttle_time=timedelta(0),
+            error_code=ErrorCode(error),
+            directories=tuple(
+                answers.DirectoryData(
+                    id_=directory.id_,
+                    topics=tuple(
+                        answers.TopicData(
+                            topic_id=topic.topic_id,
+                            partitions=tuple(_answer(each, refused or {}) for each in topic.partitions),
+                        )
+                        for topic in directory.topics
+                    ),
+                )
+                for directory in request.directories
+            ),
+        )
+        future.set_result(response)
+        self.machine.settle()
+
+
+def _answer(partition: Any, refused: dict[int, int]) -> answers.PartitionData:
+    code = ErrorCode(refused.get(partition.partition_index, 0))
+    return answers.PartitionData(partition_index=partition.partition_index, error_code=code)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_what_comes_together_goes_together_to_the_controller(stage: Stage) -> None:
+    stage.tell((A, 0, D), (A, 1, E), (B, 0, D))
+    assert len(stage.transport.sent) == 1
+    assert stage.transport.sent[0][0] == 9
+    assert stage.asked() == {(A, 0): D, (A, 1): E, (B, 0): D}
+    stage.answer()
+    assert stage.manager.waiting == 0
+    stage.machine.pass_time(10 * RETRY_MS)
+    assert len(stage.transport.sent) == 1
+
+
+def test_one_request_is_in_flight_and_bounded(stage: Stage) -> None:
+    stage.tell(*[(A, number, D) for number in range(MAX_ASSIGNMENTS_PER_REQUEST + 3)])
+    assert len(stage.asked()) == MAX_ASSIGNMENTS_PER_REQUEST
+    stage.tell((B, 0, D))
+    assert len(stage.transport.sent) == 1
+    stage.answer()
+    assert len(stage.asked()) == 4
+
+
+def test_a_replica_that_moved_while_it_was_told_is_told_again(stage: Stage) -> None:
+    stage.tell((A, 0, D))
+    stage.tell((A, 0, E))
+    stage.answer()
+    assert stage.asked() == {(A, 0): E}
+    stage.answer()
+    assert stage.manager.waiting == 0
+
+
+@pytest.mark.parametrize("error", [41, 77])
+def test_a_controller_that_refuses_all_is_asked_again(stage: Stage, error: int) -> None:
+    stage.tell((A, 0, D))
+    stage.answer(error)
+    assert len(stage.transport.sent) == 1
+    stage.machine.pass_time(RETRY_MS)
+    assert stage.asked() == {(A, 0): D}
+    stage.answer()
+    assert stage.manager.waiting == 0
+
+
+def test_a_controller_that_cannot_be_reached_or_is_not_known_is_asked_again(stage: Stage) -> None:
+    stage.controller = None
+    stage.tell((A, 0, D))
+    assert stage.transport.sent == []
+    stage.controller = 9
+    stage.machine.pass_time(RETRY_MS)
+    stage.transport.sent[-1][2].set_exception(NetworkException("gone"))
+    stage.machine.pass_time(RETRY_MS)
+    assert len(stage.transport.sent) == 2
+    stage.answer()
+    assert stage.manager.waiting == 0
+
+
+def test_what_is_gone_is_dropped_and_what_is_refused_is_told_again(stage: Stage) -> None:
+    stage.tell((A, 0, D), (A, 1, D), (A, 2, D))
+    stage.answer(refused={0: 100, 1: 6})
+    assert stage.manager.waiting == 1
+    stage.machine.pass_time(RETRY_MS)
+    assert stage.asked() == {(A, 1): D}
+
+
+def test_nothing_is_told_once_it_is_closed(stage: Stage) -> None:
+    stage.manager.close()
+    stage.tell((A, 0, D))
+    assert stage.transport.sent == []
