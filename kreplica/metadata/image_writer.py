@@ -31,6 +31,8 @@ LOGGER = logging.getLogger(__name__)
 # How long changes gather. Short enough that a watch is told soon, long enough that one commit in many waits
 # for the disk together with the quorum's own.
 GATHER_MS = 20
+# How soon a disk that was full is asked again.
+NO_SPACE_RETRY_MS = 1000
 
 Listener = Callable[[Event], None]
 Nodes = dict[str, bytes | None]
@@ -134,6 +136,9 @@ class ImageWriter:
             self._failed("the metadata image waits for space: %s", error)
             with self._lock:
                 self._nodes = {**nodes, **self._nodes}
+                is_due, self._is_due = self._is_due, True
+            if not is_due:
+                self._loop.post_later(self.write, NO_SPACE_RETRY_MS)
             return
         except (KafkaStorageError, CorruptImage) as error:
             self._failed("the metadata image is given up: %s", error)

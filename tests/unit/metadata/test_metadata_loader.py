@@ -24,7 +24,7 @@ from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.image_format import OffsetAndEpoch, key_of
 from kreplica.metadata.image_store import ImageStore
-from kreplica.metadata.image_writer import GATHER_MS, ImageWriter
+from kreplica.metadata.image_writer import GATHER_MS, NO_SPACE_RETRY_MS, ImageWriter
 from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_loader import CATCH_UP_RETRY_MS, IDLE_RECORDS, MetadataLoader
 from kreplica.metadata.metadata_store import MemoryImageDirectory
@@ -265,11 +265,14 @@ def test_an_image_waits_for_space(node: Node, log: MetadataLog) -> None:
     node.commit()
     node.write()
     assert node.image.applied == (0, 0)
-    del store.write
     log.append(change(leader=2))
     node.commit()
     node.write()
+    assert node.image.applied == (0, 0)
+    del store.write
+    node.machine.pass_time(NO_SPACE_RETRY_MS)
     assert node.in_image() == node.loader.published
+    assert node.image.error_count == 1
 
 
 def test_an_image_that_the_disk_refuses_is_given_up_and_the_node_goes_on(
