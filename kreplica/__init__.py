@@ -1,10 +1,12 @@
 """kreplica: Kafka's replica layer as a library.
 
 A durable, replicated, partitioned log that a program opens like a database. `Log` is one partition's log by
-itself. `ReplicaManager` and `Partition` are the replica layer for those who embed it; they are imported when
-they are first asked for, since they need the protocol's messages.
+itself. `Cluster` is brokers and controllers in one process, replicated for real. `ReplicaManager` and
+`Partition` are the replica layer for those who embed it. All but `Log` are imported when they are first asked
+for, since they need the protocol's messages.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kreplica.common import errors
@@ -12,10 +14,12 @@ from kreplica.common.errors import KreplicaError
 from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
 
 if TYPE_CHECKING:
+    from kreplica.cluster import Cluster
     from kreplica.replica.partition import Partition
     from kreplica.replica.replica_manager import ReplicaManager
 
 __all__ = [
+    "Cluster",
     "KreplicaError",
     "Log",
     "LogAppendInfo",
@@ -26,14 +30,14 @@ __all__ = [
     "errors",
 ]
 
+_LATER = {
+    "Cluster": "kreplica.cluster",
+    "Partition": "kreplica.replica.partition",
+    "ReplicaManager": "kreplica.replica.replica_manager",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Partition":
-        from kreplica.replica.partition import Partition
-
-        return Partition
-    if name == "ReplicaManager":
-        from kreplica.replica.replica_manager import ReplicaManager
-
-        return ReplicaManager
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

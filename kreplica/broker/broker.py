@@ -6,11 +6,11 @@ It owns its LogManager and its ReplicaManager. What the controller decides comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from kreplica.broker.kafka_apis import KafkaApis
-from kreplica.common.config import LogConfig
+from kreplica.common.config import LogConfig, LogManagerConfig
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
@@ -28,7 +28,7 @@ class Broker:
 
     `broker_epoch()`: the epoch in which it is registered; `controller()`: the active controller's node id,
     None where it is not known. `new_loop(name)`: a Loop for one of its objects. `config`: what a log gets
-    that has no configuration of its own, `configs` by topic.
+    that has no configuration of its own, `configs` by topic. `locked`: see LogManager.
     """
 
     def __init__(
@@ -50,9 +50,13 @@ class Broker:
         config: LogConfig | None = None,
         configs: Mapping[str, LogConfig] | None = None,
         replica_config: ReplicaConfig | None = None,
+        log_manager_config: LogManagerConfig | None = None,
+        metrics: MetricRegistry | None = None,
+        locked: Container[str] = (),
     ) -> None:
         self.broker_id = broker_id
-        self.metrics = MetricRegistry()
+        self.metrics = metrics or MetricRegistry()
+        self._broker_epoch = broker_epoch
         self.log_manager = LogManager(
             directories,
             cluster_id=cluster_id,
@@ -64,6 +68,8 @@ class Broker:
             random=random,
             config=config or LogConfig(),
             configs=configs,
+            settings=log_manager_config,
+            locked=locked,
         )
         self.replica_manager = ReplicaManager(
             replica_config or ReplicaConfig(),
@@ -89,7 +95,7 @@ class Broker:
     def shutdown(self) -> None:
         """Stop in order: no fetch, no request that waits, every log closed."""
         self.replica_manager.shutdown()
-        self.log_manager.shutdown()
+        self.log_manager.shutdown(self._broker_epoch())
 
     def handle(self, request: Any) -> Future[Any]:
         """The answer to a request, an entity of the package kio."""

@@ -143,6 +143,8 @@ class BrokerMetadataPublisher:
             yield from self._move_strays_aside(metadata)
         yield from self._stop_replicas(delta)
         yield from self._take_roles([*self._again(metadata), *self._roles(delta.partitions)], applied)
+        if delta.brokers:
+            self._replicas.brokers_changed()
         self.published = applied
         if not self.first_published.done():
             self.first_published.set_result(None)

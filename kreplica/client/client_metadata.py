@@ -104,6 +104,8 @@ class ClientMetadata:
             self._again_later()
             return
         wanted, self._wanted = self._wanted, {}
+        # Another one each time: a node that is cut off from the others answers, and knows nothing new.
+        self._asked += 1
         node_id = nodes[self._asked % len(nodes)]
         request = MetadataRequest(
             topics=tuple(MetadataRequestTopic(topic_id=None, name=name) for name in wanted),
@@ -115,7 +117,6 @@ class ClientMetadata:
 
     def _answered(self, wanted: dict[str, list[Future[TopicInfo]]], reply: Future[MetadataResponse]) -> None:
         if reply.exception() is not None:
-            self._asked += 1  # this node does not answer
             for name, futures in wanted.items():
                 self._wanted.setdefault(name, [])[:0] = futures
             self._again_later()

@@ -132,6 +132,14 @@ class KafkaMetadataLog:
             return self.log.epochs.epoch_for_offset(end - 1) or 0
         return latest.epoch if latest is not None and latest.offset == end else 0
 
+    def epoch_before(self, offset: int) -> int | None:
+        """The epoch of the last record below `offset`, as the log or a snapshot that ends there tells it;
+        None where neither goes back so far.
+        """
+        if self.start_offset < offset <= self.end_offset:
+            return self.log.epochs.epoch_for_offset(offset - 1)
+        return next((each.epoch for each in self._snapshots if each.offset == offset), None)
+
     # ---- append, flush, read ------------------------------------------------------------------------------
 
     def append_as_leader(self, batches: Buffer, epoch: int) -> LogAppendInfo:

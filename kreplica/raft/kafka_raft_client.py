@@ -238,8 +238,23 @@ class KafkaRaftClient:
         self._is_initialized = True
         self._post(_nothing)
 
-    def schedule_append(self, epoch: int, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> int:
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next record would get: of a leader after all that was scheduled."""
+        accumulator = self._accumulator
+        return self._log.end_offset if accumulator is None else accumulator.next_offset
+
+    def schedule_append(
+        self,
+        epoch: int,
+        records: Sequence[ApiMessageAndVersion[MetadataRecord]],
+        *,
+        expected_base_offset: int | None = None,
+    ) -> int:
         """Append the records, all or none of them, if this node leads `epoch`; the offset of the last one.
+
+        `expected_base_offset`: append nothing where the first would get another offset; a record of the
+        quorum's own may have come between.
 
         They are committed once a listener gets them, and lost if it is told of another leader before. Raises
         NotLeader, UnexpectedEpoch, and as BatchAccumulator.append.
@@ -249,7 +264,7 @@ class KafkaRaftClient:
             if epoch > self._quorum.epoch:
                 raise UnexpectedEpoch(f"epoch {epoch} has not begun; this node is in {self._quorum.epoch}")
             raise NotLeader(f"node {self.node_id} does not lead epoch {epoch}")
-        offset = accumulator.append(epoch, records)
+        offset = accumulator.append(epoch, records, expected_base_offset=expected_base_offset)
         self._post(_nothing)
         return offset
 

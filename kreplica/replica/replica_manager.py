@@ -448,6 +448,14 @@ class ReplicaManager:
             if partition.is_leader:
                 self.act_on(partition, partition.maybe_shrink_isr(now_ms))
 
+    def brokers_changed(self) -> None:
+        """Look again at replicas that are out of sync: what kept them out may have been their broker, and a
+        follower with nothing new to fetch does not ask by itself."""
+        now_ms = self._clock.monotonic_ns() // 1_000_000
+        for partition in self.partitions:
+            if partition.is_leader and partition.is_under_replicated:
+                self.act_on(partition, partition.maybe_shrink_isr(now_ms))
+
     # ---- other requests -----------------------------------------------------------------------------------
 
     def delete_records(

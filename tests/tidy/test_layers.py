@@ -20,7 +20,7 @@ ROWS: list[set[str]] = [
     {"runtime", "sim"},
     {"engine"},
     {"cluster"},
-    {"aio"},
+    {"aio", "testing"},
     {"cli"},
 ]
 HEIGHT = {layer: height for height, row in enumerate(ROWS) for layer in row}

@@ -9,7 +9,7 @@ import sys
 import kreplica
 
 NAMES = {
-    *("KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"),
+    *("Cluster", "KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"),
     *("Partition", "ReplicaManager"),
 }
 

@@ -1,0 +1,407 @@
+"""Node: a broker, a controller, or both, on one machine: the wiring of everything.
+
+    KafkaRaftClient ──commits──▶ MetadataLoader ──deltas──▶ QuorumController
+                                       │
+                                       └──────▶ BrokerMetadataPublisher ──roles──▶ Broker
+
+`startup` opens the node's directories and comes back when its logs are loaded; the node then takes part by
+itself, and `ready` is resolved when its broker may lead. Requests of other nodes and of clients come by
+`handle`. A node that cannot go on tells `on_fatal` and answers nothing more; whoever made it lets it go.
+
+Ownership: the node owns its logs and its image, and the locks of its directories. Thread rule: `startup`,
+`close` and `abandon` by one thread, everything else by any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
+from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest
+from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
+from kio.schema.fetch.v17.request import FetchRequest
+from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
+from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
+from kio.schema.metadata.v12.request import MetadataRequest
+from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
+from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
+from kio.schema.vote.v2.request import VoteRequest
+
+from kreplica.broker.broker import Broker
+from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
+from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
+from kreplica.broker.controller_apis import ControllerApis
+from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
+from kreplica.broker.metadata_apis import MetadataApis
+from kreplica.broker.node_config import NodeConfig, NodePorts
+from kreplica.broker.node_format import METADATA_LOG, read_properties
+from kreplica.broker.producer_id_manager import ProducerIdManager
+from kreplica.common.errors import BrokerNotAvailable, InvalidFile
+from kreplica.common.future import Future, failed
+from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import DirectoryLock
+from kreplica.common.types import Uuid
+from kreplica.common.wire import topic_id_of
+from kreplica.controller.feature_control import SUPPORTED_FEATURES
+from kreplica.controller.listeners import register_listeners
+from kreplica.controller.quorum_controller import QuorumController
+from kreplica.metadata.image_writer import ImageWriter
+from kreplica.metadata.metadata_loader import MetadataLoader
+from kreplica.raft.file_based_state_store import FileBasedStateStore
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.kafka_raft_client import KafkaRaftClient
+
+LOGGER = logging.getLogger(__name__)
+
+# Beside the metadata log, since Kafka takes no notice of it there.
+IMAGE = "kreplica.image"
+QUORUM_REQUESTS = frozenset(
+    {
+        VoteRequest,
+        BeginQuorumEpochRequest,
+        EndQuorumEpochRequest,
+        FetchSnapshotRequest,
+        DescribeQuorumRequest,
+        AddRaftVoterRequest,
+        RemoveRaftVoterRequest,
+        UpdateRaftVoterRequest,
+    }
+)
+# How long a node that is to stop waits until its leaderships, and then the quorum's, are others'.
+CONTROLLED_SHUTDOWN_MS = 5_000
+
+
+class Node:
+    """See the module. `on_fatal(error)` is called once, in the quorum's loop, when the node cannot go on."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        ports: NodePorts,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.metrics = MetricRegistry()
+        # Resolved when the broker may lead; at once where the node has none.
+        self.ready: Future[None] = Future()
+        self.failure: BaseException | None = None
+        self.controller: QuorumController | None = None
+        self.broker: Broker | None = None
+        self.lifecycle: BrokerLifecycleManager | None = None
+        self._ports = ports
+        self._on_fatal = on_fatal
+        self._locks: list[DirectoryLock] = []
+        self._log: KafkaMetadataLog | None = None
+        self._raft: KafkaRaftClient | None = None
+        self._loader: MetadataLoader | None = None
+        self._image: ImageWriter | None = None
+        self._publisher: BrokerMetadataPublisher | None = None
+        self._controller_apis: ControllerApis | None = None
+        self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
+        self._shutdown: Future[None] | None = None
+
+    # ---- start --------------------------------------------------------------------------------------------
+
+    def startup(self) -> None:
+        """Open everything and take part.
+
+        Raises, before anything is changed on the disk: LogDirLocked where another node has a directory,
+        InvalidFile (not formatted, or another node's), InconsistentClusterId, UnsupportedVersion (of the
+        file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot; and DamagedLog,
+        KafkaStorageError. Whatever it raises, nothing is held then.
+        """
+        try:
+            directory_id = self._open_directories()
+            self._open_quorum(directory_id)
+            if "broker" in self.config.roles:
+                self._make_broker()
+            if "controller" in self.config.roles:
+                self._make_controller()
+            self.raft.initialize()
+            if self.broker is not None:
+                self._start_broker(self.broker)
+            else:
+                self.ready.set_result(None)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _open_directories(self) -> Uuid:
+        storage, config = self._ports.storage, self.config
+        for path in config.all_directories:
+            if path == config.metadata_directory and not storage.is_directory(path):
+                raise InvalidFile(f"{path} is not formatted")
+            storage.make_directory(path)
+            self._locks.append(storage.lock_directory(path))
+        found = {path: read_properties(config, storage, path) for path in config.all_directories}
+        properties = found[config.metadata_directory]
+        if properties is None:
+            raise InvalidFile(f"{config.metadata_directory} is not formatted")
+        return properties.directory_id or Uuid.ZERO
+
+    def _open_quorum(self, directory_id: Uuid) -> None:
+        config, ports = self.config, self._ports
+        directory = f"{config.metadata_directory}/{METADATA_LOG}"
+        self._log = log = KafkaMetadataLog.open(
+            directory, storage=ports.storage, clock=ports.clock, config=config.metadata_log
+        )
+        loop = ports.loop("raft")
+        self._raft = raft = KafkaRaftClient(
+            config.raft,
+            node_id=config.node_id,
+            directory_id=directory_id,
+            cluster_id=config.cluster_id,
+            voters=config.voters,
+            log=log,
+            state_store=FileBasedStateStore(ports.storage, directory),
+            clock=ports.clock,
+            random=ports.random,
+            transport=ports.transport,
+            loop=loop,
+            metrics=self.metrics,
+            on_fatal=self._fail,
+        )
+        self._image = ImageWriter(
+            ports.image(f"{config.metadata_directory}/{IMAGE}"), config.cluster_id, ports.loop("image")
+        )
+        self._loader = MetadataLoader(
+            self._image, loop=loop, high_watermark=lambda: raft.high_watermark, metrics=self.metrics
+        )
+        applied = self._loader.startup(log.end_offset, log.epoch_before)
+        raft.register(self._loader, next_offset=applied.offset)
+        ports.transport.watch_connections(self._connection_lost)
+
+    def _make_controller(self) -> None:
+        config, ports, loader = self.config, self._ports, self.loader
+        self.controller = QuorumController(
+            config.controller,
+            node_id=config.node_id,
+            cluster_id=config.cluster_id,
+            quorum=self.raft,
+            metadata=lambda: loader.published,
+            clock=ports.clock,
+            random=ports.random,
+            loop=ports.loop("controller"),
+            metrics=self.metrics,
+        )
+        self._controller_apis = ControllerApis(self.controller)
+        image, event = self._image, self.controller.append_write_event
+        assert image is not None
+        listener = register_listeners(
+            image,
+            loader.metadata.topics,
+            lambda name, operation: event(name, lambda term: operation(term.machines)),
+        )
+        loader.install_publishers([self.controller, listener])
+
+    def _make_broker(self) -> None:
+        config, ports = self.config, self._ports
+        cache = KRaftMetadataCache()
+        self.broker = broker = Broker(
+            config.node_id,
+            config.directories,
+            cluster_id=config.cluster_id,
+            storage=ports.storage,
+            clock=ports.clock,
+            scheduler=ports.scheduler,
+            workers=ports.workers,
+            random=ports.random,
+            transport=ports.transport,
+            new_loop=ports.loop,
+            metadata_cache=cache,
+            broker_epoch=self._broker_epoch,
+            controller=self._active_controller,
+            config=config.log,
+            log_manager_config=config.log_manager,
+            replica_config=config.replica,
+            metrics=self.metrics,
+            locked=config.all_directories,
+        )
+        self._publisher = BrokerMetadataPublisher(
+            config.node_id,
+            cache=cache,
+            replica_manager=broker.replica_manager,
+            loop=ports.loop("publisher"),
+            metrics=self.metrics,
+        )
+        apis = MetadataApis(config.cluster_id, lambda: cache.metadata, self._active_controller)
+        producer_ids = ProducerIdManager(
+            config.node_id,
+            broker_epoch=self._broker_epoch,
+            controller=self._active_controller,
+            transport=ports.transport,
+            loop=ports.loop("producer-ids"),
+        )
+        self._handlers = {
+            MetadataRequest: apis.handle_metadata,
+            InitProducerIdRequest: producer_ids.handle_init_producer_id,
+        }
+
+    def _start_broker(self, broker: Broker) -> None:
+        config, ports, publisher = self.config, self._ports, self._publisher
+        assert publisher is not None
+        broker.startup()
+        logs = broker.log_manager
+        self.lifecycle = lifecycle = BrokerLifecycleManager(
+            config.broker,
+            config.node_id,
+            cluster_id=config.cluster_id,
+            incarnation_id=Uuid.generate(ports.random),
+            directories=list(logs.directory_ids.values()),
+            controller=self._active_controller,
+            metadata_offset=publisher.metadata_offset,
+            transport=ports.transport,
+            clock=ports.clock,
+            loop=ports.loop("lifecycle"),
+            endpoints=config.endpoints,
+            features=SUPPORTED_FEATURES,
+            previous_broker_epoch=logs.previous_broker_epoch,
+        )
+        logs.on_directory_failed = lifecycle.propagate_directory_failure
+        self.loader.install_publishers([publisher])
+        lifecycle.caught_up.add_done_callback(lambda _: lifecycle.set_ready_to_unfence())
+        lifecycle.registered.add_done_callback(self._registered)
+        lifecycle.unfenced.add_done_callback(lambda _: self.ready.set_result(None))
+        lifecycle.start()
+
+    def _registered(self, registered: Future[int]) -> None:
+        error = registered.exception()
+        if error is not None:
+            self._fail(error)
+
+    # ---- what others ask ----------------------------------------------------------------------------------
+
+    @property
+    def raft(self) -> KafkaRaftClient:
+        """The node's member of the quorum; there from `startup` on."""
+        assert self._raft is not None
+        return self._raft
+
+    @property
+    def loader(self) -> MetadataLoader:
+        """What the node knows of the cluster; there from `startup` on."""
+        assert self._loader is not None
+        return self._loader
+
+    def handle(self, request: Any) -> Future[Any]:
+        """The answer to a request, an entity of the package kio.
+
+        The future fails with UnsupportedVersion for one that this node has no handler for, and with
+        BrokerNotAvailable when it cannot go on.
+        """
+        kind = type(request)
+        if self.failure is not None or self._raft is None:
+            return failed(BrokerNotAvailable(f"node {self.config.node_id} does not go on"))
+        if kind in QUORUM_REQUESTS or (kind is FetchRequest and _is_of_metadata_log(request)):
+            return self._raft.handle_inbound(request)
+        if self._controller_apis is not None and self._controller_apis.takes(request):
+            return self._controller_apis.handle(request)
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            return handler(request)
+        if self.broker is None:
+            return failed(BrokerNotAvailable(f"node {self.config.node_id} is no broker"))
+        return self.broker.handle(request)
+
+    def _broker_epoch(self) -> int:
+        return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()
+
+    def _active_controller(self) -> int | None:
+        return None if self._raft is None else self._raft.leader_and_epoch.leader_id
+
+    def _connection_lost(self, node_id: int) -> None:
+        if self._raft is not None:
+            self._raft.connection_lost(node_id)
+        if self.controller is not None:
+            self.controller.connection_lost(node_id)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            LOGGER.error("node %d cannot go on", self.config.node_id, exc_info=error)
+            if self._on_fatal is not None:
+                self._on_fatal(error)
+
+    # ---- stop ---------------------------------------------------------------------------------------------
+
+    def shutdown(self, timeout_ms: int = CONTROLLED_SHUTDOWN_MS) -> Future[None]:
+        """Leave in order: hand over what is led, then the quorum's leadership.
+
+        Each is waited for `timeout_ms` at most; then the future is done, and the node is to be closed.
+        """
+        if self._shutdown is None:
+            self._shutdown = Future()
+            Stop(self, timeout_ms, self._ports.loop("shutdown"), self._shutdown).begin()
+        return self._shutdown
+
+    def close(self) -> None:
+        """Close all files in order. None of the node's tasks may run any more. Raises KafkaStorageError."""
+        if self.broker is not None:
+            self.broker.shutdown()
+        self._let_go(in_order=True)
+
+    def abandon(self) -> None:
+        """Let go of all files as they are, as the end of the process would; nothing is written. None of the
+        node's tasks may run any more."""
+        if self.broker is not None:
+            self.broker.log_manager.abandon()
+        self._let_go(in_order=False)
+
+    def _let_go(self, *, in_order: bool) -> None:
+        raft, self._raft = self._raft, None
+        if raft is not None:
+            raft.close()
+        log, self._log = self._log, None
+        if log is not None:
+            if in_order:
+                log.close()
+            else:
+                log.abandon()
+        image, self._image = self._image, None
+        if image is not None:
+            image.close()
+        locks, self._locks = self._locks, []
+        for lock in locks:
+            lock.release()
+
+
+class Stop:
+    """One node's way to its end: each step once the one before is done, or took too long."""
+
+    def __init__(self, node: Node, timeout_ms: int, loop: Any, done: Future[None]) -> None:
+        self._node = node
+        self._timeout_ms = timeout_ms
+        self._loop = loop
+        self._done = done
+
+    def begin(self) -> None:
+        """Let the controller move the leaders away."""
+        lifecycle = self._node.lifecycle
+        if lifecycle is None or not self._node.ready.done():
+            self._loop.post(self._leave_quorum)
+            return
+        moved = lifecycle.begin_controlled_shutdown()
+        self._once(moved, self._leave_quorum)
+
+    def _once(self, future: Future[Any], step: Callable[[], None]) -> None:
+        began = [False]
+
+        def run() -> None:
+            if not began[0]:
+                began[0] = True
+                step()
+
+        future.add_done_callback(lambda _: self._loop.post(run))
+        self._loop.post_later(run, self._timeout_ms)
+
+    def _leave_quorum(self) -> None:
+        if self._node.lifecycle is not None:
+            self._node.lifecycle.close()
+        self._once(self._node.raft.shutdown(self._timeout_ms), lambda: self._done.set_result(None))
+
+
+def _is_of_metadata_log(request: FetchRequest) -> bool:
+    return len(request.topics) == 1 and topic_id_of(request.topics[0].topic_id) == Uuid.METADATA_TOPIC

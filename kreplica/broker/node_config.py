@@ -1,0 +1,78 @@
+"""What a node is, and the machine it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kreplica.broker.broker_config import BrokerConfig
+from kreplica.common.config import LogConfig, LogManagerConfig, MetadataLogConfig
+from kreplica.common.errors import InvalidConfig
+from kreplica.common.ports import Clock, Loop, Random, Scheduler, Storage, Transport, Workers
+from kreplica.controller.controller_config import ControllerConfig
+from kreplica.metadata.image_writer import ImageDirectory
+from kreplica.metadata.records import Endpoint
+from kreplica.raft.raft_config import RaftConfig
+from kreplica.raft.voter_set import VoterSet
+from kreplica.replica.replica_config import ReplicaConfig
+
+Role = Literal["broker", "controller"]
+BOTH: frozenset[Role] = frozenset({"broker", "controller"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """A node of cluster `cluster_id` with its directories, which were formatted (node_format).
+
+    `voters`: those of controller.quorum.voters, None where the metadata log names them (KIP-853).
+    `metadata_directory`: where the metadata log is, by default the first of `directories`. Raises
+    InvalidConfig for a node that could be nothing.
+    """
+
+    node_id: int
+    cluster_id: str
+    directories: tuple[str, ...]
+    roles: frozenset[Role] = BOTH
+    metadata_directory: str = ""
+    voters: VoterSet | None = None
+    endpoints: Sequence[Endpoint] = ()
+    raft: RaftConfig = field(default_factory=RaftConfig)
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    replica: ReplicaConfig = field(default_factory=ReplicaConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    log_manager: LogManagerConfig = field(default_factory=LogManagerConfig)
+    metadata_log: MetadataLogConfig = field(default_factory=MetadataLogConfig)
+
+    def __post_init__(self) -> None:
+        if self.node_id < 0:
+            raise InvalidConfig(f"node.id is {self.node_id}; it has to be 0 at least")
+        if not self.roles or not self.roles <= BOTH:
+            raise InvalidConfig(f"process.roles is {sorted(self.roles)}: broker, controller, or both")
+        if not self.directories:
+            raise InvalidConfig("a node needs a log directory (log.dirs)")
+        if not self.metadata_directory:
+            object.__setattr__(self, "metadata_directory", self.directories[0])
+
+    @property
+    def all_directories(self) -> tuple[str, ...]:
+        """Every directory that the node locks, each once."""
+        return tuple(dict.fromkeys((self.metadata_directory, *self.directories)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePorts:
+    """The machine, as one life of a node has it.
+
+    `loop(name)` makes a Loop; `image(path)` says where the metadata image is that belongs at `path`.
+    """
+
+    storage: Storage
+    clock: Clock
+    scheduler: Scheduler
+    transport: Transport
+    workers: Workers
+    random: Random
+    loop: Callable[[str], Loop]
+    image: Callable[[str], ImageDirectory]

@@ -1,0 +1,97 @@
+"""Formatting: makes empty directories those of a node of a cluster, as Kafka's `kafka-storage format` does.
+
+Each directory gets its meta.properties; the metadata directory also the snapshot that names the quorum's
+first voters, where the metadata log is to name them (KIP-853). No state; one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kreplica.broker.node_config import NodeConfig
+from kreplica.common.errors import InconsistentClusterId, InvalidFile
+from kreplica.common.ports import Clock, Random, Storage
+from kreplica.common.types import Uuid
+from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.replicated_log import BOOTSTRAP_SNAPSHOT_ID
+from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
+from kreplica.raft.voter_set import VoterSet
+
+METADATA_LOG = "__cluster_metadata-0"
+# That of a quorum whose voters come and go by records (KIP-853).
+KRAFT_VERSION = 1
+
+
+def directory_ids(config: NodeConfig, storage: Storage, random: Random) -> dict[str, Uuid]:
+    """The ids of the node's directories: as they are in their meta.properties, new ones where there is none.
+
+    Nothing is written. Raises InconsistentClusterId, InvalidFile for another node's, KafkaStorageError.
+    """
+    ids: dict[str, Uuid] = {}
+    for path in config.all_directories:
+        found = read_properties(config, storage, path)
+        known = None if found is None else found.directory_id
+        ids[path] = Uuid.generate(random) if known is None else known
+    return ids
+
+
+def read_properties(config: NodeConfig, storage: Storage, path: str) -> MetaProperties | None:
+    """What the directory says of itself, None if nothing. Raises as `directory_ids`."""
+    if not storage.is_directory(path):
+        return None
+    found = MetaPropertiesFile(storage, path).read()
+    if found is None:
+        return None
+    if found.cluster_id != config.cluster_id:
+        raise InconsistentClusterId(f"{path}: of cluster {found.cluster_id}, not {config.cluster_id}")
+    if found.node_id != config.node_id:
+        raise InvalidFile(f"{path}: of node {found.node_id}, not {config.node_id}")
+    return found
+
+
+def is_formatted(config: NodeConfig, storage: Storage) -> bool:
+    """Whether the metadata directory is this node's. Raises as `directory_ids`."""
+    return read_properties(config, storage, config.metadata_directory) is not None
+
+
+def format_node(
+    config: NodeConfig,
+    ids: Mapping[str, Uuid],
+    *,
+    storage: Storage,
+    clock: Clock,
+    initial_voters: VoterSet | None = None,
+) -> None:
+    """Write what makes the directories the node's; what is there already stays.
+
+    `ids`: by directory. `initial_voters`: the same for every node of the quorum, each with the id of its
+    metadata directory. The meta.properties of the metadata directory comes last: what is formatted is so as a
+    whole. Raises KafkaStorageError, and as `directory_ids`.
+    """
+    for path in config.all_directories:
+        read_properties(config, storage, path)
+    for path in reversed(config.all_directories):
+        storage.make_directory(path)
+        if path == config.metadata_directory and initial_voters is not None:
+            _write_bootstrap_snapshot(f"{path}/{METADATA_LOG}", storage, clock, initial_voters)
+        if MetaPropertiesFile(storage, path).read() is None:
+            properties = MetaProperties(config.cluster_id, config.node_id, ids[path])
+            MetaPropertiesFile(storage, path).write(properties)
+
+
+def _write_bootstrap_snapshot(directory: str, storage: Storage, clock: Clock, voters: VoterSet) -> None:
+    log = KafkaMetadataLog.open(directory, storage=storage, clock=clock)
+    try:
+        if log.latest_snapshot_id is None and log.end_offset == 0:
+            raw = log.store_snapshot(BOOTSTRAP_SNAPSHOT_ID)
+            with RecordsSnapshotWriter(
+                raw,
+                clock,
+                last_contained_log_timestamp=clock.time_ms(),
+                voters=voters,
+                kraft_version=KRAFT_VERSION,
+            ) as writer:
+                writer.freeze()
+    finally:
+        log.close()

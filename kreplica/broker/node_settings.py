@@ -1,0 +1,90 @@
+"""A node's settings as Kafka's users write them: property names with dots, values as text or numbers.
+
+A name that no part of the node has is refused, with the nearest one that there is. No state; any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from kreplica.broker.node_config import NodeConfig
+from kreplica.common.errors import InvalidConfig
+
+# The parts of a NodeConfig in which a name is looked for, in this order; `log` is that of topics' defaults.
+PARTS = ("raft", "controller", "broker", "replica", "log_manager", "metadata_log", "log")
+# What a broker's property is called where topics have the setting under another name.
+BROKERS_NAMES = {
+    "log.segment.bytes": "segment.bytes",
+    "log.roll.ms": "segment.ms",
+    "log.retention.ms": "retention.ms",
+    "log.retention.bytes": "retention.bytes",
+    "log.cleanup.policy": "cleanup.policy",
+    "log.index.interval.bytes": "index.interval.bytes",
+    "log.index.size.max.bytes": "segment.index.bytes",
+    "log.flush.interval.messages": "flush.messages",
+    "log.flush.interval.ms": "flush.ms",
+    "log.segment.delete.delay.ms": "file.delete.delay.ms",
+    "log.preallocate": "preallocate",
+    "log.message.timestamp.type": "message.timestamp.type",
+    "message.max.bytes": "max.message.bytes",
+}
+
+
+def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeConfig:
+    """The configuration with these properties changed.
+
+    Raises InvalidConfig for a name that is not known, and for a value out of its range.
+    """
+    changes: dict[str, dict[str, object]] = {}
+    for given, value in settings.items():
+        name = BROKERS_NAMES.get(given.replace("_", "."), given.replace("_", "."))
+        part = next((part for part in PARTS if name in _names(getattr(config, part))), None)
+        if part is None:
+            near = difflib.get_close_matches(name, known_names(config), 1)
+            raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
+        changes.setdefault(part, {})[name] = value
+    return dataclasses.replace(
+        config, **{part: _changed(getattr(config, part), new) for part, new in changes.items()}
+    )
+
+
+def known_names(config: NodeConfig) -> list[str]:
+    """Every property that `with_settings` takes."""
+    names = {name for part in PARTS for name in _names(getattr(config, part))}
+    return sorted(names | BROKERS_NAMES.keys())
+
+
+def _names(part: Any) -> frozenset[str]:
+    prefix = getattr(part, "PREFIX", "")
+    return frozenset(prefix + field.name.replace("_", ".") for field in dataclasses.fields(part))
+
+
+def _changed(part: Any, settings: Mapping[str, object]) -> Any:
+    if hasattr(part, "replace"):
+        return part.replace(settings)
+    hints = get_type_hints(type(part))
+    fields = {}
+    for name, value in settings.items():
+        field = name.replace(".", "_")
+        fields[field] = _parsed(name, value, hints[field])
+    return dataclasses.replace(part, **fields)
+
+
+def _parsed(name: str, value: object, hint: Any) -> object:
+    """The value as its field has it: these parts hold integers, booleans and text."""
+    kinds = getattr(hint, "__args__", (hint,))
+    text = str(value).strip()
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if int in kinds and not isinstance(value, bool):
+        try:
+            return int(text)
+        except ValueError:
+            pass
+    if str in kinds:
+        return text
+    wanted = "true or false" if bool in kinds else "an integer"
+    raise InvalidConfig(f"{name} must be {wanted}, not {value!r}")

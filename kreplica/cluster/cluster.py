@@ -1,0 +1,543 @@
+"""Cluster: see the package. Here is what a program asks of it; ClusterNodes has the nodes.
+
+Ownership: the cluster owns its nodes, its network and its client, and the directory where it made one for
+itself. Thread rule: any thread; nothing is guarded here, since what changes belongs to the nodes, the client
+or the network.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from kreplica._core.partitioner import partitions_of
+from kreplica._core.record import Record
+from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
+from kreplica.client.admin import Admin
+from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.fetcher import EARLIEST, LATEST, Fetcher
+from kreplica.client.partition_sender import ALL, RecordMetadata
+from kreplica.client.producer import Producer
+from kreplica.cluster.cluster_nodes import ClusterNodes
+from kreplica.cluster.reading import Isolation, read
+from kreplica.cluster.settings import (
+    Layout,
+    check_cluster_id,
+    extended,
+    new_layout,
+    read_layout,
+)
+from kreplica.cluster.views import PartitionView, describe_topics
+from kreplica.common.errors import (
+    InvalidRequest,
+    InvalidRequiredAcks,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.future import Future
+from kreplica.common.locks import RLock
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.local_network import LocalNetwork
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+
+T = TypeVar("T")
+
+# Nobody else in the network has this id.
+CLIENT_ID = -2
+STARTUP_TIMEOUT = 30.0
+# How often a condition is looked at that no event tells of.
+LOOK_MS = 5
+Acks = Literal["all", -1, 0, 1]
+
+
+class Cluster:
+    """A cluster of `brokers` brokers, in `directory` (by default a temporary one, removed by `close`).
+
+    A directory that holds a cluster already is taken up again; further brokers may be added. `controllers`:
+    so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of fewer than
+    three). `config`: Kafka's properties for every node and, as defaults, for topics, such as
+    {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context manager, or close
+    it.
+
+    Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        controllers: int = 0,
+        config: Mapping[str, object] | None = None,
+        cluster_id: str | None = None,
+        startup_timeout: float = STARTUP_TIMEOUT,
+    ) -> None:
+        self._is_temporary = directory is None
+        self.directory = os.path.abspath(directory or tempfile.mkdtemp(prefix="kreplica-"))
+        # What tasks of nodes failed with, by the loop's name; nothing of it is expected.
+        self.failures: list[tuple[str, BaseException]] = []
+        self._clock = SystemClock()
+        self._network = LocalNetwork(self._clock, self._task_failed)
+        self._is_closed = False
+        self._next_partition = 0
+        try:
+            layout = _layout(self.directory, brokers, controllers, cluster_id)
+            self._nodes = ClusterNodes(
+                layout, self.directory, config or {}, self._network, self._clock, self._node_failed
+            )
+        except BaseException:
+            self._remove_directory()
+            raise
+        try:
+            self._make_client(self._nodes)
+            self._network.start()
+            for node_id in self._nodes.ids:
+                self._nodes.start(node_id)
+            self.wait_until_ready(startup_timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_client(self, nodes: ClusterNodes) -> None:
+        endpoint = self._network.join(CLIENT_ID)
+        loop, clock = endpoint.loop("client"), self._clock
+        config = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5)
+        self._loop = loop
+        self._metadata = ClientMetadata(nodes.live_brokers, transport=endpoint, loop=loop, config=config)
+        self._fetcher = Fetcher(self._metadata, transport=endpoint, loop=loop, clock=clock, config=config)
+        self._producer = Producer(
+            self._metadata, nodes.live_brokers, transport=endpoint, loop=loop, clock=clock, config=config
+        )
+        self._admin = Admin(
+            nodes.likely_controllers, transport=endpoint, loop=loop, clock=clock, config=config
+        )
+
+    # ---- topics -------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, object] | None = None,
+        *,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+        timeout: float = STARTUP_TIMEOUT,
+    ) -> None:
+        """Create a topic; every live broker knows it when this returns.
+
+        `replication_factor`: by default three, or as many brokers as there are. `assignment`: by partition
+        its brokers, the preferred leader first, instead of both. Raises TopicAlreadyExists, InvalidTopic,
+        InvalidPartitions, InvalidReplicationFactor, InvalidReplicaAssignment, InvalidConfig,
+        RequestTimedOut.
+        """
+        created = self._call(
+            lambda: self._admin.create_topic(
+                name,
+                partitions=-1 if assignment else partitions,
+                replication_factor=-1 if assignment else replication_factor or -1,
+                assignment=assignment,
+                config=config,
+                timeout_ms=_ms(timeout),
+            )
+        )
+        created.result()
+        self._wait(lambda: all(name in each.topics for each in self._nodes.known_metadata()), timeout, name)
+
+    def delete_topic(self, name: str, *, timeout: float = STARTUP_TIMEOUT) -> None:
+        """Delete a topic; no live broker knows it when this returns. Raises UnknownTopicOrPartition,
+        RequestTimedOut."""
+        self._call(lambda: self._admin.delete_topic(name, timeout_ms=_ms(timeout))).result()
+        self._wait(
+            lambda: all(name not in each.topics for each in self._nodes.known_metadata()), timeout, name
+        )
+
+    def create_partitions(self, name: str, count: int, *, timeout: float = STARTUP_TIMEOUT) -> None:
+        """Let the topic have `count` partitions. Raises UnknownTopicOrPartition, InvalidPartitions,
+        RequestTimedOut."""
+        self._call(lambda: self._admin.create_partitions(name, count, timeout_ms=_ms(timeout))).result()
+        self._wait(
+            lambda: all(len(each.topics[name].partitions) >= count for each in self._nodes.known_metadata()),
+            timeout,
+            name,
+        )
+
+    def alter_config(
+        self, name: str, changes: Mapping[str, object | None], *, timeout: float = STARTUP_TIMEOUT
+    ) -> None:
+        """Change settings of a topic; None takes one back to its default. Raises InvalidConfig,
+        UnknownTopicOrPartition, RequestTimedOut."""
+        self._call(lambda: self._admin.alter_config(name, changes, timeout_ms=_ms(timeout))).result()
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return sorted(self._nodes.newest_metadata().topics)
+
+    # ---- records ------------------------------------------------------------------------------------------
+
+    @overload
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        records: Sequence[RecordLike],
+        *,
+        acks: Acks = ...,
+        timeout: float | None = ...,
+    ) -> Future[RecordMetadata]: ...
+
+    @overload
+    def append(
+        self,
+        topic: str,
+        partition: Sequence[RecordLike],
+        records: None = ...,
+        *,
+        acks: Acks = ...,
+        timeout: float | None = ...,
+    ) -> Future[tuple[RecordMetadata, ...]]: ...
+
+    def append(
+        self,
+        topic: str,
+        partition: int | Sequence[RecordLike],
+        records: Sequence[RecordLike] | None = None,
+        *,
+        acks: Acks = "all",
+        timeout: float | None = None,
+    ) -> Future[Any]:
+        """Append records to a partition as one batch, behind what this cluster's program appended before.
+
+        Without a partition each record goes where its key belongs (murmur2, as with Kafka's clients), those
+        without a key all to one partition, another one each time; then there is a batch, and in the result a
+        RecordMetadata, for each partition. With acks="all" a batch is tried again, and appended once, until
+        it is acknowledged or `timeout` seconds (by default 120) are over.
+
+        Raises UnknownTopicOrPartition, InvalidRequiredAcks. The future fails with RequestTimedOut,
+        MessageTooLarge, InvalidRecord, TypeError for what is no record.
+        """
+        wanted_acks = _acks(acks)
+        timeout_ms = None if timeout is None else _ms(timeout)
+        if isinstance(partition, int):
+            at = self._require(topic, partition)
+            with self._network.draining():
+                return self._producer.send(at, records or (), acks=wanted_acks, timeout_ms=timeout_ms)
+        with self._network.draining():
+            parts = [
+                self._producer.send(
+                    TopicPartition(topic, number), chosen, acks=wanted_acks, timeout_ms=timeout_ms
+                )
+                for number, chosen in self._by_partition(topic, partition).items()
+            ]
+        return _all_of(parts)
+
+    def _by_partition(self, topic: str, records: Sequence[RecordLike]) -> dict[int, list[RecordLike]]:
+        found = self._nodes.newest_metadata().topics.get(topic)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
+        count = len(found.partitions)
+        self._next_partition += 1
+        keys = [_key_of(record) for record in records]
+        chosen: dict[int, list[RecordLike]] = {}
+        for number, record in zip(
+            partitions_of(keys, count, self._next_partition % count), records, strict=True
+        ):
+            chosen.setdefault(number, []).append(record)
+        return chosen
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        follow: bool = False,
+        isolation: Isolation = "high_watermark",
+    ) -> Iterator[Record]:
+        """The committed records with offsets in [start, stop), in order, from whoever leads the partition.
+
+        From the log's start by default; up to the high watermark as it is now, or with `follow` up to `stop`,
+        waiting for what is not there yet (for ever without a `stop`). `isolation`: "txn_committed" leaves out
+        what belongs to aborted or open transactions. Raises UnknownTopicOrPartition, and while it is iterated
+        over OffsetOutOfRange, RequestTimedOut, CorruptMessage.
+        """
+        at = self._require(topic, partition)
+        return self._read(at, start, stop, follow, isolation)
+
+    def _read(
+        self, at: TopicPartition, start: int | None, stop: int | None, follow: bool, isolation: Isolation
+    ) -> Iterator[Record]:
+        if start is None:
+            start = self._call(partial(self._fetcher.offset, at, EARLIEST, isolation=isolation)).result()
+        if not follow:
+            end = self._call(partial(self._fetcher.offset, at, LATEST, isolation=isolation)).result()
+            stop = end if stop is None else min(stop, end)
+        for record in read(self._fetcher, at, start, None if follow else stop, isolation, Future.result):
+            if stop is not None and record.offset is not None and record.offset >= stop:
+                return
+            yield record
+
+    # ---- partitions ---------------------------------------------------------------------------------------
+
+    def partition(self, topic: str, partition: int = 0) -> PartitionView:
+        """A live look at a partition. Raises UnknownTopicOrPartition."""
+        at = self._require(topic, partition)
+        return PartitionView(at, self._nodes.newest_metadata, self._nodes.node)
+
+    def reassign(
+        self,
+        topic: str,
+        partition: int,
+        replicas: Sequence[int] | None,
+        *,
+        wait: bool = True,
+        timeout: float = STARTUP_TIMEOUT,
+    ) -> None:
+        """Move the partition to these brokers; None cancels a move. Comes back when it is done, or, without
+        `wait`, when it has begun. Raises InvalidReplicaAssignment, NoReassignmentInProgress,
+        UnknownTopicOrPartition, RequestTimedOut.
+        """
+        at = self._require(topic, partition)
+        self._call(lambda: self._admin.reassign(at, replicas, timeout_ms=_ms(timeout))).result()
+        if wait and replicas is not None:
+            view, wanted = self.partition(topic, partition), tuple(replicas)
+            self._wait(lambda: view.replicas == wanted and not view.adding_replicas, timeout, str(at))
+
+    def elect(
+        self,
+        topic: str,
+        partition: int = 0,
+        kind: Literal["preferred", "unclean"] = "preferred",
+        *,
+        timeout: float = STARTUP_TIMEOUT,
+    ) -> None:
+        """Let the preferred replica lead; or, unclean, any replica that is there, even one that lost records.
+
+        Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable, UnknownTopicOrPartition,
+        RequestTimedOut.
+        """
+        at = self._require(topic, partition)
+        self._call(lambda: self._admin.elect_leader(at, kind, timeout_ms=_ms(timeout))).result()
+
+    # ---- nodes --------------------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        return self._nodes.layout.cluster_id
+
+    @property
+    def nodes(self) -> list[int]:
+        """The ids of all nodes, dead ones too."""
+        return self._nodes.ids
+
+    @property
+    def controller(self) -> int | None:
+        """The node that is the active controller, None where there is none now."""
+        return self._nodes.controller
+
+    def node(self, node_id: int) -> Node:
+        """The node itself, for those who want to look inside. Raises InvalidRequest where it does not run."""
+        node = self._nodes.node(node_id)
+        if node is None:
+            raise InvalidRequest(f"node {node_id} does not run")
+        return node
+
+    def start(self, node_id: int, *, timeout: float = STARTUP_TIMEOUT) -> None:
+        """Start a node again on its directory; comes back when its broker may lead. Raises InvalidRequest
+        if it runs or there is no such node, RequestTimedOut, and as Cluster."""
+        ready = self._nodes.start(node_id)
+        if self._nodes.has_quorum():
+            self._result(ready, timeout, f"node {node_id} is not ready")
+
+    def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
+        """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
+        self._nodes.stop(node_id, _ms(timeout))
+
+    def kill(self, node_id: int) -> None:
+        """End a node as kill -9 would. Raises InvalidRequest if it does not run."""
+        self._nodes.kill(node_id)
+
+    def pause(self, node_id: int) -> None:
+        """Stall a node, as SIGSTOP would. Raises InvalidRequest if it does not run."""
+        self._nodes.pause(node_id)
+
+    def resume(self, node_id: int) -> None:
+        """Let a paused node go on. Raises InvalidRequest if it does not run."""
+        self._nodes.resume(node_id)
+
+    def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
+        """Cut the network: nothing arrives that `one` sends to `other`, nor the other way round."""
+        self._network.cut(one, other, both_ways=both_ways)
+
+    def heal(self, one: int | None = None, other: int | None = None) -> None:
+        """Join two nodes that were cut off from each other; without arguments, all of them."""
+        if one is None or other is None:
+            self._network.heal_all()
+        else:
+            self._network.heal(one, other)
+
+    def wait_until_ready(self, timeout: float = STARTUP_TIMEOUT) -> None:
+        """Come back when every broker that runs may lead. Raises RequestTimedOut."""
+        for node in self._nodes.live():
+            self._result(node.ready, timeout, f"node {node.config.node_id} is not ready")
+
+    def describe(self) -> dict[str, Any]:
+        """The cluster as values that JSON has: its nodes, its quorum, its topics."""
+        metadata = self._nodes.newest_metadata()
+        return {
+            "cluster_id": self.cluster_id,
+            "controller": self.controller,
+            "nodes": {node_id: self._describe_node(node_id, metadata) for node_id in self._nodes.ids},
+            "topics": describe_topics(metadata),
+        }
+
+    def _describe_node(self, node_id: int, metadata: ClusterMetadata) -> dict[str, Any]:
+        local, registration = self._nodes.local(node_id), metadata.brokers.get(node_id)
+        node = local.node
+        return {
+            "roles": sorted(local.config.roles),
+            "is_alive": node is not None,
+            "is_paused": local.is_paused,
+            "is_fenced": None if registration is None else registration.fenced,
+            "broker_epoch": None if registration is None else registration.epoch,
+            "metadata_offset": None if node is None else node.loader.applied.offset,
+            "quorum_epoch": None if node is None else node.raft.leader_and_epoch.epoch,
+        }
+
+    # ---- the end ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop every node at once, close all files in order, and remove a temporary directory."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        errors = self._nodes.close()
+        self._network.shutdown()
+        self._remove_directory()
+        if errors:
+            raise errors[0]
+
+    def _remove_directory(self) -> None:
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        alive = [node.config.node_id for node in self._nodes.live()]
+        return f"Cluster({self.directory!r}, nodes {alive} of {self._nodes.ids} run)"
+
+    # ---- within -------------------------------------------------------------------------------------------
+
+    def _require(self, topic: str, partition: int) -> TopicPartition:
+        at = TopicPartition(topic, partition)
+        if self._nodes.newest_metadata().partition(at) is None:
+            raise UnknownTopicOrPartition(f"there is no partition {at}")
+        return at
+
+    def _call(self, ask: Callable[[], Future[T]]) -> Future[T]:
+        with self._network.draining():
+            return ask()
+
+    def _result(self, future: Future[T], timeout: float, what: str) -> T:
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            raise RequestTimedOut(f"{what} after {timeout} s") from None
+
+    def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+        """Come back when the condition holds. Raises RequestTimedOut."""
+        deadline_ns = self._clock.monotonic_ns() + int(timeout * 1e9)
+        done: Future[None] = Future()
+
+        def look() -> None:
+            if done.done():
+                return
+            if condition():
+                done.set_result(None)
+            elif self._clock.monotonic_ns() > deadline_ns:
+                done.set_exception(RequestTimedOut(f"{what}: not so after {timeout} s"))
+            else:
+                self._loop.post_later(look, LOOK_MS)
+
+        with self._network.draining():
+            self._loop.post(look)
+        done.result()
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        self.failures.append((name, error))
+
+    def _node_failed(self, node_id: int, error: BaseException) -> None:
+        self.failures.append((f"node {node_id}", error))
+
+
+def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | None) -> Layout:
+    found = read_layout(directory)
+    if found is None:
+        made = str(Uuid.generate(random.SystemRandom()))
+        return new_layout(cluster_id or made, brokers, controllers)
+    check_cluster_id(found, cluster_id, directory)
+    return extended(found, brokers)
+
+
+def _ms(seconds: float) -> int:
+    return max(int(seconds * 1000), 0)
+
+
+def _acks(acks: object) -> int:
+    if acks == "all":
+        return ALL
+    if isinstance(acks, int) and acks in (-1, 0, 1):
+        return acks
+    raise InvalidRequiredAcks(f'acks is "all", 1 or 0, not {acks!r}')
+
+
+def _key_of(record: Any) -> bytes | None:
+    key = None
+    if isinstance(record, tuple):
+        key = record[0]
+    elif isinstance(record, Record):
+        key = record.key
+    return None if key is None else bytes(key)
+
+
+def _all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[tuple[RecordMetadata, ...]]:
+    """The results of all, in their order; the first error where one fails."""
+    whole: Future[tuple[RecordMetadata, ...]] = Future()
+    left = [len(parts)]
+    lock = RLock()
+
+    def one_is_done(_: Future[RecordMetadata]) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        error = next((e for part in parts if (e := part.exception()) is not None), None)
+        if error is not None:
+            whole.set_exception(error)
+        else:
+            whole.set_result(tuple(part.result() for part in parts))
+
+    for part in parts:
+        part.add_done_callback(one_is_done)
+    if not parts:
+        whole.set_result(())
+    return whole

@@ -1,0 +1,154 @@
+"""ClusterNodes: the nodes of a cluster in one process: their directories, their lives, what they know.
+
+Ownership: it owns the nodes, not the network. Thread rule: any thread; `_lock` guards the lives, so that one
+node starts, stops or is killed at a time. Looks at what nodes know take no lock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from kreplica.broker.node import Node
+from kreplica.broker.node_format import directory_ids, format_node, is_formatted
+from kreplica.cluster.settings import Layout, node_config, write_layout
+from kreplica.common.errors import InvalidRequest, KreplicaError
+from kreplica.common.future import Future
+from kreplica.common.locks import RLock
+from kreplica.common.ports import Clock
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
+from kreplica.runtime.local_network import LocalNetwork
+from kreplica.runtime.local_node import LocalNode
+from kreplica.runtime.storage import FileStorage
+
+
+class ClusterNodes:
+    """The nodes of `layout` in `directory`; those that are new there are formatted, none is started.
+
+    `on_failure(node_id, error)`: a node cannot go on. Raises InvalidConfig, InconsistentClusterId,
+    InvalidFile, KafkaStorageError; where settings make no sense, nothing is written.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        directory: str,
+        settings: Mapping[str, object],
+        network: LocalNetwork,
+        clock: Clock,
+        on_failure: Callable[[int, BaseException], None],
+    ) -> None:
+        self.layout = layout
+        self._network = network
+        self._lock = RLock()
+        storage = FileStorage()
+        configs = {n: node_config(layout, n, directory, settings) for n in layout.roles}
+        ids = {n: directory_ids(each, storage, random.SystemRandom()) for n, each in configs.items()}
+        voters = VoterSet(
+            VoterNode(ReplicaKey(n, ids[n][configs[n].metadata_directory]), (), 0, 1)
+            for n in layout.controllers
+        )
+        storage.make_directory(directory)
+        for node_id, each in configs.items():
+            if not is_formatted(each, storage):
+                format_node(each, ids[node_id], storage=storage, clock=clock, initial_voters=voters)
+        write_layout(directory, layout)
+        self._nodes = {n: LocalNode(each, network, clock, on_failure) for n, each in configs.items()}
+
+    # ---- lives --------------------------------------------------------------------------------------------
+
+    def local(self, node_id: int) -> LocalNode:
+        """The node, dead or alive. Raises InvalidRequest where there is none of that id."""
+        local = self._nodes.get(node_id)
+        if local is None:
+            raise InvalidRequest(f"there is no node {node_id}: there are {self.ids}")
+        return local
+
+    def start(self, node_id: int) -> Future[None]:
+        """Start the node; the future is done when its broker may lead."""
+        with self._lock:
+            return self.local(node_id).start().ready
+
+    def stop(self, node_id: int, timeout_ms: int) -> None:
+        """Stop the node in order; each of its two steps may take so long."""
+        with self._lock:
+            local = self.local(node_id)
+            with self._network.draining():
+                stopped = local.stop(timeout_ms)
+            try:
+                stopped.result(3 * timeout_ms / 1000 + 1)
+            finally:
+                local.close()
+
+    def kill(self, node_id: int) -> None:
+        with self._lock:
+            self.local(node_id).kill()
+
+    def pause(self, node_id: int) -> None:
+        with self._lock:
+            self.local(node_id).pause()
+
+    def resume(self, node_id: int) -> None:
+        with self._lock:
+            self.local(node_id).resume()
+
+    def close(self) -> list[KreplicaError]:
+        """End all nodes at once, and close their files in order; what was refused meanwhile."""
+        errors: list[KreplicaError] = []
+        with self._lock:
+            for local in self._nodes.values():
+                if local.is_alive:
+                    try:
+                        local.close()
+                    except KreplicaError as error:
+                        errors.append(error)
+        return errors
+
+    # ---- who is there, and what they know ------------------------------------------------------------------
+
+    @property
+    def ids(self) -> list[int]:
+        return list(self._nodes)
+
+    def node(self, node_id: int) -> Node | None:
+        """The node, while it runs."""
+        local = self._nodes.get(node_id)
+        return None if local is None else local.node
+
+    def live(self) -> list[Node]:
+        """All nodes that run, paused ones too."""
+        return [node for each in self._nodes.values() if (node := each.node) is not None]
+
+    def live_brokers(self) -> list[int]:
+        return [node.config.node_id for node in self.live() if node.broker is not None]
+
+    @property
+    def controller(self) -> int | None:
+        """The active controller's node; of two that believe to be it, the later one."""
+        active = [n for n in self.live() if n.controller is not None and n.controller.is_active]
+        newest = max(active, key=lambda node: node.raft.leader_and_epoch.epoch, default=None)
+        return None if newest is None else newest.config.node_id
+
+    def likely_controllers(self) -> list[int]:
+        """All live controllers, the active one first."""
+        active = self.controller
+        ids = [node.config.node_id for node in self.live() if node.controller is not None]
+        return sorted(ids, key=lambda node_id: (node_id != active, node_id))
+
+    def has_quorum(self) -> bool:
+        """Whether most of the controllers run."""
+        voters = [self._nodes[each] for each in self.layout.controllers]
+        return sum(each.is_alive and not each.is_paused for each in voters) > len(voters) // 2
+
+    def known_metadata(self) -> list[ClusterMetadata]:
+        """What each node that runs knows of the cluster."""
+        running = [each.node for each in self._nodes.values() if not each.is_paused]
+        return [node.loader.published for node in running if node is not None]
+
+    def newest_metadata(self) -> ClusterMetadata:
+        """What the node knows that knows most. Raises InvalidRequest where none runs."""
+        live = self.live()
+        if not live:
+            raise InvalidRequest("no node of the cluster runs")
+        return max(live, key=lambda node: node.loader.applied.offset).loader.published

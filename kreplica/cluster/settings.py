@@ -1,0 +1,140 @@
+"""What the nodes of a cluster in one process are like: their directories, roles and timeouts.
+
+Nodes of one process hear at once of one that is gone, so sessions are short: see "The control plane" in
+docs/ARCHITECTURE.md for the figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kreplica.broker.broker_config import BrokerConfig
+from kreplica.broker.node_config import BOTH, NodeConfig, Role
+from kreplica.broker.node_settings import with_settings
+from kreplica.common.errors import InconsistentClusterId, InvalidConfig, InvalidFile
+from kreplica.common.json_file import parse_object
+from kreplica.controller.controller_config import ControllerConfig
+from kreplica.raft.raft_config import RaftConfig
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.runtime.storage import FileStorage
+
+LAYOUT_FILE = "kreplica.cluster.json"
+LAYOUT_VERSION = 1
+# More voters make every commit of metadata slower.
+MOST_COMBINED_VOTERS = 3
+DEFAULT_REPLICATION_FACTOR = 3
+# Where controllers are nodes of their own, their ids begin here.
+FIRST_CONTROLLER_ID = 1001
+
+RAFT = RaftConfig(
+    quorum_election_timeout_ms=100,
+    quorum_fetch_timeout_ms=200,
+    quorum_election_backoff_max_ms=100,
+    quorum_request_timeout_ms=200,
+    quorum_retry_backoff_ms=5,
+    quorum_append_linger_ms=0,
+)
+CONTROLLER = ControllerConfig(
+    broker_session_timeout_ms=200,
+    broker_session_hint_ms=60,
+    broker_session_max_timeout_ms=6_400,
+)
+BROKER = BrokerConfig(
+    broker_heartbeat_interval_ms=40,
+    broker_heartbeat_timeout_ms=100,
+    broker_registration_retry_backoff_ms=10,
+)
+# A follower hears of its leader a moment before the leader does.
+REPLICA = ReplicaConfig(replica_fetch_backoff_ms=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which nodes a cluster has, by id, with their roles."""
+
+    cluster_id: str
+    roles: Mapping[int, frozenset[Role]]
+
+    @property
+    def brokers(self) -> list[int]:
+        return [node_id for node_id, roles in self.roles.items() if "broker" in roles]
+
+    @property
+    def controllers(self) -> list[int]:
+        return [node_id for node_id, roles in self.roles.items() if "controller" in roles]
+
+
+def new_layout(cluster_id: str, brokers: int, controllers: int) -> Layout:
+    """Brokers 1 to `brokers`. `controllers`: so many nodes of their own; 0: the first brokers are
+    controllers, too: three of them, one where there are fewer. Raises InvalidConfig.
+    """
+    if brokers < 1 or controllers < 0:
+        raise InvalidConfig(f"a cluster of {brokers} brokers and {controllers} controllers")
+    roles: dict[int, frozenset[Role]] = {}
+    combined = 0 if controllers else MOST_COMBINED_VOTERS if brokers >= MOST_COMBINED_VOTERS else 1
+    for node_id in range(1, brokers + 1):
+        roles[node_id] = BOTH if node_id <= combined else frozenset({"broker"})
+    for node_id in range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers):
+        roles[node_id] = frozenset({"controller"})
+    return Layout(cluster_id, roles)
+
+
+def read_layout(directory: str) -> Layout | None:
+    """The layout of the cluster in the directory, None where there is none. Raises InvalidFile."""
+    path = os.path.join(directory, LAYOUT_FILE)
+    storage = FileStorage()
+    if not storage.exists(path):
+        return None
+    fields: dict[str, Any] = parse_object(storage.read_file(path), path)
+    nodes, cluster_id = fields.get("nodes"), fields.get("cluster_id")
+    if fields.get("version") != LAYOUT_VERSION or not isinstance(cluster_id, str):
+        raise InvalidFile(f"{path}: no layout of version {LAYOUT_VERSION}")
+    if not isinstance(nodes, dict) or not all(key.isdecimal() for key in nodes):
+        raise InvalidFile(f"{path}: no nodes")
+    roles = {int(key): frozenset(value) for key, value in nodes.items() if isinstance(value, list)}
+    if len(roles) != len(nodes) or not all(each and each <= BOTH for each in roles.values()):
+        raise InvalidFile(f"{path}: a node without a role, or with one that there is not")
+    return Layout(cluster_id, roles)
+
+
+def write_layout(directory: str, layout: Layout) -> None:
+    """Put the layout into the directory; before that no node of it has run."""
+    nodes = {str(node_id): sorted(roles) for node_id, roles in layout.roles.items()}
+    fields = {"version": LAYOUT_VERSION, "cluster_id": layout.cluster_id, "nodes": nodes}
+    text = json.dumps(fields, indent=1) + "\n"
+    FileStorage().write_file_atomically(os.path.join(directory, LAYOUT_FILE), text.encode())
+
+
+def extended(layout: Layout, brokers: int) -> Layout:
+    """The layout with further brokers, if it has fewer."""
+    missing = range(1, brokers + 1)
+    more = {node_id: frozenset[Role]({"broker"}) for node_id in missing if node_id not in layout.roles}
+    return Layout(layout.cluster_id, {**layout.roles, **more}) if more else layout
+
+
+def node_config(layout: Layout, node_id: int, directory: str, settings: Mapping[str, object]) -> NodeConfig:
+    """The configuration of one node. Raises InvalidConfig for settings that make no sense."""
+    config = NodeConfig(
+        node_id=node_id,
+        cluster_id=layout.cluster_id,
+        directories=(os.path.join(directory, f"node-{node_id}"),),
+        roles=layout.roles[node_id],
+        raft=RAFT,
+        controller=dataclasses.replace(
+            CONTROLLER, default_replication_factor=min(len(layout.brokers), DEFAULT_REPLICATION_FACTOR)
+        ),
+        broker=BROKER,
+        replica=REPLICA,
+    )
+    return with_settings(config, settings)
+
+
+def check_cluster_id(layout: Layout, cluster_id: str | None, directory: str) -> None:
+    """Raises InconsistentClusterId where the directory is another cluster's than was asked for."""
+    if cluster_id is not None and cluster_id != layout.cluster_id:
+        raise InconsistentClusterId(f"{directory}: of cluster {layout.cluster_id}, not {cluster_id}")

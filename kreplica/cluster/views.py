@@ -1,0 +1,148 @@
+"""What a Cluster shows of itself: PartitionView, a live look at a partition, and plain descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kreplica.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.registrations import PartitionRegistration
+
+if TYPE_CHECKING:
+    from kreplica.broker.node import Node
+    from kreplica.replica.partition import Partition
+
+
+class PartitionView:
+    """A partition as it is at each look; what was looked at before may have changed.
+
+    What the controller has decided comes from the node that knows most; offsets come from the leader, where
+    there is one. Every look raises UnknownTopicOrPartition once the partition is gone.
+    """
+
+    def __init__(
+        self,
+        at: TopicPartition,
+        metadata: Callable[[], ClusterMetadata],
+        node: Callable[[int], Node | None],
+    ) -> None:
+        self._at = at
+        self._metadata = metadata
+        self._node = node
+
+    @property
+    def topic(self) -> str:
+        return self._at.topic
+
+    @property
+    def partition(self) -> int:
+        """Its number."""
+        return self._at.partition
+
+    @property
+    def topic_id(self) -> Uuid:
+        return self._metadata().topics[self._at.topic].topic_id
+
+    @property
+    def leader(self) -> int | None:
+        """The broker that leads, None where there is none."""
+        leader = self._registration().leader
+        return None if leader == NO_LEADER else leader
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._registration().leader_epoch
+
+    @property
+    def partition_epoch(self) -> int:
+        """The version of what the controller has decided."""
+        return self._registration().partition_epoch
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The brokers that have it, the preferred leader first."""
+        return self._registration().replicas
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The brokers in sync."""
+        return self._registration().isr
+
+    @property
+    def elr(self) -> tuple[int, ...]:
+        """The brokers out of sync that have all that is committed nevertheless (KIP-966)."""
+        return self._registration().elr
+
+    @property
+    def adding_replicas(self) -> tuple[int, ...]:
+        return self._registration().adding_replicas
+
+    @property
+    def removing_replicas(self) -> tuple[int, ...]:
+        return self._registration().removing_replicas
+
+    @property
+    def high_watermark(self) -> int:
+        """All below is committed. Raises NotLeaderOrFollower where no leader runs."""
+        return self._leading().high_watermark
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the leader's next record gets. Raises as `high_watermark`."""
+        return self._leading().local_log.log_end_offset
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset there is. Raises as `high_watermark`."""
+        return self._leading().local_log.log_start_offset
+
+    def why_not_in_isr(self, broker_id: int) -> Any:
+        """Why the replica is not in sync: the rule that it does not meet now, with offsets and times; None
+        where it is. Raises as `high_watermark`."""
+        return self._leading().why_not_in_isr(broker_id)
+
+    def _registration(self) -> PartitionRegistration:
+        found = self._metadata().partition(self._at)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no partition {self._at}")
+        return found
+
+    def _leading(self) -> Partition:
+        leader = self.leader
+        node = None if leader is None else self._node(leader)
+        if node is None or node.broker is None:
+            raise NotLeaderOrFollower(f"{self._at}: no leader runs")
+        return node.broker.replica_manager.partitions.get_or_error(self._at)
+
+    def __repr__(self) -> str:
+        found = self._metadata().partition(self._at)
+        if found is None:
+            return f"PartitionView({self._at}, gone)"
+        return (
+            f"PartitionView({self._at}, leader {found.leader}, epoch {found.leader_epoch}, isr {found.isr})"
+        )
+
+
+def describe_topics(metadata: ClusterMetadata) -> dict[str, dict[str, Any]]:
+    """Every topic with its partitions, as values that JSON has."""
+    return {
+        name: {
+            "topic_id": str(topic.topic_id),
+            "partitions": {
+                number: {
+                    "leader": None if each.leader == NO_LEADER else each.leader,
+                    "leader_epoch": each.leader_epoch,
+                    "replicas": list(each.replicas),
+                    "isr": list(each.isr),
+                    "elr": list(each.elr),
+                    "adding_replicas": list(each.adding_replicas),
+                    "removing_replicas": list(each.removing_replicas),
+                }
+                for number, each in sorted(topic.partitions.items())
+            },
+        }
+        for name, topic in sorted(metadata.topics.items())
+    }

@@ -1,0 +1,127 @@
+"""LocalNode: a node of this process, over its starts, kills and restarts, on one directory.
+
+Each life has an endpoint of its own in the LocalNetwork and a Storage of its own, which a kill takes away
+first: what the life still has in its hands can change nothing afterwards. Thread rule: one thread at a time
+(Cluster holds a lock); the node itself runs in the network's threads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from kreplica.broker.node import Node
+from kreplica.broker.node_config import NodeConfig, NodePorts
+from kreplica.common.errors import InvalidRequest
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock
+from kreplica.runtime.lmdb_store import LmdbImageDirectory
+from kreplica.runtime.local_network import LocalEndpoint, LocalNetwork
+from kreplica.runtime.revocable_storage import RevocableStorage
+from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.workers import ThreadWorkers
+
+
+class LocalNode:
+    """See the module. `on_failure(node_id, error)` is told when the node cannot go on; it is still there."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        network: LocalNetwork,
+        clock: Clock,
+        on_failure: Callable[[int, BaseException], None],
+    ) -> None:
+        self.config = config
+        self.is_paused = False
+        self._network = network
+        self._clock = clock
+        self._on_failure = on_failure
+        self._endpoint: LocalEndpoint | None = None
+        self._storage: RevocableStorage | None = None
+        self._node: Node | None = None
+
+    @property
+    def node(self) -> Node | None:
+        """The node, while it lives."""
+        return self._node
+
+    @property
+    def is_alive(self) -> bool:
+        return self._node is not None
+
+    @property
+    def endpoint(self) -> LocalEndpoint:
+        """Its place in the network. Raises InvalidRequest where it does not run."""
+        if self._endpoint is None:
+            raise InvalidRequest(f"node {self.config.node_id} does not run")
+        return self._endpoint
+
+    def start(self) -> Node:
+        """Start the node on its directory as it is; returns when its logs are loaded.
+
+        Raises InvalidRequest if it runs, and as Node.startup; then it does not run.
+        """
+        node_id = self.config.node_id
+        if self._node is not None:
+            raise InvalidRequest(f"node {node_id} runs already")
+        endpoint = self._endpoint = self._network.join(node_id)
+        storage = self._storage = RevocableStorage(FileStorage())
+        ports = NodePorts(
+            storage=storage,
+            clock=self._clock,
+            scheduler=endpoint,
+            transport=endpoint,
+            workers=ThreadWorkers(),
+            random=random.SystemRandom(),
+            loop=endpoint.loop,
+            image=LmdbImageDirectory,
+        )
+        node = Node(self.config, ports, lambda error: self._on_failure(node_id, error))
+        self._network.register(endpoint, node.handle)
+        try:
+            node.startup()
+        except BaseException:
+            self._leave()
+            raise
+        self._node = node
+        return node
+
+    def stop(self, timeout_ms: int) -> Future[None]:
+        """Let it hand over what it leads; `close` is to be called when the future is done."""
+        return self._alive().shutdown(timeout_ms)
+
+    def close(self) -> None:
+        """End it at once and close its files in order."""
+        node = self._alive()
+        self._leave()
+        node.close()
+
+    def kill(self) -> None:
+        """End it as kill -9 would: nothing more is written, sent or answered."""
+        node = self._alive()
+        assert self._storage is not None
+        self._storage.revoke(f"node {self.config.node_id} was killed")
+        self._leave()
+        node.abandon()
+
+    def pause(self) -> None:
+        """Stop it for a while, as SIGSTOP would."""
+        self._network.pause(self.endpoint)
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self._network.resume(self.endpoint)
+        self.is_paused = False
+
+    def _alive(self) -> Node:
+        if self._node is None:
+            raise InvalidRequest(f"node {self.config.node_id} does not run")
+        return self._node
+
+    def _leave(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        self._node = None
+        self.is_paused = False
+        if endpoint is not None:
+            self._network.leave(endpoint)

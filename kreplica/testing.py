@@ -1,0 +1,43 @@
+"""kreplica in tests: a pytest plugin whose fixture is a real cluster, held to its invariants at the end.
+
+    def test_orders(kreplica_cluster):
+        kreplica_cluster.create_topic("orders")
+        kreplica_cluster.append("orders", 0, [b"v"]).result(timeout=5)
+        kreplica_cluster.kill(kreplica_cluster.partition("orders").leader)
+        ...
+
+    @pytest.mark.kreplica(brokers=1, config={"min.insync.replicas": 1})
+
+The marker takes the arguments of `kreplica.Cluster`. After the test the nodes that run are resumed and
+joined, and the cluster has to settle: a test that passed while the cluster broke a promise fails. pytest
+finds the plugin by itself where kreplica is installed; nothing else is imported until the fixture is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from kreplica.cluster import Cluster
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", "kreplica(**arguments): how the kreplica_cluster of a test is made")
+
+
+@pytest.fixture
+def kreplica_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """A running cluster of three brokers, or what the marker `kreplica` says."""
+    from kreplica.cluster.checked_cluster import CheckedCluster
+
+    marker = request.node.get_closest_marker("kreplica")
+    arguments = {} if marker is None else dict(marker.kwargs)
+    arguments.setdefault("directory", tmp_path / "kreplica")
+    with CheckedCluster(**arguments) as cluster:
+        yield cluster
+        cluster.check()

@@ -1,0 +1,320 @@
+"""A cluster in this process: topics, records, nodes that come and go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kreplica.cluster import Cluster
+from kreplica.common import errors
+
+PATIENCE = 30
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(3, tmp_path / "data") as cluster:
+        yield cluster
+        assert cluster.failures == []
+
+
+def put(cluster, *values, topic="orders", partition=0, **options):
+    return cluster.append(topic, partition, list(values), **options).result(PATIENCE)
+
+
+def values(cluster, topic="orders", partition=0, **options):
+    return [record.value for record in cluster.read(topic, partition, **options)]
+
+
+def until(cluster, condition, what="it"):
+    cluster._wait(condition, PATIENCE, what)
+
+
+# ---- topics and records -------------------------------------------------------------------------------
+
+
+def test_what_is_appended_is_read(cluster):
+    cluster.create_topic("orders", partitions=2, replication_factor=3, config={"min.insync.replicas": 2})
+    assert cluster.topics() == ["orders"]
+    info = put(cluster, b"a", (b"k", b"b"), None)
+    assert (info.topic, info.partition, info.base_offset, info.last_offset) == ("orders", 0, 0, 2)
+    assert values(cluster) == [b"a", b"b", None]
+    assert values(cluster, start=1, stop=2) == [b"b"]
+    assert values(cluster, partition=1) == []
+    view = cluster.partition("orders", 0)
+    assert sorted(view.replicas) == sorted(view.isr) == [1, 2, 3]
+    assert (view.leader, view.leader_epoch) == (view.replicas[0], 0)
+    assert (view.log_start_offset, view.high_watermark, view.log_end_offset) == (0, 3, 3)
+    assert all(view.why_not_in_isr(broker_id) is None for broker_id in view.isr)
+
+
+def test_records_go_where_their_keys_belong(cluster):
+    cluster.create_topic("orders", partitions=4)
+    keys = [b"key %d" % number for number in range(40)]
+    parts = cluster.append("orders", [(key, b"v") for key in keys]).result(PATIENCE)
+    assert sum(part.record_count for part in parts) == 40
+    again = cluster.append("orders", [(key, b"w") for key in keys]).result(PATIENCE)
+    assert [(p.partition, p.record_count) for p in again] == [(p.partition, p.record_count) for p in parts]
+    # What has no key goes to one partition, and the next time to another.
+    first, second = (cluster.append("orders", [b"a", b"b"]).result(PATIENCE) for _ in range(2))
+    assert [len(first), len(second)] == [1, 1]
+    assert first[0].partition != second[0].partition
+
+
+def test_a_reader_may_follow(cluster):
+    cluster.create_topic("orders")
+    put(cluster, b"a")
+    records = cluster.read("orders", 0, follow=True, stop=3)
+    assert next(records).value == b"a"
+    put(cluster, b"b")
+    assert next(records).value == b"b"
+    put(cluster, b"c", b"d")
+    assert [record.value for record in records] == [b"c"]
+
+
+def test_a_topic_is_deleted_and_made_anew(cluster):
+    cluster.create_topic("orders")
+    put(cluster, b"a")
+    cluster.delete_topic("orders")
+    assert cluster.topics() == []
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        cluster.append("orders", 0, [b"b"])
+    cluster.create_topic("orders")
+    assert put(cluster, b"c").base_offset == 0
+    assert values(cluster) == [b"c"]
+
+
+def test_more_partitions_and_other_settings(cluster):
+    cluster.create_topic("orders", config={"max.message.bytes": 2_000})
+    cluster.create_partitions("orders", 3)
+    assert put(cluster, b"a", partition=2).base_offset == 0
+    with pytest.raises(errors.MessageTooLarge):
+        put(cluster, bytes(3_000))
+    cluster.alter_config("orders", {"max.message.bytes": None})
+    leader = cluster.partition("orders").leader
+    log = cluster.node(leader).broker.replica_manager.log_manager.logs()[0]
+    until(cluster, lambda: log.config.max_message_bytes > 3_000)
+    put(cluster, bytes(3_000))
+    with pytest.raises(errors.InvalidConfig):
+        cluster.alter_config("orders", {"no.such.setting": 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (errors.TopicAlreadyExists, {"name": "orders"}),
+        (errors.InvalidTopic, {"name": "no/name"}),
+        (errors.InvalidPartitions, {"name": "t", "partitions": 0}),
+        (errors.InvalidReplicationFactor, {"name": "t", "replication_factor": 4}),
+        (errors.InvalidReplicaAssignment, {"name": "t", "assignment": {0: [1, 1]}}),
+        (errors.InvalidConfig, {"name": "t", "config": {"min.insync.replicas": -1}}),
+    ],
+)
+def test_a_topic_that_cannot_be(cluster, error, arguments):
+    cluster.create_topic("orders")
+    with pytest.raises(error):
+        cluster.create_topic(**arguments)
+    assert cluster.topics() == ["orders"]
+
+
+def test_what_is_not_there(cluster):
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        cluster.append("orders", 0, [b"a"])
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        cluster.append("orders", [b"a"])
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        cluster.read("orders", 0)
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        cluster.delete_topic("orders")
+    cluster.create_topic("orders")
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        cluster.partition("orders", 1)
+    with pytest.raises(errors.InvalidRequiredAcks):
+        cluster.append("orders", 0, [b"a"], acks=2)
+    with pytest.raises(errors.OffsetOutOfRange):
+        list(cluster.read("orders", 0, start=7, stop=9, follow=True))
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------
+
+
+def test_the_leader_is_killed_and_comes_back(cluster):
+    cluster.create_topic("orders", config={"min.insync.replicas": 2})
+    put(cluster, b"a")
+    view = cluster.partition("orders")
+    first = view.leader
+    cluster.kill(first)
+    assert put(cluster, b"b").base_offset == 1
+    assert view.leader != first
+    assert first not in view.isr
+    assert values(cluster) == [b"a", b"b"]
+    cluster.start(first)
+    until(cluster, lambda: sorted(view.isr) == [1, 2, 3], "a full ISR")
+    assert view.why_not_in_isr(first) is None
+    cluster.elect("orders", 0, "preferred")
+    until(cluster, lambda: view.leader == first, "the preferred leader")
+    assert put(cluster, b"c").base_offset == 2
+
+
+def test_the_controller_is_killed(cluster):
+    cluster.create_topic("orders")
+    first = cluster.controller
+    cluster.kill(first)
+    cluster.create_topic("later", replication_factor=2)
+    assert cluster.controller != first
+    assert put(cluster, b"a", topic="later").base_offset == 0
+    assert put(cluster, b"a").base_offset == 0
+
+
+def test_all_are_killed_and_nothing_is_lost(cluster):
+    cluster.create_topic("orders", partitions=2)
+    for number in range(10):
+        put(cluster, b"%d" % number, partition=number % 2)
+    for node_id in cluster.nodes:
+        cluster.kill(node_id)
+    for node_id in cluster.nodes:
+        cluster.start(node_id)
+    cluster.wait_until_ready()
+    assert put(cluster, b"x").base_offset == 5
+    assert values(cluster) == [b"0", b"2", b"4", b"6", b"8", b"x"]
+
+
+def test_a_paused_follower_holds_nobody_for_long(cluster):
+    cluster.create_topic("orders", config={"min.insync.replicas": 2})
+    view = cluster.partition("orders")
+    follower = next(each for each in view.replicas if each not in (view.leader, cluster.controller))
+    cluster.pause(follower)
+    assert put(cluster, b"a").base_offset == 0
+    assert follower not in view.isr
+    cluster.resume(follower)
+    until(cluster, lambda: sorted(view.isr) == [1, 2, 3], "a full ISR")
+
+
+def test_a_node_that_is_cut_off(cluster):
+    cluster.create_topic("orders", config={"min.insync.replicas": 2})
+    view = cluster.partition("orders")
+    first = view.leader
+    others = [each for each in cluster.nodes if each != first]
+    for other in others:
+        cluster.cut(first, other)
+    until(cluster, lambda: view.leader in others, "another leader")
+    assert put(cluster, b"a").base_offset == 0
+    cluster.heal()
+    until(cluster, lambda: sorted(view.isr) == [1, 2, 3], "a full ISR")
+    assert values(cluster) == [b"a"]
+
+
+def test_a_node_stops_in_order(cluster):
+    cluster.create_topic("orders")
+    put(cluster, b"a")
+    view = cluster.partition("orders")
+    first = view.leader
+    cluster.stop(first)
+    assert view.leader not in (None, first)
+    assert put(cluster, b"b").base_offset == 1
+    cluster.start(first)
+    until(cluster, lambda: first in view.isr, "back in sync")
+
+
+def test_a_partition_moves(tmp_path):
+    with Cluster(4, tmp_path) as cluster:
+        cluster.create_topic("orders", assignment={0: [1, 2, 3]})
+        for number in range(20):
+            put(cluster, b"%d" % number)
+        cluster.reassign("orders", 0, [4, 2])
+        view = cluster.partition("orders")
+        assert (view.replicas, sorted(view.isr), view.removing_replicas) == ((4, 2), [2, 4], ())
+        cluster.kill(2)
+        assert values(cluster) == [b"%d" % number for number in range(20)]
+        with pytest.raises(errors.InvalidReplicaAssignment):
+            cluster.reassign("orders", 0, [4, 9])
+        with pytest.raises(errors.NoReassignmentInProgress):
+            cluster.reassign("orders", 0, None)
+
+
+def test_lives_are_checked(cluster):
+    for act in (cluster.kill, cluster.pause, cluster.resume, cluster.stop, cluster.start):
+        with pytest.raises(errors.InvalidRequest):
+            act(9)
+    with pytest.raises(errors.InvalidRequest):
+        cluster.start(1)
+    cluster.kill(1)
+    for act in (cluster.kill, cluster.pause, cluster.node):
+        with pytest.raises(errors.InvalidRequest):
+            act(1)
+
+
+# ---- the cluster as a whole -----------------------------------------------------------------------------
+
+
+def test_a_directory_is_taken_up_again(tmp_path):
+    with Cluster(1, tmp_path) as cluster:
+        cluster.create_topic("orders")
+        put(cluster, b"a")
+        cluster_id = cluster.cluster_id
+    with Cluster(2, tmp_path) as cluster:
+        assert cluster.cluster_id == cluster_id
+        assert cluster.nodes == [1, 2]
+        assert values(cluster) == [b"a"]
+        cluster.create_topic("wide", replication_factor=2)
+        assert put(cluster, b"b").base_offset == 1
+
+
+def test_controllers_of_their_own(tmp_path):
+    with Cluster(2, tmp_path, controllers=3) as cluster:
+        assert cluster.nodes == [1, 2, 1001, 1002, 1003]
+        cluster.create_topic("orders")
+        first = cluster.controller
+        assert first > 1000
+        cluster.kill(first)
+        cluster.create_topic("later")
+        assert put(cluster, b"a", topic="later").base_offset == 0
+        assert cluster.failures == []
+
+
+def test_a_description_is_json(cluster):
+    cluster.create_topic("orders")
+    described = json.loads(json.dumps(cluster.describe()))
+    assert described["controller"] in (1, 2, 3)
+    assert [node["is_alive"] for node in described["nodes"].values()] == [True] * 3
+    assert described["topics"]["orders"]["partitions"]["0"]["isr"]
+    assert "Cluster(" in repr(cluster)
+    assert "orders-0" in repr(cluster.partition("orders"))
+
+
+def test_a_temporary_directory_goes():
+    with Cluster(1) as cluster:
+        directory = cluster.directory
+        cluster.create_topic("orders", replication_factor=1)
+        put(cluster, b"a")
+    import os
+
+    assert not os.path.exists(directory)
+
+
+def test_settings_are_kafkas(tmp_path):
+    with pytest.raises(errors.InvalidConfig, match=r"min\.insync\.replicas"):
+        Cluster(1, tmp_path, config={"min.insync.replica": 2})
+    with pytest.raises(errors.InvalidConfig):
+        Cluster(0, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with Cluster(1, tmp_path, config={"num.partitions": 3, "log.segment.bytes": 1 << 20}) as cluster:
+        cluster.create_topic("orders", partitions=-1)
+        assert len(cluster.describe()["topics"]["orders"]["partitions"]) == 3
+
+
+def test_foreign_directories_are_refused(tmp_path):
+    with Cluster(1, tmp_path / "one") as cluster:
+        with pytest.raises(errors.LogDirLocked):
+            Cluster(1, tmp_path / "one")
+        cluster.create_topic("orders")
+        put(cluster, b"a")
+    with Cluster(1, tmp_path / "two"):
+        pass
+    with pytest.raises(errors.InconsistentClusterId):
+        Cluster(1, tmp_path / "one", cluster_id="another")
+    (tmp_path / "two" / "node-1").rename(tmp_path / "two" / "aside")
+    (tmp_path / "one" / "node-1").rename(tmp_path / "two" / "node-1")
+    with pytest.raises(errors.InconsistentClusterId):
+        Cluster(1, tmp_path / "two")
