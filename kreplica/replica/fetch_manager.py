@@ -129,6 +129,12 @@ class FetchManager:
         for cached in list(partition.fetch_waiters):
             self._try(cached)
 
+    def name_again(self, partition: Partition) -> None:
+        """Let the next fetch of each follower count as if it named the partition."""
+        for cached in list(partition.fetch_waiters):
+            if cached.session is not None and cached.session.is_privileged:
+                cached.session.name_again(cached)
+
     def _try(self, cached: CachedPartition) -> None:
         fetch = cached.notify()
         if fetch is not None:

@@ -436,6 +436,8 @@ class ReplicaManager:
             assert isinstance(error, KreplicaError)
             self._failed_isr_updates.mark()
             effects = partition.handle_alter_partition_response(proposed.pending, error)
+            # What was refused for one replica may be asked for another, or again, at their next fetches.
+            self.fetches.name_again(partition)
         after = partition.isr
         self._isr_shrinks.mark(not set(after) >= set(before))
         self._isr_expands.mark(not set(after) <= set(before))

@@ -76,9 +76,11 @@ class DiskFaults:
         for at, (broker_id, offset) in self._rotten.items():
             program = self._cluster.program(broker_id)
             log = None if program is None else program.log_manager.get_log(at)
-            if log is not None and log.is_writable and log.log_start_offset <= offset < log.log_end_offset:
-                segments = log.local.segments
-                damage_search.search(log, segments[segments.index_for(offset)], offset)
+            # Also a batch that only ends above the log start.
+            if log is not None and log.is_writable and offset < log.log_end_offset:
+                index = log.local.segments.index_for(offset)
+                if index >= 0:
+                    damage_search.search(log, log.local.segments[index], offset)
 
     def forget_healed(self) -> None:
         """Count the rotten ranges that are whole again, and let others rot from now on."""
