@@ -58,17 +58,12 @@ class Standing(NamedTuple):
     node_count: int = 0
     crc_sum: int = 0
 
-    def with_node(self, sealed: bytes) -> Standing:
-        """As it is once the node is there."""
-        return self._replace(
-            node_count=self.node_count + 1, crc_sum=(self.crc_sum + crc_of(sealed)) & _SUM_MASK
-        )
-
-    def without_node(self, sealed: bytes) -> Standing:
-        """As it is once the node is gone."""
-        return self._replace(
-            node_count=self.node_count - 1, crc_sum=(self.crc_sum - crc_of(sealed)) & _SUM_MASK
-        )
+    def with_changes(self, applied: OffsetAndEpoch, nodes: int, crcs: int) -> Standing:
+        """As it is once the log is applied to there, with so many nodes more, whose CRCs make up `crcs`, each
+        that went taken from it.
+        """
+        crc_sum = (self.crc_sum + crcs) & _SUM_MASK
+        return Standing(self.cluster_id, applied, self.node_count + nodes, crc_sum)
 
 
 def check_path(path: str) -> list[str]:

@@ -148,18 +148,21 @@ class ImageStore:
     ) -> list[Event]:
         if applied.offset < self.applied.offset or applied.epoch < self.applied.epoch:
             raise InvalidRequest(f"the image is applied to {self.applied}, and never goes back to {applied}")
-        standing = self._standing._replace(applied=applied)
+        nodes = crcs = 0
         changes: dict[bytes, bytes | None] = {}
         for path, node in after.items():
             former = before[path]
             if node == former:
                 continue
             key = key_of(path)
-            if former is not None:
-                standing = standing.without_node(seal(key, former))
             changes[key] = sealed = None if node is None else seal(key, node)
+            if former is not None:
+                nodes -= 1
+                crcs -= crc_of(seal(key, former))
             if sealed is not None:
-                standing = standing.with_node(sealed)
+                nodes += 1
+                crcs += crc_of(sealed)
+        standing = self._standing.with_changes(applied, nodes, crcs)
         changes[STANDING_KEY] = seal_standing(standing)
         self._store.write(changes)
         self._standing = standing
@@ -229,7 +232,9 @@ class ImageTransaction:
             if node is None:
                 self.create(path, data, make_parents=True)
             else:
-                self._change(path, Node(data, node.version + 1))
+                # `get` has noted what was before, and no name came or went.
+                self._check_open()
+                self._after[path] = Node(data, node.version + 1)
 
     def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> int:
         """Give the node other bytes if it is of that version; returns its new one.
