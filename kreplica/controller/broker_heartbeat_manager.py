@@ -12,7 +12,8 @@ that is too short makes leaders flap, one that is too long holds writers up, so 
   such mistake takes one doubling back.
 
 All of it is the active controller's memory and nobody else's: a new controller gives every broker a whole
-session. Times are monotonic, in nanoseconds. It belongs to the controller's loop.
+session, or a longer one (`broker.session.failover.ms`), since the broker has to find it first. Times are
+monotonic, in nanoseconds. It belongs to the controller's loop.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class BrokerHeartbeatManager:
 
     def __init__(self, config: ControllerConfig) -> None:
         self._timeout_ns = config.broker_session_timeout_ms * NANOSECONDS_PER_MS
+        self._failover_ns = (config.broker_session_failover_ms or 0) * NANOSECONDS_PER_MS
         self._hint_ns = config.broker_session_hint_ms * NANOSECONDS_PER_MS
         self._max_timeout_ns = config.broker_session_max_timeout_ms * NANOSECONDS_PER_MS
         self._decay_ns = config.broker_session_decay_ms * NANOSECONDS_PER_MS
@@ -96,6 +98,12 @@ class BrokerHeartbeatManager:
 
     def get(self, broker_id: int) -> BrokerHeartbeatState | None:
         return self._brokers.get(broker_id)
+
+    def await_after_failover(self, broker_id: int, now_ns: int) -> None:
+        """The broker knows another controller and has to find this one: until it is heard first it has time
+        for that."""
+        state = self._brokers[broker_id]
+        state.deadline_ns = max(state.deadline_ns, now_ns + self._failover_ns)
 
     # ---- sessions -----------------------------------------------------------------------------------------
 

@@ -297,13 +297,20 @@ class ClusterControl:
 
     # ---- fencing ------------------------------------------------------------------------------------------
 
-    def activate(self) -> None:
-        """A new epoch of the controller: every broker has a whole session; nobody could be heard before."""
+    def activate(self, former_leader: int | None) -> None:
+        """A new epoch of the controller: every broker has a whole session; nobody could be heard before.
+
+        Those that follow the quorum have to find its new leader first, and have time for that; not so the
+        node that led it before, which is told, and is the likeliest to be dead.
+        """
         now_ns = self._clock.monotonic_ns()
         for broker in self._metadata.brokers.values():
-            self._heartbeats.register(broker.broker_id, broker.epoch, now_ns, is_fenced=broker.fenced)
+            broker_id = broker.broker_id
+            self._heartbeats.register(broker_id, broker.epoch, now_ns, is_fenced=broker.fenced)
+            if broker_id != former_leader:
+                self._heartbeats.await_after_failover(broker_id, now_ns)
             if broker.in_controlled_shutdown and not broker.fenced:
-                self._heartbeats.begin_controlled_shutdown(broker.broker_id, self._writer.next_offset - 1)
+                self._heartbeats.begin_controlled_shutdown(broker_id, self._writer.next_offset - 1)
 
     def fence_expired_brokers(self) -> list[int]:
         """Fence all brokers whose sessions have ended; their ids."""

@@ -11,13 +11,16 @@ from kreplica.common.errors import InvalidConfig
 class ControllerConfig:
     """Times in ms but where the name says otherwise, sizes in bytes; the defaults are Kafka's.
 
-    `broker_session_hint_ms`, `broker_session_max_timeout_ms` and `broker_session_decay_ms` are kreplica's
-    own; see BrokerHeartbeatManager. Raises InvalidConfig for a value that makes no sense.
+    `broker_session_hint_ms`, `..._failover_ms`, `..._max_timeout_ms` and `..._decay_ms` are kreplica's own;
+    see BrokerHeartbeatManager. Raises InvalidConfig for a value that makes no sense.
     """
 
     broker_session_timeout_ms: int = 9_000
     # How long a broker may be silent once its connection has been closed.
     broker_session_hint_ms: int = 1_000
+    # How long a broker may be silent after a fail-over before it is heard first: it has to find the new
+    # controller, which may take it a fetch timeout of the quorum. None: a session.
+    broker_session_failover_ms: int | None = None
     # The longest session of a broker that was fenced too early again and again.
     broker_session_max_timeout_ms: int = 72_000
     # After so long without being fenced too early, one lengthening of a broker's session is taken back.
@@ -34,8 +37,9 @@ class ControllerConfig:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if getattr(self, name) < 0:
-                raise InvalidConfig(f"{name} is negative: {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidConfig(f"{name} is negative: {value}")
         if not 0 < self.broker_session_hint_ms <= self.broker_session_timeout_ms:
             raise InvalidConfig(
                 f"broker_session_hint_ms ({self.broker_session_hint_ms}) must be from 1 to "

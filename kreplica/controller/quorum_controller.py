@@ -90,6 +90,7 @@ class QuorumController:
         # The loop's own:
         self._term: ControllerTerm | None = None
         self._leader_id: int | None = None
+        self._former_leader_id: int | None = None  # the last one that was another node
         self._committed = 0  # all records below are
         self._deferred: deque[Deferred] = deque()
         self._timers: dict[str, Cancellable] = {}
@@ -264,7 +265,7 @@ class QuorumController:
         self._start_timers()
 
     def _begin_sessions(self, term: ControllerTerm) -> None:
-        term.cluster.activate()
+        term.cluster.activate(self._former_leader_id)
         now_ns = self._clock.monotonic_ns()
         longest_ns = self._config.broker_session_timeout_ms * NANOSECONDS_PER_MS
         for broker_id, lost_ns in self._lost_connections.items():
@@ -273,6 +274,8 @@ class QuorumController:
 
     def _renounce(self, leader_id: int | None) -> None:
         self._leader_id = leader_id
+        if leader_id is not None:
+            self._former_leader_id = leader_id
         if self._term is not None:
             self._on_controller_resignation("another node leads the quorum")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,17 @@ def test_a_session_is_that_of_one_epoch() -> None:
     assert not manager.has_valid_session(1, 11, 100 * MS)
     assert not manager.has_valid_session(1, 10, 200 * MS)
     assert not manager.has_valid_session(2, 20, 0)
+
+
+def test_after_a_fail_over_a_broker_has_time_to_find_the_new_controller() -> None:
+    manager = brokers(1, 2, config=dataclasses.replace(CONFIG, broker_session_failover_ms=500))
+    manager.await_after_failover(1, 0)
+    assert manager.expired_brokers(300 * MS) == [2]
+    manager.connection_lost(1, 300 * MS)
+    assert manager.expired_brokers(380 * MS) == [1, 2], "a closed connection counts all the same"
+    manager.touch(1, 380 * MS, metadata_offset=5)
+    assert manager.expired_brokers(579 * MS) == [2]
+    assert manager.expired_brokers(580 * MS) == [1, 2], "heard once, it has a session like any other"
 
 
 # ---- the controller was held up --------------------------------------------------------------------------

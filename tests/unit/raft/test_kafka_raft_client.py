@@ -17,6 +17,7 @@ from kreplica.common.errors import (
     NotLeader,
     NotLeaderOrFollower,
     RequestTimedOut,
+    UnexpectedBaseOffset,
     UnexpectedEpoch,
     UnsupportedVersion,
 )
@@ -448,3 +449,18 @@ def test_metrics_tell_of_the_quorum():
     assert named["high-watermark"] == named["log-end-offset"] == quorum.client(leader).high_watermark
     assert named["number-of-voters"] == 3
     assert named["append-records-rate"] == 4
+
+
+def test_records_that_were_made_for_another_offset_are_not_appended() -> None:
+    # A broker's epoch is the offset of its registration.
+    quorum = SimQuorum(voters=1)
+    quorum.start()
+    client = quorum.client(quorum.elect())
+    epoch, offset = client.leader_and_epoch.epoch, client.next_offset
+    with pytest.raises(UnexpectedBaseOffset) as raised:
+        client.schedule_append(epoch, [record_of("a")], expected_base_offset=offset - 1)
+    assert raised.value.where == offset == client.next_offset
+    assert client.schedule_append(epoch, [record_of("a")], expected_base_offset=offset) == offset
+    assert client.next_offset == offset + 1
+    quorum.pass_time(100)
+    assert client.log.end_offset == offset + 1
