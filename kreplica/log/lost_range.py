@@ -126,14 +126,15 @@ class RangeFromPeers:
 
     def _fill_deleted(self) -> None:
         if self._deleted_below >= self._wanted.next_offset:
-            self._fill(self._wanted.next_offset)
+            after = self._wanted.after
+            self._fill(self._wanted.next_offset, 0 if after is None else RecordBatch(after).leader_epoch)
 
-    def _fill(self, end: int) -> None:
+    def _fill(self, end: int, epoch: int) -> None:
+        # Of the leader epoch before it, or, where nothing is, of `epoch`, behind it.
         if end - self.next_offset > INT32_MAX:
             raise PeerDisagrees(f"no batch covers offsets {self.next_offset} to {end - 1}")
-        after = self._wanted.after
-        least = self._epoch if self._epoch >= 0 or after is None else RecordBatch(after).leader_epoch
-        self._pieces.append(empty_batch(self.next_offset, end - 1, max(least, 0)))
+        known = epoch if self._epoch < 0 else self._epoch
+        self._pieces.append(empty_batch(self.next_offset, end - 1, known))
         self.next_offset = end
 
     @property
@@ -176,7 +177,7 @@ class RangeFromPeers:
                 raise PeerDisagrees(f"the peer has another batch at offset {base}, behind the range")
             return False
         if self.next_offset < base <= self._deleted_below:
-            self._fill(base)
+            self._fill(base, batch.leader_epoch)
         wanted.check(batch, self.next_offset, self._epoch)
         known = None if wanted.epochs is None else epoch_at(wanted.epochs, base)
         if known is not None and known != batch.leader_epoch:
