@@ -122,10 +122,11 @@ class PartitionView:
         return None
 
     def commit(self, replica: ReplicaView) -> None:
-        """What the replica holds below its high watermark is committed."""
+        """What the replica holds below its high watermark is committed. The mark of one that has nothing there
+        says where its log begins, and no more."""
         end = min(replica.high_watermark, len(replica.cells))
         if (
-            end > len(self.committed)
+            end > max(len(self.committed), replica.log_start)
             and replica.leader_epoch >= self.unclean_epoch
             and not replica.is_excused
         ):
