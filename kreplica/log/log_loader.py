@@ -25,7 +25,7 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.log import damage_search, leftovers, producer_batches
+from kreplica.log import damage_search, leftovers, producer_batches, truncation
 from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damage, Damages
@@ -139,6 +139,7 @@ class _LogLoader:
             self.local.require_unchanged(listing, standing_base)
         self.local.segments = LogSegments(tuple(segments))
         self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
+        self.epochs_on_disk = self.epochs.entries
         self.producers = ProducerStateManager(self.storage, self.local.directory, names)
         self.standing = standing
         self.same_boot = same_boot
@@ -528,6 +529,8 @@ class _LogLoader:
         if self.damage is None:
             damage_search.remember(log)
         log.update_high_watermark(mark)
+        if self.standing is not None and not (self.same_boot or self.recovery.clean):
+            truncation.cut_what_came_back(log, self.epochs_on_disk)
         if self.standing is None and self.damage is None:
             # From now on recovery knows the log as its own, in which segments follow each other.
             log.flush()

@@ -22,6 +22,9 @@ from kreplica.common.errors import (
 from kreplica.log import damage_search, log_reader, producer_batches
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kreplica.log.checkpoint import EpochEntry
     from kreplica.log.unified_log import UnifiedLog
 
 
@@ -140,6 +143,23 @@ def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
         ended_at(log, offset)
         damage_search.forget(log, lambda _: False)
     return gone
+
+
+def cut_what_came_back(log: UnifiedLog, epochs: Iterable[EpochEntry]) -> None:
+    """After a power cut: cut off again what was cut off before, where a later leader epoch had begun since.
+
+    `epochs`: those that were on the disk. An epoch is there as soon as it begins, and forgotten there before
+    a batch of an earlier one can follow: so such a batch is from before. Left there it would pass for one of
+    the later epoch.
+    """
+    if log.damages:
+        return
+    for entry in epochs:
+        if max(log.flush_offset, log.log_start_offset) <= entry.start_offset < log.log_end_offset:
+            batch = next(log.batches(entry.start_offset))
+            if batch.leader_epoch < entry.epoch:
+                log.truncate_to(entry.start_offset)
+                return
 
 
 def forget_epochs(log: UnifiedLog, end_offset: int) -> None:

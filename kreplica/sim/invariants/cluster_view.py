@@ -122,8 +122,8 @@ class PartitionView:
         return None
 
     def commit(self, replica: ReplicaView) -> None:
-        """What the replica holds below its high watermark is committed. The mark of one that has nothing there
-        says where its log begins, and no more."""
+        """What the replica holds below its high watermark is committed. Where it holds nothing, the mark only
+        says where its log begins."""
         end = min(replica.high_watermark, len(replica.cells))
         if (
             end > max(len(self.committed), replica.log_start)

@@ -98,3 +98,23 @@ def test_a_segment_that_retention_removed_is_missed_only_where_it_was_not(log_st
     log = opened(storage.after_power_cut(), log_start_offset=log_start)
     missing = [(damage.first_offset, damage.stop_offset) for damage in log.damages]
     assert missing == ([] if log_start == 4 else [(2, 4)])
+
+
+@pytest.mark.parametrize("epoch_since", [None, 2])
+def test_what_was_cut_off_does_not_come_back_into_a_later_epoch(epoch_since: int | None) -> None:
+    """Without one it may stay: it is above the flush point, and the leader says what is to be cut."""
+    storage = SimStorage()
+    log = opened(storage)
+    log.append_records([b"a"], 1)
+    log.append_records([b"cut", b"off"], 1)
+    log.flush()
+    log.flush_state()
+    log.truncate_to(1)
+    if epoch_since is not None:
+        log.begin_epoch(epoch_since, 1)
+    log = opened(storage.after_power_cut())
+    end = 3 if epoch_since is None else 1
+    assert (log.log_end_offset, log.epochs.entries) == (end, ((1, 0),))
+    log.append_records([b"b"], 3)
+    assert log.epochs.entries == ((1, 0), (3, end))
+    assert [record.value for batch in log.batches(end) for record in batch] == [b"b"]
