@@ -49,7 +49,7 @@ class DelayedOperationPurgatory:
 
         `token` comes back from the call that completes the operation.
         """
-        deadline_ms = self.now_ms() + timeout_ms
+        deadline_ms = self._deadline_ms(timeout_ms)
         handle = self._native.watch(key, required_offset, deadline_ms, token, 0, mark)
         if handle and deadline_ms < self._armed_ms:
             self._arm(deadline_ms)
@@ -62,7 +62,7 @@ class DelayedOperationPurgatory:
 
     def watch_all(self, parts: list[tuple[int, int, Watermark | None]], timeout_ms: int, token: Any) -> bool:
         """One operation for several (key, required offset, mark); False where nothing is to be waited for."""
-        deadline_ms = self.now_ms() + timeout_ms
+        deadline_ms = self._deadline_ms(timeout_ms)
         if not self._native.watch_all(parts, deadline_ms, token):
             return False
         if deadline_ms < self._armed_ms:
@@ -90,6 +90,10 @@ class DelayedOperationPurgatory:
     def drain(self) -> list[Any]:
         """Whatever waits, which does so no longer."""
         return self._native.drain()
+
+    def _deadline_ms(self, timeout_ms: int) -> int:
+        # Callers may mean "for ever" by a number that no clock will ever tell.
+        return min(self.now_ms() + max(timeout_ms, 0), NEVER)
 
     # ---- the alarm ----------------------------------------------------------------------------------------
 

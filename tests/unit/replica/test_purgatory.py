@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kreplica._core.purgatory import Watermark
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 from tests.support.virtual import VirtualMachine
@@ -19,6 +21,25 @@ def test_an_operation_ends_at_its_deadline_and_not_before() -> None:
     machine.pass_time(400)
     assert expired == ["early", "late"]
     assert purgatory.delayed == 0
+
+
+@pytest.mark.parametrize("timeout_ms", [1 << 62, (1 << 63) - 1, 1 << 70])
+def test_a_timeout_beyond_all_clocks_is_none(timeout_ms: int) -> None:
+    machine, expired = VirtualMachine(), []
+    purgatory = DelayedOperationPurgatory("test", machine.clock, machine.loop, expired.extend)
+    assert purgatory.watch(1, 10, timeout_ms, "one")
+    assert purgatory.watch_all([(1, 10, None), (2, 10, None)], timeout_ms, "both")
+    machine.pass_time(1 << 40)
+    assert expired == []
+    assert (purgatory.complete_to(1, 10), purgatory.complete_to(2, 10)) == (["one"], ["both"])
+
+
+def test_a_timeout_below_zero_is_over_at_once() -> None:
+    machine, expired = VirtualMachine(), []
+    purgatory = DelayedOperationPurgatory("test", machine.clock, machine.loop, expired.extend)
+    purgatory.watch(1, 10, -(1 << 70), "late")
+    machine.pass_time(1)
+    assert expired == ["late"]
 
 
 def test_what_a_mark_completes_does_not_expire() -> None:
