@@ -7,13 +7,14 @@ first voters, where the metadata log is to name them (KIP-853). No state; one th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from posixpath import dirname
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.common.errors import InconsistentClusterId, InvalidFile
 from kreplica.common.ports import Clock, Random, Storage
 from kreplica.common.types import Uuid
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
-from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.raw_snapshot import FileRawSnapshotWriter
 from kreplica.raft.replicated_log import BOOTSTRAP_SNAPSHOT_ID
 from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
 from kreplica.raft.voter_set import VoterSet
@@ -21,6 +22,8 @@ from kreplica.raft.voter_set import VoterSet
 METADATA_LOG = "__cluster_metadata-0"
 # That of a quorum whose voters come and go by records (KIP-853).
 KRAFT_VERSION = 1
+# Of the metadata log's directory until it is whole.
+MAKING_SUFFIX = ".formatting"
 
 
 def directory_ids(config: NodeConfig, storage: Storage, random: Random) -> dict[str, Uuid]:
@@ -78,20 +81,22 @@ def format_node(
         if MetaPropertiesFile(storage, path).read() is None:
             properties = MetaProperties(config.cluster_id, config.node_id, ids[path])
             MetaPropertiesFile(storage, path).write(properties)
+            storage.sync_directory(dirname(path))
 
 
 def _write_bootstrap_snapshot(directory: str, storage: Storage, clock: Clock, voters: VoterSet) -> None:
-    log = KafkaMetadataLog.open(directory, storage=storage, clock=clock)
-    try:
-        if log.latest_snapshot_id is None and log.end_offset == 0:
-            raw = log.store_snapshot(BOOTSTRAP_SNAPSHOT_ID)
-            with RecordsSnapshotWriter(
-                raw,
-                clock,
-                last_contained_log_timestamp=clock.time_ms(),
-                voters=voters,
-                kraft_version=KRAFT_VERSION,
-            ) as writer:
-                writer.freeze()
-    finally:
-        log.close()
+    if storage.is_directory(directory):
+        return  # a quorum has begun, or another format was interrupted behind this step
+    making = f"{directory}{MAKING_SUFFIX}"
+    storage.remove_tree(making)
+    storage.make_directory(making)
+    raw = FileRawSnapshotWriter(storage, making, BOOTSTRAP_SNAPSHOT_ID, 1, lambda _: None)
+    with RecordsSnapshotWriter(
+        raw,
+        clock,
+        last_contained_log_timestamp=clock.time_ms(),
+        voters=voters,
+        kraft_version=KRAFT_VERSION,
+    ) as writer:
+        writer.freeze()
+    storage.rename(making, directory)

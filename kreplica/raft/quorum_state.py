@@ -33,6 +33,8 @@ from kreplica.raft.unattached_state import UnattachedState
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 LOGGER = logging.getLogger(__name__)
+# The first election of all waits for this part of the election timeout at most.
+FIRST_ELECTION_PART = 5
 
 
 class QuorumState:
@@ -105,6 +107,12 @@ class QuorumState:
         timeout_ms = self._config.quorum_election_timeout_ms
         return timeout_ms + self._random.randrange(timeout_ms)
 
+    def _first_election_deadline(self) -> int:
+        # Nobody was ever elected as far as this node knows, so no leader is waited for; pre-vote asks the
+        # others.
+        wait_ms = self._random.randrange(self._config.quorum_election_timeout_ms // FIRST_ELECTION_PART + 1)
+        return self.now_ms() + wait_ms if self.is_electable else NEVER_MS
+
     # ---- the start ----------------------------------------------------------------------------------------
 
     def initialize(self, last_fetched_epoch: int) -> None:
@@ -129,7 +137,7 @@ class QuorumState:
         elif self._has_voted_for_itself(data):
             self._enter(self._candidate(data.leader_epoch))
         else:
-            deadline_ms = self._election_deadline()
+            deadline_ms = self._election_deadline() if stored else self._first_election_deadline()
             self._enter(
                 UnattachedState(data.leader_epoch, voted_key=_voted_key(data), deadline_ms=deadline_ms)
             )
