@@ -30,6 +30,7 @@ from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
 from kio.schema.vote.v2.request import VoteRequest
 
+from kreplica.broker.assignments_manager import AssignmentsManager
 from kreplica.broker.broker import Broker
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
@@ -200,6 +201,13 @@ class Node:
     def _make_broker(self) -> None:
         config, ports = self.config, self._ports
         cache = KRaftMetadataCache()
+        assignments = AssignmentsManager(
+            config.node_id,
+            broker_epoch=self._broker_epoch,
+            controller=self._active_controller,
+            transport=ports.transport,
+            loop=ports.loop("assignments"),
+        )
         self.broker = broker = Broker(
             config.node_id,
             config.directories,
@@ -226,6 +234,7 @@ class Node:
             replica_manager=broker.replica_manager,
             loop=ports.loop("publisher"),
             metrics=self.metrics,
+            on_assignment=assignments.on_assignment,
         )
         apis = MetadataApis(config.cluster_id, lambda: cache.metadata, self._active_controller)
         producer_ids = ProducerIdManager(
