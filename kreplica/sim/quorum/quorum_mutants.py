@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.quorum_state import format_quorum_state
-from kreplica.raft.elections import Elections
-from kreplica.raft.epoch_state import EpochState
+from kreplica.common.quorum_state import NO_NODE
 from kreplica.raft.fetch_requests import FetchRequests
 from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.following import Following
@@ -49,16 +47,6 @@ history_mutant = _registers(QUORUM_HISTORY_MUTANTS)
 
 
 # ---- caught in random runs ------------------------------------------------------------------------------
-
-
-@quorum_mutant(QuorumState, "_resigned")
-def come_back_without_memory(_: Replacement) -> Replacement:
-    """A leader that was restarted is Unattached, and votes again in the epoch it led (KAFKA-10661)."""
-
-    def unattached(quorum: Any, epoch: int, __: Any) -> Any:
-        return UnattachedState(epoch, deadline_ms=quorum._election_deadline())
-
-    return unattached
 
 
 @quorum_mutant(ResignedState, "__init__")
@@ -119,13 +107,14 @@ def flush_nothing(_: Replacement) -> Replacement:
 
 
 @quorum_mutant(FileBasedStateStore, "write")
-def forget_elections(_: Replacement) -> Replacement:
-    """The election is written and not flushed, so a power cut takes the vote back."""
+def forget_votes(write: Replacement) -> Replacement:
+    """A vote is kept in memory only, so a crash takes it back."""
 
-    def write(store: Any, state: Any) -> None:
-        store._storage.write_file(store.path, format_quorum_state(state))
+    def write_leaders(store: Any, state: Any) -> None:
+        if state.leader_id != NO_NODE or state.voted_id == NO_NODE:
+            write(store, state)
 
-    return write
+    return write_leaders
 
 
 @quorum_mutant(RaftContext, "is_up_to_date")
@@ -148,28 +137,41 @@ def keep_what_diverges(_: Replacement) -> Replacement:
     return keep
 
 
-@quorum_mutant(Elections, "_follow")
-def follow_whoever_says_so(_: Replacement) -> Replacement:
-    """A member of an epoch follows everybody who says that he leads, also an earlier one."""
+@quorum_mutant(FetchRequests, "_note")
+def count_who_diverges(note: Replacement) -> Replacement:
+    """A replica is believed to have what it fetches behind, though its log is another one (KAFKA-13141)."""
 
-    def follow(elections: Any, epoch: int, leader_id: int) -> None:
-        quorum = elections._quorum
-        quorum._enter(quorum._following(epoch, leader_id, None))
+    def count(requests: Any, state: Any, replica: Any, asked: Any) -> Any:
+        progress = note(requests, state, replica, asked)
+        if progress is not None:
+            progress.end_offset = int(asked.fetch_offset)
+            requests._on_progress(state)
+        return progress
 
-    return follow
+    return count
 
 
 # ---- caught by scripts ----------------------------------------------------------------------------------
 
 
-@history_mutant(EpochState, "has_timed_out")
-def lead_nobody(has_timed_out: Replacement) -> Replacement:
+@history_mutant(QuorumState, "_resigned")
+def come_back_without_memory(_: Replacement) -> Replacement:
+    """A leader that was restarted is Unattached, and votes again in the epoch it led (KAFKA-10661)."""
+
+    def unattached(quorum: Any, epoch: int, __: Any) -> Any:
+        return UnattachedState(epoch, deadline_ms=quorum._election_deadline())
+
+    return unattached
+
+
+@history_mutant(LeaderState, "_wanted")
+def lead_nobody(_: Replacement) -> Replacement:
     """A leader that is cut off from its voters leads on for ever (KAFKA-15489)."""
 
-    def timed_out(state: Any, now_ms: int) -> Any:
-        return not isinstance(state, LeaderState) and has_timed_out(state, now_ms)
+    def nobody(_: Any) -> int:
+        return 0
 
-    return timed_out
+    return nobody
 
 
 @history_mutant(ReplicaProgress, "note_fetch")
@@ -215,17 +217,3 @@ def ask_nobody_before(init: Replacement) -> Replacement:
             state.votes.record(voter, True)
 
     return won
-
-
-@history_mutant(FetchRequests, "_note")
-def count_who_diverges(note: Replacement) -> Replacement:
-    """A replica is believed to have what it fetches behind, though its log is another one (KAFKA-13141)."""
-
-    def count(requests: Any, state: Any, replica: Any, asked: Any) -> Any:
-        progress = note(requests, state, replica, asked)
-        if progress is not None:
-            progress.end_offset = int(asked.fetch_offset)
-            requests._on_progress(state)
-        return progress
-
-    return count

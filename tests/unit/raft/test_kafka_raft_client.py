@@ -59,7 +59,8 @@ def all_have(quorum, *values):
 def answer_of(quorum, node_id, request):
     answer = quorum.client(node_id).handle_inbound(request)
     quorum.pass_time(1)
-    return answer.result(0)
+    assert answer.done()
+    return answer.result()
 
 
 # ---- elections ------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def test_a_leader_that_is_asked_to_resign_does():
 # ---- the histories of bugs ------------------------------------------------------------------------------
 
 
-def test_a_former_leader_comes_back_resigned_and_votes_for_nobody_in_its_epoch():
+def test_a_former_leader_comes_back_resigned_and_does_not_vote():
     """KAFKA-10661, KAFKA-17333."""
     quorum, leader = started()
     quorum.kill(leader)
