@@ -121,7 +121,12 @@ class ClusterNodes:
         return [node for each in self._nodes.values() if (node := each.node) is not None]
 
     def live_brokers(self) -> list[int]:
-        return [node.config.node_id for node in self.live() if node.broker is not None]
+        """The brokers that can answer."""
+        return [node.config.node_id for node in self._running() if node.broker is not None]
+
+    def _running(self) -> list[Node]:
+        nodes = [each.node for each in self._nodes.values() if not each.is_paused]
+        return [node for node in nodes if node is not None]
 
     @property
     def controller(self) -> int | None:
@@ -131,9 +136,9 @@ class ClusterNodes:
         return None if newest is None else newest.config.node_id
 
     def likely_controllers(self) -> list[int]:
-        """All live controllers, the active one first."""
+        """The controllers that can answer, the active one first."""
         active = self.controller
-        ids = [node.config.node_id for node in self.live() if node.controller is not None]
+        ids = [node.config.node_id for node in self._running() if node.controller is not None]
         return sorted(ids, key=lambda node_id: (node_id != active, node_id))
 
     def has_quorum(self) -> bool:
@@ -143,8 +148,7 @@ class ClusterNodes:
 
     def known_metadata(self) -> list[ClusterMetadata]:
         """What each node that runs knows of the cluster."""
-        running = [each.node for each in self._nodes.values() if not each.is_paused]
-        return [node.loader.published for node in running if node is not None]
+        return [node.loader.published for node in self._running()]
 
     def newest_metadata(self) -> ClusterMetadata:
         """What the node knows that knows most. Raises InvalidRequest where none runs."""

@@ -33,19 +33,20 @@ FIRST_CONTROLLER_ID = 1001
 
 RAFT = RaftConfig(
     quorum_election_timeout_ms=100,
-    quorum_fetch_timeout_ms=200,
+    quorum_fetch_timeout_ms=500,
     quorum_election_backoff_max_ms=100,
-    quorum_request_timeout_ms=200,
+    quorum_request_timeout_ms=250,
     quorum_retry_backoff_ms=5,
     quorum_append_linger_ms=0,
 )
 CONTROLLER = ControllerConfig(
     broker_session_timeout_ms=200,
-    broker_session_hint_ms=60,
-    broker_session_max_timeout_ms=6_400,
+    broker_session_hint_ms=75,
+    broker_session_failover_ms=700,
+    broker_session_max_timeout_ms=1_600,
 )
 BROKER = BrokerConfig(
-    broker_heartbeat_interval_ms=40,
+    broker_heartbeat_interval_ms=30,
     broker_heartbeat_timeout_ms=100,
     broker_registration_retry_backoff_ms=10,
 )
