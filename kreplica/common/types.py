@@ -67,6 +67,10 @@ class Uuid:
         if len(self.raw) != self.SIZE:
             raise InvalidRequest(f"a Uuid has {self.SIZE} bytes, not {len(self.raw)}")
 
+    def __hash__(self) -> int:
+        # As good as the one a dataclass writes, at a third of the price.
+        return hash(self.raw)
+
     @classmethod
     def parse(cls, text: str) -> Uuid:
         """The Uuid that `str()` wrote; InvalidRequest for any other text."""

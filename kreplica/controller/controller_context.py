@@ -22,6 +22,7 @@ from kreplica.controller.topic_settings import TopicSettings
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import (
     ClearElrRecord,
+    FeatureLevelRecord,
     MetadataRecord,
     RemoveTopicRecord,
 )
@@ -32,6 +33,13 @@ from kreplica.metadata.registrations import (
 )
 
 ELR_FEATURE = "eligible.leader.replicas.version"
+
+
+def has_elr(metadata: ClusterMetadata) -> bool:
+    """Whether eligible leader replicas are kept (KIP-966): as the cluster's feature says, and in a cluster
+    that never recorded features.
+    """
+    return not metadata.features or metadata.features.get(ELR_FEATURE, 0) > 0
 
 
 class PartitionContext:
@@ -105,6 +113,7 @@ class ControllerContext:
         self.partitions_being_reassigned: dict[PartitionContext, None] = {}
         self.partitions_not_online: dict[PartitionContext, None] = {}
         self._replicas_on_broker: dict[int, dict[PartitionContext, None]] = {}
+        self._is_elr_enabled = has_elr(metadata)
         self._undo: list[tuple[Callable[..., object], tuple[Any, ...]]] | None = None
         self._load()
 
@@ -132,17 +141,9 @@ class ControllerContext:
 
     # ---- questions ----------------------------------------------------------------------------------------
 
-    @property
-    def is_elr_enabled(self) -> bool:
-        """Whether eligible leader replicas are kept (KIP-966): as the cluster's feature says, and in a
-        cluster that never recorded features.
-        """
-        features = self.metadata.features
-        return not features or features.get(ELR_FEATURE, 0) > 0
-
     def min_isr(self, topic: str) -> int | None:
         """The topic's min.insync.replicas; None where no eligible leader replicas are kept."""
-        return self.settings.of(topic).min_insync_replicas if self.is_elr_enabled else None
+        return self.settings.of(topic).min_insync_replicas if self._is_elr_enabled else None
 
     @property
     def live_or_shutting_down_broker_ids(self) -> Collection[int]:
@@ -182,7 +183,8 @@ class ControllerContext:
                 yield partition, replica
 
     def is_topic_queued_up_for_deletion(self, topic_id: Uuid) -> bool:
-        return topic_id in self.topics_to_be_deleted
+        # Seldom is anything: so many partitions may ask that hashing their topics' ids counts.
+        return bool(self.topics_to_be_deleted) and topic_id in self.topics_to_be_deleted
 
     def is_replica_online(self, partition: PartitionContext, broker_id: int) -> bool:
         """Whether the broker is up, though it may be shutting down, and so is the replica's directory."""
@@ -333,6 +335,8 @@ class ControllerContext:
             self._take_partition(partition)
         elif isinstance(message, ClearElrRecord):
             self._refresh()
+        elif isinstance(message, FeatureLevelRecord):
+            self._is_elr_enabled = has_elr(self.metadata)
         else:
             self.settings.forget(message)
 
@@ -343,8 +347,8 @@ class ControllerContext:
         if (
             before is None
             or before.replicas is not now.replicas
-            or before.is_reassigning
-            or now.is_reassigning
+            or before.removing_replicas is not now.removing_replicas
+            or before.adding_replicas is not now.adding_replicas
         ):
             self._index(partition)
 

@@ -45,7 +45,7 @@ class OfflinePartitionLeaderSelector:
     def select_leader(self, partition: PartitionContext) -> LeaderSelection:
         context, current = self._context, partition.leader_and_isr
         live = [replica for replica in current.replicas if context.is_acceptable_leader(partition, replica)]
-        isr = tuple(replica for replica in current.isr if context.is_replica_online(partition, replica))
+        isr = tuple([replica for replica in current.isr if context.is_replica_online(partition, replica)])
         if current.leader in isr and current.leader in live:
             return LeaderSelection(current.leader, isr)
         for replica in live:
