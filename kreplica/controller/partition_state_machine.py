@@ -45,6 +45,7 @@ class PartitionStateMachine:
         self._batch = batch
         self._logger = state_change_logger
         self.offline_partition_selector = OfflinePartitionLeaderSelector(context)
+        self._last_failures: dict[PartitionContext, str] = {}
         self._changes: dict[PartitionState, Callable[[PartitionContext, PartitionLeaderSelector], None]] = {
             PartitionState.NEW: lambda _partition, _selector: None,
             PartitionState.ONLINE: self._bring_online,
@@ -106,10 +107,7 @@ class PartitionStateMachine:
                     change(partition, selector)
                 except StateChangeFailed as error:
                     failures[partition.topic_partition] = error
-                    self._logger.failure(
-                        "could not change partition %s from %s to %s: %s",
-                        *(partition.topic_partition, partition.state, target, error),
-                    )
+                    self._log_failure(partition, target, error)
                 else:
                     changed.append(partition)
                     before.append(partition.state)
@@ -117,10 +115,24 @@ class PartitionStateMachine:
             self._log(changed, before, target)
         return failures
 
+    def _log_failure(
+        self, partition: PartitionContext, target: PartitionState, error: StateChangeFailed
+    ) -> None:
+        # What stays Offline is tried again and again; it is told once, and again when the reason is another.
+        if self._last_failures.get(partition) != str(error):
+            self._last_failures[partition] = str(error)
+            self._logger.failure(
+                "could not change partition %s from %s to %s: %s",
+                *(partition.topic_partition, partition.state, target, error),
+            )
+
     def _log(
         self, changed: list[PartitionContext], before: list[PartitionState], target: PartitionState
     ) -> None:
         names = [partition.topic_partition for partition in changed]
+        if self._last_failures:
+            for partition in changed:
+                self._last_failures.pop(partition, None)
         if target is PartitionState.ONLINE:
             leaders = [partition.leader_and_isr.leader for partition in changed]
             form = f"changed partition %s from %s to {target} with leader %d"

@@ -159,3 +159,18 @@ def test_a_broker_that_is_back_lets_it_end() -> None:
         assert not stage.machines.reassignment.complete_if_possible(partition)
     stage.unfence(2)
     assert (stage.state("orders").replicas, stage.state("orders").leader) == ((2,), 2)
+
+
+def test_nobody_is_taken_out_while_none_of_those_that_stay_is_in_sync() -> None:
+    """Else whoever has all that was committed would be gone for good."""
+    stage = ControllerStage()
+    (partition,) = stage.create("orders", (0, 1))
+    stage.set_isr("orders", 0)
+    stage.fence(0)
+    assert (stage.state("orders").isr, stage.state("orders").elr) == ((), (0,))
+    stage.machines.reassignment.start(partition, [1])
+    assert stage.state("orders").replicas == (1, 0)
+    stage.unfence(0)
+    assert stage.state("orders").leader == 0
+    stage.set_isr("orders", 0, 1)
+    assert (stage.state("orders").replicas, stage.state("orders").leader) == ((1,), 1)

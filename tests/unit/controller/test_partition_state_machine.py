@@ -232,3 +232,21 @@ def test_an_election_that_is_not_needed_changes_nothing() -> None:
     before = stage.state("orders")
     assert stage.machines.preferred_election.elect([partition]) == {}
     assert stage.state("orders") is before
+
+
+def test_what_stays_offline_is_told_once() -> None:
+    stage = ControllerStage()
+    stage.create("orders", (0, 1))
+    stage.fence(0, 1)
+    trigger = stage.machines.partitions.trigger_online_partition_state_change
+
+    def told() -> int:
+        return sum("could not change" in line for line in stage.logger.lines())
+
+    assert told() == 1
+    assert list(trigger()) == [TopicPartition("orders", 0)]
+    assert list(trigger()) == [TopicPartition("orders", 0)]
+    assert told() == 1
+    stage.unfence(0)
+    stage.fence(0)
+    assert told() == 2
