@@ -133,8 +133,8 @@ class BrokerChange:
             partition for partition, replica in staying if partition.leader_and_isr.leader == replica
         ]
         self._partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
-        if leaderless:
-            self._partitions.trigger_online_partition_state_change()
+        # Those that were leaderless before cannot be helped by somebody's going.
+        self._partitions.handle_state_changes(leaderless, PartitionState.ONLINE)
         self._replicas.handle_state_changes(staying, ReplicaState.OFFLINE)
 
     def _staying(self, broker_id: int) -> list[Replica]:

@@ -71,14 +71,18 @@ class PartitionStateMachine:
             context.set_partition_state(partition, state)
 
     def trigger_online_partition_state_change(self) -> dict[TopicPartition, StateChangeFailed]:
-        """Try to bring Online what is New or Offline, but for topics that are queued for deletion; those that
-        nobody can lead stay, and are returned with the reason.
+        """Try to bring Online what is New or Offline, but for topics that are queued for deletion.
+
+        Those whose replicas are all down stay as they are. So do those that none of the others may lead; they
+        are returned with the reason.
         """
         context = self._context
+        live = context.live_broker_ids
         waiting = [
             partition
             for partition in context.partitions_not_online
-            if not context.is_topic_queued_up_for_deletion(partition.topic_id)
+            if not live.isdisjoint(partition.leader_and_isr.replicas)
+            and not context.is_topic_queued_up_for_deletion(partition.topic_id)
         ]
         return self.handle_state_changes(waiting, PartitionState.ONLINE)
 

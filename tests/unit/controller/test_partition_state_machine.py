@@ -237,16 +237,20 @@ def test_an_election_that_is_not_needed_changes_nothing() -> None:
 def test_what_stays_offline_is_told_once() -> None:
     stage = ControllerStage()
     stage.create("orders", (0, 1))
-    stage.fence(0, 1)
+    stage.set_isr("orders", 0)
+    stage.fence(0)
     trigger = stage.machines.partitions.trigger_online_partition_state_change
 
     def told() -> int:
         return sum("could not change" in line for line in stage.logger.lines())
 
     assert told() == 1
+    assert "nobody of the ISR" in str(trigger()[TopicPartition("orders", 0)])
+    told_after_the_isr_is_empty = told()
     assert list(trigger()) == [TopicPartition("orders", 0)]
-    assert list(trigger()) == [TopicPartition("orders", 0)]
-    assert told() == 1
+    assert told() == told_after_the_isr_is_empty
+    stage.fence(1)
+    assert trigger() == {}
     stage.unfence(0)
     stage.fence(0)
-    assert told() == 2
+    assert told() == told_after_the_isr_is_empty + 1
