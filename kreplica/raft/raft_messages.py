@@ -8,6 +8,7 @@ InvalidRequest. Owns no state; any thread may call.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -64,6 +65,10 @@ def key_of(node_id: int, directory_id: Any) -> ReplicaKey:
     return ReplicaKey(int(node_id), topic_id_of(directory_id))
 
 
+def _directory_id(key: ReplicaKey) -> uuid.UUID | None:
+    return None if key.directory_id == Uuid.ZERO else uuid_of(key.directory_id)
+
+
 def only_partition(message: Any) -> Any:
     """The part of a request or an answer that is for the metadata log's partition.
 
@@ -108,8 +113,8 @@ def make_vote_request(
         partition_index=METADATA_PARTITION,
         replica_epoch=epoch,
         replica_id=candidate.node_id,
-        replica_directory_id=uuid_of(candidate.directory_id),
-        voter_directory_id=uuid_of(voter.directory_id),
+        replica_directory_id=_directory_id(candidate),
+        voter_directory_id=_directory_id(voter),
         last_offset_epoch=log_end.epoch,
         last_offset=log_end.offset,
         pre_vote=pre_vote,
@@ -139,7 +144,7 @@ def make_begin_request(
     """Tell `voter` who leads the epoch."""
     partition = begin_request.PartitionData(
         partition_index=METADATA_PARTITION,
-        voter_directory_id=uuid_of(voter.directory_id),
+        voter_directory_id=_directory_id(voter),
         leader_id=leader_id,
         leader_epoch=epoch,
     )
@@ -169,9 +174,7 @@ def make_end_request(
         leader_id=leader_id,
         leader_epoch=epoch,
         preferred_candidates=tuple(
-            end_request.ReplicaInfo(
-                candidate_id=key.node_id, candidate_directory_id=uuid_of(key.directory_id)
-            )
+            end_request.ReplicaInfo(candidate_id=key.node_id, candidate_directory_id=_directory_id(key))
             for key in successors
         ),
     )
@@ -213,7 +216,7 @@ def make_fetch_request(
         last_fetched_epoch=position.last_fetched_epoch,
         log_start_offset=position.log_start_offset,
         partition_max_bytes=max_bytes,
-        replica_directory_id=uuid_of(replica.directory_id),
+        replica_directory_id=_directory_id(replica),
     )
     return fetch_request.FetchRequest(
         cluster_id=cluster_id,
@@ -290,7 +293,7 @@ def make_snapshot_request(
         current_leader_epoch=epoch,
         snapshot_id=snapshot_request.SnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
         position=position,
-        replica_directory_id=uuid_of(replica.directory_id),
+        replica_directory_id=_directory_id(replica),
     )
     topic = snapshot_request.TopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
     return snapshot_request.FetchSnapshotRequest(
