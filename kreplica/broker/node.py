@@ -43,7 +43,7 @@ from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.common.errors import BrokerNotAvailable, InvalidFile
 from kreplica.common.future import Future, failed
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import DirectoryLock
+from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
 from kreplica.common.wire import topic_id_of
 from kreplica.controller.feature_control import SUPPORTED_FEATURES
@@ -51,6 +51,7 @@ from kreplica.controller.listeners import register_listeners
 from kreplica.controller.quorum_controller import QuorumController
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
+from kreplica.metadata.snapshot_generator import SnapshotGenerator
 from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
@@ -172,8 +173,20 @@ class Node:
             self._image, loop=loop, high_watermark=lambda: raft.high_watermark, metrics=self.metrics
         )
         applied = self._loader.startup(log.end_offset, log.epoch_before)
+        self._loader.install_publishers([self._snapshot_generator(loop)])
         raft.register(self._loader, next_offset=applied.offset)
         ports.transport.watch_connections(self._connection_lost)
+
+    def _snapshot_generator(self, loop: Loop) -> SnapshotGenerator:
+        settings = self.config.metadata_log
+        return SnapshotGenerator(
+            self.raft.create_snapshot,
+            lambda: self.loader.bytes_applied,
+            clock=self._ports.clock,
+            loop=loop,
+            metadata_log_max_record_bytes_between_snapshots=settings.log_max_record_bytes_between_snapshots,
+            metadata_log_max_snapshot_interval_ms=settings.log_max_snapshot_interval_ms,
+        )
 
     def _make_controller(self) -> None:
         config, ports, loader = self.config, self._ports, self.loader

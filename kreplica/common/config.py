@@ -327,6 +327,9 @@ class MetadataLogConfig(_Settings):
     log_segment_ms: int = _setting(7 * 86_400_000, _integer(1, INT64_MAX))
     max_retention_bytes: int = _setting(100 << 20, _integer(-1, INT64_MAX))
     max_retention_ms: int = _setting(7 * 86_400_000, _integer(-1, INT64_MAX))
+    # A snapshot is made when the log has grown by so much since the last one, or after so long (0: never).
+    log_max_record_bytes_between_snapshots: int = _setting(20 << 20, _integer(1, INT64_MAX))
+    log_max_snapshot_interval_ms: int = _setting(3_600_000, _integer(0, INT64_MAX))
 
     def __post_init__(self) -> None:
         self._check()

@@ -122,6 +122,8 @@ class SimNetwork:
         self.held: list[Message] = []
         # Told each message that is sent, and each that is handed to who was to get it: ("sent", message).
         self.tap: Callable[[str, Message], object] | None = None
+        # What of a message's body arrives: the same object, or one made of its bytes.
+        self.carry: Callable[[Any], Any] | None = None
         self._scheduler = scheduler
         self._random = random
         self._conditions = conditions or LinkConditions()
@@ -242,7 +244,8 @@ class SimNetwork:
             delay_ns=timeout_ms * NANOSECONDS_PER_MS,
             incarnation=sender,
         )
-        message = Message(number, sender, receiver, request, name, is_request=True)
+        body = request if self.carry is None else self.carry(request)
+        message = Message(number, sender, receiver, body, name, is_request=True)
         self._dispatch(message)
         duplication = self.conditions(sender.node_id, receiver).duplication
         if duplication and self._random.random() < duplication:
@@ -327,9 +330,8 @@ class SimNetwork:
             # A handler that fails closes the connection, as it does not know what to answer.
             self._fail(request.number, f"node {request.receiver} failed: {answer!r}")
             return
-        back = Message(
-            request.number, target, request.sender.node_id, answer.result(), request.name, is_request=False
-        )
+        body = answer.result() if self.carry is None else self.carry(answer.result())
+        back = Message(request.number, target, request.sender.node_id, body, request.name, is_request=False)
         self._dispatch(back)
 
     # ---- calls --------------------------------------------------------------------------------------------

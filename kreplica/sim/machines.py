@@ -1,0 +1,131 @@
+"""SimMachines: machines and the network between them under one virtual clock, and all that may befall them.
+
+Everything that happens is an event of `scheduler`; all chance comes from `seed`. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kreplica.common.ports import Random
+from kreplica.sim.clock import VirtualTime
+from kreplica.sim.network import LinkConditions, Message, SimNetwork
+from kreplica.sim.node import DIRECTORY, MakeBroker, SimBroker
+from kreplica.sim.scheduler import NANOSECONDS_PER_MS, SimScheduler
+from kreplica.sim.storage import SimStorage
+
+T = TypeVar("T")
+
+# So long a script waits after each line: brokers put some things off for a moment, to do more at once.
+SETTLE_MS = 10
+
+
+class SimMachines:
+    """No machine yet; `add_machine` makes them.
+
+    `shuffle`: events of one moment come in an order of the seed's, else as they were added.
+    """
+
+    is_real = False
+
+    def __init__(
+        self, *, seed: int = 1, shuffle: bool = True, conditions: LinkConditions | None = None
+    ) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.time = VirtualTime()
+        self.scheduler = SimScheduler(self.time, self.random, shuffle=shuffle)
+        self.scheduler.name = f"seed {seed}, "
+        self.network = SimNetwork(self.scheduler, self.random, conditions)
+        self.brokers: dict[int, SimBroker] = {}
+
+    def add_machine(self, node_id: int, make_program: MakeBroker, register: Callable[[], int]) -> SimBroker:
+        """A new machine with an empty disk; it is not started."""
+        machine = self.brokers[node_id] = SimBroker(
+            node_id, self.scheduler, self.network, make_program, register, str(self.seed)
+        )
+        return machine
+
+    # ---- what a script does -------------------------------------------------------------------------------
+
+    def start(self, broker_id: int) -> None:
+        self.brokers[broker_id].start()
+
+    def stop(self, broker_id: int) -> None:
+        self.brokers[broker_id].stop()
+
+    def kill(self, broker_id: int) -> None:
+        self.brokers[broker_id].kill()
+
+    def power_cut(self, broker_id: int, chance: Random | None = None, *, keeps_names: bool = False) -> None:
+        self.brokers[broker_id].power_cut(chance, keeps_names=keeps_names)
+
+    def pause(self, broker_id: int) -> None:
+        self.brokers[broker_id].pause()
+
+    def resume(self, broker_id: int) -> None:
+        self.brokers[broker_id].resume()
+
+    def program(self, broker_id: int) -> Any:
+        """The broker that runs there; None if it does not."""
+        return self.brokers[broker_id].program
+
+    def do(self, action: Callable[[], T]) -> T:
+        """Call a broker's method, as something outside of it would."""
+        return action()
+
+    def set_disk_fault(self, broker_id: int, fault: Callable[[str, str], None] | None) -> None:
+        """Ask `fault(operation, path)` before each change of the broker's disk; it raises what is refused."""
+        self.brokers[broker_id].disk_fault = fault
+
+    def disk(self, broker_id: int) -> tuple[SimStorage, str]:
+        """The broker's files, and the directory that its logs are in; it may be down."""
+        return self.brokers[broker_id].storage, DIRECTORY
+
+    def now_ms(self) -> int:
+        """The monotonic time."""
+        return self.time.now_ns // NANOSECONDS_PER_MS
+
+    def settle(self) -> None:
+        """Let everything happen that needs little time."""
+        self.scheduler.run_due()
+        self.scheduler.run_for(SETTLE_MS)
+
+    def pass_time(self, duration_ms: int) -> None:
+        self.scheduler.run_for(duration_ms)
+
+    def jump_date(self, broker_id: int, by_ms: int) -> None:
+        self.brokers[broker_id].clock.jump_date(by_ms)
+
+    def hold(self, which: Callable[[Any], bool]) -> Callable[[], None]:
+        """Hold such messages from now on; the answer is a function that ends this."""
+        return self.network.hold(which)
+
+    def held(self) -> list[Message]:
+        """The messages that are held, in the order they were sent."""
+        return [message for message in self.network.held if message.is_alive]
+
+    def release(self, message: Message) -> None:
+        """Let a held message arrive."""
+        self.network.release(message)
+
+    def drop(self, message: Message) -> None:
+        """Lose a held message."""
+        self.network.drop(message)
+
+    def cut(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
+        self.network.cut(sender, receiver, both_ways=both_ways)
+
+    def heal(self, sender: int, receiver: int) -> None:
+        self.network.heal(sender, receiver)
+
+    def heal_all(self) -> None:
+        self.network.heal_all()
+
+    def disconnect(self, node_id: int) -> None:
+        self.network.disconnect(node_id)
+
+    def close(self) -> None:
+        """Nothing here lives on by itself."""

@@ -1,0 +1,197 @@
+"""NodeCluster: whole nodes under one virtual clock: their quorum, controller, brokers, logs and images.
+
+Nodes are started, stopped in order, killed, cut from power and paused; their network and disks fail as
+SimMachines lets them. Everything that happens is an event of `scheduler`; all chance comes from `seed`.
+A node that cannot go on ends as its process would; `fatal` has what it said. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
+from kreplica.broker.node_config import NodeConfig
+from kreplica.broker.node_format import directory_ids, format_node
+from kreplica.common.errors import RequestTimedOut
+from kreplica.common.future import Future
+from kreplica.common.ports import Random
+from kreplica.common.types import TopicPartition
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.metadata_store import MemoryImageDirectory
+from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
+from kreplica.sim.machines import SimMachines
+from kreplica.sim.network import LinkConditions
+from kreplica.sim.node import BrokerPorts
+from kreplica.sim.nodes.node_program import NodeProgram
+from kreplica.sim.nodes.node_settings import node_config, roles_of
+from kreplica.sim.nodes.sim_client import SimClient
+from kreplica.sim.nodes.wire_copy import wire_copy
+
+T = TypeVar("T")
+
+FIRST_CLIENT_ID = 2001
+DEFAULT_REPLICATION_FACTOR = 3
+CONDITIONS = LinkConditions(delay_us=(100, 1_000))
+
+
+class NodeCluster(SimMachines):
+    """A cluster of `brokers` brokers with formatted, empty disks; `boot` starts them.
+
+    `controllers`: so many nodes from 1001 on are the quorum; 0: the first three brokers are. `as_bytes`:
+    whether messages cross the network as bytes, None: as the seed draws it. `settings`: of every node, under
+    Kafka's names. Otherwise as SimMachines. Raises InvalidConfig.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        controllers: int = 0,
+        seed: int = 1,
+        shuffle: bool = True,
+        conditions: LinkConditions = CONDITIONS,
+        as_bytes: bool | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(seed=seed, shuffle=shuffle, conditions=conditions)
+        self.as_bytes = random.Random(f"{seed}/wire").random() < 0.5 if as_bytes is None else as_bytes
+        if self.as_bytes:
+            self.network.carry = wire_copy
+        # (node, what it could not go on with), in the order it happened.
+        self.fatal: list[tuple[int, BaseException]] = []
+        self.configs: dict[int, NodeConfig] = {}
+        self.images: dict[int, MemoryImageDirectory] = {}
+        self.clients: list[SimClient] = []
+        self._stopping: dict[int, Future[None]] = {}
+        factor = min(brokers, DEFAULT_REPLICATION_FACTOR)
+        for node_id, roles in roles_of(brokers, controllers).items():
+            self.configs[node_id] = node_config(node_id, roles, factor, settings or {})
+        self.voters = [n for n, config in self.configs.items() if "controller" in config.roles]
+        self.broker_ids = [n for n, config in self.configs.items() if "broker" in config.roles]
+        for node_id in self.configs:
+            self.images[node_id] = MemoryImageDirectory()
+            self.add_machine(node_id, partial(self._program, node_id), lambda: 0)
+        self._format()
+
+    def _program(self, node_id: int, ports: BrokerPorts) -> NodeProgram:
+        return NodeProgram(
+            self.configs[node_id], ports, self.images[node_id], partial(self._cannot_go_on, node_id)
+        )
+
+    def _format(self) -> None:
+        chance = random.Random(f"{self.seed}/format")
+        disks = {n: self.brokers[n].storage for n in self.configs}
+        ids = {n: directory_ids(config, disks[n], chance) for n, config in self.configs.items()}
+        voters = VoterSet(
+            VoterNode(ReplicaKey(n, ids[n][self.configs[n].metadata_directory]), (), 0, 1)
+            for n in self.voters
+        )
+        for node_id, config in self.configs.items():
+            clock = self.brokers[node_id].clock
+            format_node(config, ids[node_id], storage=disks[node_id], clock=clock, initial_voters=voters)
+
+    # ---- lives --------------------------------------------------------------------------------------------
+
+    def boot(self, limit_ms: int = 10_000) -> None:
+        """Start every node that does not run, and wait until all brokers may lead. AssertionError if they do
+        not."""
+        for node_id, machine in self.brokers.items():
+            if not machine.is_alive:
+                self.start(node_id)
+        assert self.run_until(self.is_ready, limit_ms), f"not ready after {limit_ms} ms"
+
+    def is_ready(self) -> bool:
+        """Whether every node runs, and every broker may lead."""
+        nodes = [self.node(node_id) for node_id in self.configs]
+        return all(node is not None and node.ready.done() for node in nodes)
+
+    def shut_down(self, node_id: int, timeout_ms: int = CONTROLLED_SHUTDOWN_MS) -> Future[None]:
+        """Let the node leave in order, and stop it then; done when it is down. It may be killed before."""
+        node, life = self.node(node_id), self.brokers[node_id].life
+        assert node is not None, f"node {node_id} does not run"
+        stopped: Future[None] = Future()
+
+        def stop() -> None:
+            self.stop(node_id)
+            stopped.set_result(None)
+
+        def left(_: Future[None]) -> None:
+            # Not from within one of the node's own steps.
+            self.scheduler.add("fault", f"node {node_id} stops", stop, incarnation=life)
+
+        node.shutdown(timeout_ms).add_done_callback(left)
+        return stopped
+
+    def power_cut(self, broker_id: int, chance: Random | None = None, *, keeps_names: bool = False) -> None:
+        """As SimMachines.power_cut; of the image the last write may be lost, too."""
+        super().power_cut(broker_id, chance, keeps_names=keeps_names)
+        if chance is None or chance.randrange(2):
+            self.images[broker_id].store.lose_last_write()
+
+    def _cannot_go_on(self, node_id: int, error: BaseException) -> None:
+        self.fatal.append((node_id, error))
+        life = self.brokers[node_id].life
+        self.scheduler.add("fault", f"node {node_id} dies", partial(self.kill, node_id), incarnation=life)
+
+    # ---- who is there, and what they know -----------------------------------------------------------------
+
+    def node(self, node_id: int) -> Node | None:
+        """The node that runs there; None if it does not."""
+        program = self.brokers[node_id].program
+        return None if program is None else program.node
+
+    def live(self) -> list[Node]:
+        """All nodes that run, paused ones too."""
+        return [node for node_id in self.configs if (node := self.node(node_id)) is not None]
+
+    @property
+    def controller(self) -> int | None:
+        """The active controller's node; of two that believe to be it, the later one."""
+        active = [n for n in self.live() if n.controller is not None and n.controller.is_active]
+        newest = max(active, key=lambda node: node.raft.leader_and_epoch.epoch, default=None)
+        return None if newest is None else newest.config.node_id
+
+    def metadata(self) -> ClusterMetadata:
+        """What the node knows that knows most of the cluster. AssertionError where none runs."""
+        live = self.live()
+        assert live, "no node runs"
+        return max(live, key=lambda node: node.loader.applied.offset).loader.published
+
+    def partition(self, topic: str, partition: int = 0) -> PartitionRegistration | None:
+        """The controller's word about a partition, as far as a running node knows it."""
+        return self.metadata().partition(TopicPartition(topic, partition))
+
+    # ---- clients ------------------------------------------------------------------------------------------
+
+    def add_client(self) -> SimClient:
+        """Another client. It knows the ids of all nodes, and not which of them run."""
+        client = SimClient(
+            self, FIRST_CLIENT_ID + len(self.clients), lambda: self.broker_ids, lambda: self.voters
+        )
+        self.clients.append(client)
+        return client
+
+    @property
+    def client(self) -> SimClient:
+        """The first client."""
+        return self.clients[0] if self.clients else self.add_client()
+
+    def result(self, future: Future[T], limit_ms: int = 10_000) -> T:
+        """Let events happen until the future is done; its result. Raises what it failed with, and
+        RequestTimedOut where it is not done in time."""
+        if not self.run_until(future.done, limit_ms):
+            raise RequestTimedOut(f"not done within {limit_ms} ms")
+        return future.result()
+
+    def run_until(self, condition: Callable[[], bool], limit_ms: int = 10_000) -> bool:
+        """Let events happen until the condition holds; False if it does not within `limit_ms`."""
+        return self.scheduler.run_until(condition, limit_ms)
+
+    def override(self, node_id: int, **parts: Any) -> None:
+        """Change parts of a node's NodeConfig, from its next start on."""
+        self.configs[node_id] = dataclasses.replace(self.configs[node_id], **parts)

@@ -1,0 +1,66 @@
+"""NodeProgram: a whole node (broker, controller, or both) as the program of a simulated machine.
+
+It is one life of the node, on ports of one life of its machine; what is to outlast it (the image, as a file
+would) is given to it. Thread rule: one thread, as the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kreplica.broker.node import Node
+from kreplica.broker.node_config import NodeConfig, NodePorts
+from kreplica.common.errors import BrokerNotAvailable
+from kreplica.common.future import Future
+from kreplica.metadata.image_writer import ImageDirectory
+from kreplica.sim.node import BrokerPorts
+
+
+class NodeProgram:
+    """See the module. `on_fatal(error)` is called when the node cannot go on."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        ports: BrokerPorts,
+        image: ImageDirectory,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        node_ports = NodePorts(
+            storage=ports.storage,
+            clock=ports.clock,
+            scheduler=ports.scheduler,
+            transport=ports.transport,
+            workers=ports.workers,
+            random=ports.random,
+            loop=ports.loop,
+            image=lambda _: image,
+        )
+        self.node = Node(config, node_ports, on_fatal)
+
+    def startup(self) -> None:
+        self.node.startup()
+
+    def shutdown(self) -> None:
+        """Close all files in order; whoever wants to leave in order has called `node.shutdown` before."""
+        self.node.close()
+
+    def handle(self, request: Any) -> Future[Any]:
+        return self.node.handle(request)
+
+    @property
+    def log_manager(self) -> Any:
+        """The broker's. Raises BrokerNotAvailable where the node has none."""
+        return self._broker.log_manager
+
+    @property
+    def replica_manager(self) -> Any:
+        """The broker's. Raises BrokerNotAvailable where the node has none."""
+        return self._broker.replica_manager
+
+    @property
+    def _broker(self) -> Any:
+        if self.node.broker is None:
+            raise BrokerNotAvailable(f"node {self.node.config.node_id} is no broker")
+        return self.node.broker

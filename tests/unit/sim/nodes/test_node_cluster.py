@@ -1,0 +1,166 @@
+"""Whole nodes under the virtual clock: they boot, serve, die, and come back with what they had."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kreplica.common.types import TopicPartition
+from kreplica.sim.nodes.node_cluster import NodeCluster
+
+PARTITION = TopicPartition("t", 0)
+
+
+@pytest.fixture(params=[False, True], ids=["objects", "bytes"])
+def cluster(request):
+    cluster = NodeCluster(seed=1, as_bytes=request.param)
+    cluster.boot()
+    cluster.result(cluster.client.admin.create_topic("t", partitions=2, config={"min.insync.replicas": 2}))
+    return cluster
+
+
+def produce(cluster, *values, at=PARTITION):
+    made = cluster.result(cluster.client.producer.send(at, values, timeout_ms=5_000))
+    return made.base_offset
+
+
+def read(cluster, at=PARTITION):
+    found, offset = [], 0
+    while True:
+        fetched = cluster.result(cluster.client.fetcher.fetch(at, offset, timeout_ms=5_000))
+        values = [record.value for batch in fetched.batches() for record in batch]
+        if not values:
+            return found
+        found += values
+        offset += len(values)
+
+
+def leader(cluster):
+    return cluster.partition("t").leader
+
+
+def is_full(cluster):
+    partition = cluster.partition("t")
+    return partition is not None and len(partition.isr) == 3 and cluster.is_ready()
+
+
+def test_records_are_replicated_and_read(cluster):
+    assert produce(cluster, b"a", b"b") == 0
+    assert produce(cluster, b"c") == 2
+    assert read(cluster) == [b"a", b"b", b"c"]
+    assert cluster.run_until(lambda: is_full(cluster))
+    for node in cluster.live():
+        log = node.broker.log_manager.get_log(PARTITION)
+        assert cluster.run_until(lambda log=log: log.high_watermark == 3)
+
+
+def test_a_killed_leader_is_replaced_and_comes_back(cluster):
+    produce(cluster, b"a")
+    killed = leader(cluster)
+    cluster.kill(killed)
+    assert produce(cluster, b"b") == 1
+    assert leader(cluster) != killed
+    cluster.start(killed)
+    assert cluster.run_until(lambda: is_full(cluster))
+    assert read(cluster) == [b"a", b"b"]
+
+
+def test_the_active_controller_may_die(cluster):
+    killed = cluster.controller
+    cluster.kill(killed)
+    produce(cluster, b"a")
+    cluster.result(cluster.client.admin.create_topic("u", replication_factor=2, timeout_ms=5_000))
+    assert cluster.controller not in (None, killed)
+    cluster.start(killed)
+    assert cluster.run_until(lambda: is_full(cluster))
+
+
+def test_a_power_cut_of_all_loses_no_metadata(cluster):
+    produce(cluster, b"a")
+    cluster.client.admin.create_topic("u")
+    assert cluster.run_until(lambda: "u" in cluster.metadata().topics)
+    topic_id = cluster.metadata().topics["u"].topic_id
+    chance = random.Random(3)
+    for node_id in (1, 2, 3):
+        cluster.power_cut(node_id, chance)
+    cluster.boot()
+    assert cluster.metadata().topics["u"].topic_id == topic_id
+
+
+def test_a_node_that_stops_in_order_hands_over_and_keeps_its_place(cluster):
+    stopped = leader(cluster)
+    produce(cluster, b"a")
+    cluster.result(cluster.shut_down(stopped))
+    assert not cluster.brokers[stopped].is_alive
+    assert leader(cluster) not in (-1, stopped)
+    assert produce(cluster, b"b") == 1
+    cluster.start(stopped)
+    assert cluster.run_until(lambda: is_full(cluster))
+    assert not cluster.fatal
+
+
+def test_a_paused_leader_is_replaced_and_yields(cluster):
+    produce(cluster, b"a")
+    paused = leader(cluster)
+    cluster.pause(paused)
+    assert cluster.run_until(lambda: leader(cluster) not in (-1, paused))
+    assert produce(cluster, b"b") == 1
+    cluster.resume(paused)
+    assert cluster.run_until(lambda: is_full(cluster))
+    assert read(cluster) == [b"a", b"b"]
+
+
+def test_a_node_that_is_cut_off_comes_back(cluster):
+    lost = leader(cluster)
+    for other in {1, 2, 3} - {lost}:
+        cluster.cut(lost, other)
+    assert cluster.run_until(lambda: leader(cluster) not in (-1, lost))
+    produce(cluster, b"a")
+    cluster.heal_all()
+    assert cluster.run_until(lambda: is_full(cluster))
+    assert read(cluster) == [b"a"]
+
+
+def test_a_node_that_was_away_installs_a_snapshot(cluster):
+    cluster.kill(3)
+    log_start = 0
+    for number in range(60):
+        value = {"retention.ms": 1_000_000 + number}
+        cluster.result(cluster.client.admin.alter_config("t", value))
+        cluster.pass_time(50)
+        log_start = max(node.raft.log.start_offset for node in cluster.live())
+    assert log_start > 0
+    cluster.start(3)
+    assert cluster.run_until(cluster.is_ready)
+    assert cluster.node(3).raft.log.start_offset > 0
+    assert cluster.run_until(
+        lambda: (
+            cluster.node(3).loader.published.config(2, "t")
+            == {"min.insync.replicas": "2", "retention.ms": "1000059"}
+        )
+    )
+
+
+def test_controllers_may_be_nodes_of_their_own():
+    cluster = NodeCluster(2, controllers=3, seed=4)
+    cluster.boot()
+    cluster.result(cluster.client.admin.create_topic("t"))
+    assert cluster.controller >= 1001
+    produce(cluster, b"a")
+    cluster.kill(cluster.controller)
+    produce(cluster, b"b")
+    assert read(cluster) == [b"a", b"b"]
+
+
+def test_the_same_seed_gives_the_same_events():
+    hashes = []
+    for _ in range(2):
+        cluster = NodeCluster(seed=9)
+        cluster.boot()
+        cluster.result(cluster.client.admin.create_topic("t"))
+        produce(cluster, b"a")
+        cluster.kill(cluster.controller)
+        cluster.pass_time(500)
+        hashes.append(cluster.scheduler.event_hash)
+    assert hashes[0] == hashes[1]
