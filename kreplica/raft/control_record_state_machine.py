@@ -50,7 +50,7 @@ class KRaftControlRecordStateMachine:
 
     @property
     def voters_offset(self) -> int:
-        """The offset of the record that they come from; -1 where they were configured."""
+        """Where the batch begins whose record they come from; -1 where they were configured."""
         return self._history.last.offset
 
     def may_be_elected(self, key: ReplicaKey) -> bool:

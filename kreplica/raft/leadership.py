@@ -114,7 +114,8 @@ class Leadership:
         self._context.fetches.maybe_complete(log.end_offset)
         log.flush()
         self.update_high_watermark(state)
-        return 0
+        # What came meanwhile is due at once, and so is leaving where this has committed the leader's removal.
+        return 0 if self._is_removed(state) or not state.accumulator.is_empty else NEVER_MS
 
     def _append_batch(self, batch: CompletedBatch) -> None:
         context = self._context

@@ -106,10 +106,6 @@ class RequestManager:
         ends = [self.connection(node_id).backoff_until_ms - now_ms for node_id in node_ids]
         return min((end for end in ends if end > 0), default=NEVER_MS)
 
-    def forget_in_flight(self, node_id: int) -> None:
-        """Do not wait for the node's answer any more: it will not be looked at."""
-        self.connection(node_id).in_flight = 0
-
     def unreachable(self, node_ids: Iterable[int]) -> list[int]:
         """Those of the nodes whose last request failed a moment ago."""
         now_ms = self.now_ms()

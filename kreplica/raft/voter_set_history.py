@@ -16,7 +16,7 @@ BEFORE_THE_LOG = -1
 
 
 class VotersAt(NamedTuple):
-    """A set of voters, and the offset of its record."""
+    """A set of voters, and where the batch with its record begins."""
 
     offset: int
     voters: VoterSet | None
