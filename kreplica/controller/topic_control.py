@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
@@ -83,12 +83,10 @@ class TopicControl:
     def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
         """Make the topics, or only say whether they could be made."""
         times = Counter(topic.name for topic in request.topics)
-        # Names that differ in '.' and '_' alone would have the same metrics.
-        similar = {_without_dots(name): name for name in self._context.metadata.topics}
+        similar = self._similar_names(times)
         results = []
         with self._batch.collected():
-            for name in times:
-                topic = next(each for each in request.topics if each.name == name)
+            for name, topic in {each.name: each for each in request.topics}.items():
                 try:
                     if times[name] > 1:
                         raise InvalidRequest(f"topic {name!r} is named twice")
@@ -98,6 +96,14 @@ class TopicControl:
                 except KreplicaError as error:
                     results.append(_topic_refused(name, error))
         return CreateTopicsResponse(throttle_time=NO_DELAY, topics=tuple(results))
+
+    def _similar_names(self, names: Iterable[str]) -> dict[str, str]:
+        """What is there already, by its name without dots: names that differ in '.' and '_' alone would have
+        the same metrics. Nothing where none of `names` has either.
+        """
+        if not any("." in name or "_" in name for name in names):
+            return {}
+        return {_without_dots(name): name for name in self._context.metadata.topics}
 
     def _check_new_name(self, name: str, similar: Mapping[str, str]) -> None:
         check_topic_name(name)
@@ -166,8 +172,7 @@ class TopicControl:
         times = Counter(topic.name for topic in request.topics)
         results = []
         with self._batch.collected():
-            for name in times:
-                topic = next(each for each in request.topics if each.name == name)
+            for name, topic in {each.name: each for each in request.topics}.items():
                 error: KreplicaError | None = None
                 try:
                     if times[name] > 1:
@@ -273,7 +278,8 @@ def _checked_configs(topic: CreatableTopic) -> dict[str, str]:
         if "_" in each.name:
             raise InvalidConfig(f"there is no setting {each.name[:80]!r}")
         configs[each.name] = each.value
-    LogConfig.parse(configs)
+    if configs:
+        LogConfig.parse(configs)
     return configs
 
 
