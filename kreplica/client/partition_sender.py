@@ -30,6 +30,7 @@ from kreplica.common.errors import (
     KreplicaError,
     NetworkException,
     NotEnoughReplicas,
+    NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
     RequestTimedOut,
     UnknownServerError,
@@ -76,6 +77,7 @@ class Batch:
 
     __slots__ = (
         "acks",
+        "attempt",
         "data",
         "deadline_ms",
         "future",
@@ -94,6 +96,7 @@ class Batch:
         self.future: Future[RecordMetadata] = Future()
         self.data: bytes | None = None  # as it is sent, from the first time on
         self.sequence = NO_SEQUENCE
+        self.attempt = 0  # how often it was sent
         self.number = 0  # its place among all that were sent to the partition
         self.may_be_appended = False  # it was sent, and an answer was lost
         self.last_error: BaseException | None = None
@@ -134,6 +137,8 @@ class PartitionSender:
         self._is_known = False
         self._leader = NO_LEADER  # of those in flight
         self._count = 0
+        self._answers = 0
+        self._is_checking = False  # whether the leader answers
         self._waits = False  # for metadata, a producer id, or the end of a back-off
 
     def add(self, batch: Batch) -> None:
@@ -205,12 +210,17 @@ class PartitionSender:
         )
         self._in_flight.append(batch)
         self._leader = leader
+        attempt = batch.attempt = batch.attempt + 1
         reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, batch, done)))
+        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, batch, attempt, done)))
+        self._check_later()
 
     # ---- answers ------------------------------------------------------------------------------------------
 
-    def _answered(self, batch: Batch, reply: Future[ProduceResponse | None]) -> None:
+    def _answered(self, batch: Batch, attempt: int, reply: Future[ProduceResponse | None]) -> None:
+        if attempt != batch.attempt or batch not in self._in_flight:
+            return  # it was given up meanwhile, and sent again
+        self._answers += 1
         self._in_flight.remove(batch)
         error, base_offset = self._outcome(reply)
         batch.last_error = error
@@ -283,6 +293,40 @@ class PartitionSender:
         error = RequestTimedOut(f"{self._at}: not acknowledged in time; {how}")
         error.__cause__ = batch.last_error
         return error
+
+    # ---- a leader that does not answer ---------------------------------------------------------------------
+
+    def _check_later(self) -> None:
+        if not self._is_checking:
+            self._is_checking = True
+            self._loop.post_later(partial(self._check, self._answers), self._config.leader_check_ms)
+
+    def _check(self, answers: int) -> None:
+        self._is_checking = False
+        if not self._in_flight:
+            return
+        if answers == self._answers:
+            told = self._metadata.refresh(self._at.topic)
+            told.add_done_callback(lambda _: self._loop.post(partial(self._checked, answers)))
+        self._check_later()
+
+    def _checked(self, answers: int) -> None:
+        """Give up what a leader has that is none any more, and did not answer. Only what is appended once
+        however often it is sent: any other batch waits for its answer."""
+        leader = self._metadata.leader(self._at)
+        if (
+            answers != self._answers
+            or leader in (None, self._leader)
+            or not self._in_flight
+            or any(batch.acks != ALL for batch in self._in_flight)
+        ):
+            return
+        for batch in self._in_flight:
+            batch.may_be_appended = True
+            batch.last_error = NotLeaderOrFollower(f"{self._at}: broker {self._leader} leads no more")
+        self._failed += self._in_flight
+        self._in_flight.clear()
+        self._send_again()
 
     # ---- trying again -------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class Cluster:
     def _make_client(self, nodes: ClusterNodes) -> None:
         endpoint = self._network.join(CLIENT_ID)
         loop, clock = endpoint.loop("client"), self._clock
-        config = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5)
+        config = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
         self._loop = loop
         self._metadata = ClientMetadata(nodes.live_brokers, transport=endpoint, loop=loop, config=config)
         self._fetcher = Fetcher(self._metadata, transport=endpoint, loop=loop, clock=clock, config=config)

@@ -33,7 +33,7 @@ CONFIG = ClientConfig(request_timeout_ms=200, delivery_timeout_ms=5_000)
 class Stage(Replicas):
     """The brokers, and a producer that asks a word of the scripted controller."""
 
-    def __init__(self, **options):
+    def __init__(self, client=CONFIG, **options):
         super().__init__(**options)
         network, scheduler = self.cluster.network, self.cluster.scheduler
         life = Incarnation(CLIENT_NODE)
@@ -41,17 +41,17 @@ class Stage(Replicas):
         loop = scheduler.loop(life, "producer")
         self.producer_ids = 0
         self.requests = []
-        self.metadata = ClientMetadata(lambda: self.ids, transport=self, loop=loop, config=CONFIG)
+        self.metadata = ClientMetadata(lambda: self.ids, transport=self, loop=loop, config=client)
         self.producer = Producer(
             self.metadata,
             lambda: self.ids,
             transport=self,
             loop=loop,
             clock=VirtualClock(self.cluster.time),
-            config=CONFIG,
+            config=client,
         )
         clock = VirtualClock(self.cluster.time)
-        self.fetcher = Fetcher(self.metadata, transport=self, loop=loop, clock=clock, config=CONFIG)
+        self.fetcher = Fetcher(self.metadata, transport=self, loop=loop, clock=clock, config=client)
 
     def send(self, node_id, request, *, timeout_ms):
         if isinstance(request, InitProducerIdRequest):

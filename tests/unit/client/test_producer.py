@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from kreplica.client.client_config import ClientConfig
 from kreplica.common import errors
 from kreplica.common.types import TopicPartition
 from kreplica.replica.replica_config import ReplicaConfig
@@ -73,6 +74,26 @@ def test_a_new_leader_is_found(stage):
     stage.elect(2, isr=[2, 3])
     assert stage.until_done(future) == [1]
     assert stage.values(2) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_a_leader_that_hangs_is_not_waited_for(acks):
+    stage = Stage(client=ClientConfig(request_timeout_ms=4_000, leader_check_ms=100))
+    stage.until_done(stage.produce(b"a"))
+    stage.pass_time(1_000)
+    stage.cluster.pause(1)
+    futures = [stage.produce(b"b", acks=acks), stage.produce(b"c", acks=acks)]
+    stage.pass_time(300)
+    stage.elect(2, isr=[2, 3])
+    stage.pass_time(200)
+    # What would be there twice is not sent to somebody else as long as the first may answer.
+    assert [future.done() for future in futures] == [acks == -1] * 2
+    stage.cluster.resume(1)
+    outcomes = stage.until_done(*futures)
+    stage.pass_time(1_000)
+    assert outcomes == ([1, 2] if acks == -1 else outcomes)
+    if acks == -1:
+        assert stage.values(2) == stage.values(1) == [b"a", b"b", b"c"]
 
 
 def test_it_gives_up_in_time_and_says_what_is_known(stage):
