@@ -39,6 +39,8 @@ LOGGER = logging.getLogger(__name__)
 NANOSECONDS_PER_MS = 1_000_000
 # How often an event is done anew since the quorum has written a record of its own.
 ATTEMPTS = 8
+# How soon a fence that could not be written is tried again.
+FENCE_RETRY_MS = 20
 
 T = TypeVar("T")
 Operation = Callable[[ControllerTerm], T | ControllerResult[T]]
@@ -259,9 +261,9 @@ class QuorumController:
         self._term = term
         self._written_at_ns = self._clock.monotonic_ns()
         if not metadata.features:
-            self._internal("bootstrap", lambda _: ControllerResult(bootstrap_records(), None))
-        self._internal("startup", lambda term: term.machines.startup())
-        self._internal("sessions", self._begin_sessions)
+            self._require("bootstrap", lambda _: ControllerResult(bootstrap_records(), None))
+        self._require("startup", lambda term: term.machines.startup())
+        self._require("sessions", self._begin_sessions)
         self._start_timers()
 
     def _begin_sessions(self, term: ControllerTerm) -> None:
@@ -299,9 +301,20 @@ class QuorumController:
 
     # ---- timed events -------------------------------------------------------------------------------------
 
-    def _internal(self, name: str, operation: Operation[Any]) -> None:
-        """An event of the controller's own, within this one: nobody waits for it."""
-        self._run_event(name, operation, Future())
+    def _internal(self, name: str, operation: Operation[Any]) -> BaseException | None:
+        """An event of the controller's own, within this one; what it failed with. It comes again by itself."""
+        future: Future[Any] = Future()
+        self._run_event(name, operation, future)
+        error = future.exception() if future.done() else None
+        if error is not None:
+            LOGGER.error("controller %d: %s failed: %r", self.node_id, name, error)
+        return error
+
+    def _require(self, name: str, operation: Operation[Any]) -> None:
+        """An event without which this cannot be the controller."""
+        error = self._internal(name, operation)
+        if error is not None:
+            raise error
 
     def _start_timers(self) -> None:
         config = self._config
@@ -345,7 +358,7 @@ class QuorumController:
             self._term.heartbeats.connection_lost(broker_id, now_ns)
             self._arm_session_check()
 
-    def _arm_session_check(self) -> None:
+    def _arm_session_check(self, least_ms: int = 0) -> None:
         term = self._term
         if term is None:
             return
@@ -355,6 +368,7 @@ class QuorumController:
         now_ns = self._clock.monotonic_ns()
         # Rounded up: a look before the end of a session would find nothing and come again at once.
         delay_ms = -(-(term.heartbeats.next_check_ns(now_ns) - now_ns) // NANOSECONDS_PER_MS)
+        delay_ms = max(delay_ms, least_ms)
         self._check_due_ns = now_ns + delay_ms * NANOSECONDS_PER_MS
         self._timers["maybeFenceStaleBrokers"] = self._loop.post_later(
             partial(self._maybe_fence_stale_brokers, term), delay_ms
@@ -366,8 +380,8 @@ class QuorumController:
         late_ns = self._clock.monotonic_ns() - self._check_due_ns
         if late_ns > 0:
             term.heartbeats.controller_stalled(late_ns)
-        self._internal("maybeFenceStaleBrokers", self._fence_stale_brokers)
-        self._arm_session_check()
+        error = self._internal("maybeFenceStaleBrokers", self._fence_stale_brokers)
+        self._arm_session_check(0 if error is None else FENCE_RETRY_MS)
 
     def _fence_stale_brokers(self, term: ControllerTerm) -> None:
         fenced = term.cluster.fence_expired_brokers()

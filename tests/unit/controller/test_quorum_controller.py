@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kreplica.common.errors import InvalidRequest, NotController, StaleBrokerEpoch, UnknownServerError
+from kreplica.common.errors import (
+    BufferExhausted,
+    InvalidRequest,
+    NotController,
+    StaleBrokerEpoch,
+    UnknownServerError,
+)
 from kreplica.common.future import Future
 from kreplica.controller.controller_result import ControllerResult
 from kreplica.controller.controller_term import ControllerTerm
-from kreplica.metadata.records import FeatureLevelRecord, NoOpRecord
+from kreplica.metadata.records import FeatureLevelRecord, FenceBrokerRecord, NoOpRecord
 from kreplica.metadata.serde import in_lowest_version
 from tests.support.one_controller import CONFIG, NODE_ID, OneController, topic_creation
 
@@ -226,6 +232,41 @@ def test_a_connection_that_broke_before_the_fail_over_is_remembered(stage: OneCo
     stage.quorum.win()
     stage.pass_with([2], 80)
     assert stage.partition("t").leader == 2
+
+
+def test_a_controller_that_cannot_take_over_lets_others_try(
+    stage: OneController, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.start(1, 2)
+    stage.create_topic("t", [1, 2])
+    stage.quorum.lose()
+    monkeypatch.setattr(stage.quorum, "schedule_append", _refuse)
+    stage.pass_time(10)
+    # It has to elect a leader at its fail-over, and cannot write that.
+    stage.quorum.metadata.replay(FenceBrokerRecord(id=1, epoch=stage.epochs[1]), 0, 99)
+    stage.quorum.win()
+    epoch = stage.quorum.epoch
+    stage.settle()
+    assert not stage.controller.is_active
+    assert stage.quorum.epoch > epoch, "it resigned"
+    assert "BufferExhausted" in caplog.text
+
+
+def test_a_fence_that_cannot_be_written_is_tried_again(
+    stage: OneController, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.start(1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.quorum, "schedule_append", _refuse)
+        stage.pass_with([2], 240)
+    assert "maybeFenceStaleBrokers failed: BufferExhausted" in caplog.text
+    assert not stage.committed.brokers[1].fenced
+    stage.pass_with([2], 40)
+    assert stage.committed.brokers[1].fenced
+
+
+def _refuse(*_: Any, **__: Any) -> int:
+    raise BufferExhausted("too much waits")
 
 
 # ---- timed events ----------------------------------------------------------------------------------------
