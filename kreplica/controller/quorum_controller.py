@@ -302,7 +302,7 @@ class QuorumController:
     # ---- timed events -------------------------------------------------------------------------------------
 
     def _internal(self, name: str, operation: Operation[Any]) -> BaseException | None:
-        """An event of the controller's own, within this one; what it failed with. It comes again by itself."""
+        """An event of the controller's own, within this one; what it failed with. It comes again anyway."""
         future: Future[Any] = Future()
         self._run_event(name, operation, future)
         error = future.exception() if future.done() else None
