@@ -127,7 +127,7 @@ class KafkaRaftClient:
             requests=RequestManager(transport, config, clock, random, self._post),
             clock=clock,
             random=random,
-            metrics=KafkaRaftMetrics(metrics, self._gauges()),
+            metrics=KafkaRaftMetrics(metrics, self._gauges(), clock),
             fetches=ThresholdPurgatory("a fetch", clock),
             appends=ThresholdPurgatory("an append", clock),
         )
@@ -422,7 +422,7 @@ class KafkaRaftClient:
             self._end_shutdown(now_ms),
         ):
             wait_ms = wait_ms if wait is None else min(wait_ms, wait)
-        self._context.metrics.poll_busy.update((self._clock.monotonic_ns() - began_ns) / 1e6)
+        self._context.metrics.note_poll(began_ns)
         return max(wait_ms, 0)
 
     def _poll_state(self, state: EpochState, now_ms: int) -> int:

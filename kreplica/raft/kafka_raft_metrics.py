@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Clock
 
 TYPE = "raft-metrics"
 NAMES = (
@@ -18,18 +19,34 @@ NAMES = (
 
 
 class KafkaRaftMetrics:
-    """`gauges` has a function for each of NAMES. Latencies are in ms."""
+    """`gauges` has a function for each of NAMES. Latencies are in ms; `clock` tells how long polls take."""
 
-    def __init__(self, registry: MetricRegistry, gauges: Mapping[str, Callable[[], float]]) -> None:
+    def __init__(
+        self, registry: MetricRegistry, gauges: Mapping[str, Callable[[], float]], clock: Clock
+    ) -> None:
+        self._clock = clock
+        self._began_ns = clock.monotonic_ns()
+        self._busy_ns = 0
         for name in NAMES:
             registry.gauge(TYPE, name, gauges[name])
         self.commit_latency = registry.duration(TYPE, "commit-latency-avg")
         self.election_latency = registry.duration(TYPE, "election-latency-avg")
         self.fetched_records = registry.meter(TYPE, "fetch-records-rate")
         self.appended_records = registry.meter(TYPE, "append-records-rate")
-        self.poll_busy = registry.duration(TYPE, "poll-busy-avg")
+        registry.gauge(TYPE, "commit-latency-max", lambda: self.commit_latency.max_ms)
+        registry.gauge(TYPE, "election-latency-max", lambda: self.election_latency.max_ms)
+        registry.gauge(TYPE, "poll-idle-ratio-avg", self.poll_idle_ratio)
         self._appended: list[tuple[int, int]] = []
         self._election_began_ms: int | None = None
+
+    def note_poll(self, began_ns: int) -> None:
+        """A poll that began then has ended."""
+        self._busy_ns += self._clock.monotonic_ns() - began_ns
+
+    def poll_idle_ratio(self) -> float:
+        """Which part of the time there was nothing to do, since the start."""
+        elapsed_ns = self._clock.monotonic_ns() - self._began_ns
+        return max(0.0, 1 - self._busy_ns / elapsed_ns) if elapsed_ns > 0 else 1.0
 
     def note_append(self, end_offset: int, records: int, now_ms: int) -> None:
         """A leader has appended up to `end_offset`."""

@@ -450,6 +450,8 @@ def test_metrics_tell_of_the_quorum():
     assert named["high-watermark"] == named["log-end-offset"] == quorum.client(leader).high_watermark
     assert named["number-of-voters"] == 3
     assert named["append-records-rate"] == 4
+    assert 0 <= named["poll-idle-ratio-avg"] <= 1
+    assert 0 < named["election-latency-avg"] <= named["election-latency-max"]
 
 
 def test_records_that_were_made_for_another_offset_are_not_appended() -> None:
