@@ -13,8 +13,9 @@ from pathlib import Path
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.workers import ThreadWorkers
 from kreplica.sim.broker_factory import broker_factory, replica_config_of
-from kreplica.sim.cluster import CLIENT_ID, SETTLE_MS
+from kreplica.sim.cluster import CLIENT_ID
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
+from kreplica.sim.machines import SETTLE_MS
 from kreplica.sim.node import BrokerPorts, answer
 from kreplica.sim.transcript.runner import Transcript
 from kreplica.sim.transcript.script import replay
