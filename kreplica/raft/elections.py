@@ -26,7 +26,6 @@ from kreplica.raft.raft_messages import (
     make_end_response,
     make_vote_request,
     make_vote_response,
-    only_partition,
     standing_in,
 )
 from kreplica.raft.resigned_state import ResignedState
@@ -146,12 +145,9 @@ class Elections:
         )
 
     def _vote_answered(self, epoch: int, pre_vote: bool, voter: int, response: Any) -> None:
-        if response is None:
+        answer = self._context.part_for_us(voter, response)
+        if answer is None:
             return
-        if response.error_code:
-            self._context.requests.back_off(voter)
-            return
-        answer = only_partition(response)
         standing = standing_in(answer)
         if not self._context.take_standing(voter, standing) or standing.error_code:
             self._context.requests.back_off(voter)
@@ -162,12 +158,10 @@ class Elections:
             state.votes.record(voter, bool(answer.vote_granted))
 
     def _end_answered(self, state: ResignedState, voter: int, response: Any) -> None:
-        if response is None:
+        answer = self._context.part_for_us(voter, response)
+        if answer is None:
             return
-        if response.error_code:
-            self._context.requests.back_off(voter)
-            return
-        standing = standing_in(only_partition(response))
+        standing = standing_in(answer)
         self._context.take_standing(voter, standing)
         if standing.error_code:
             self._context.requests.back_off(voter)

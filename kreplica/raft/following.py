@@ -120,18 +120,13 @@ class Following:
 
     def _accepted(self, sender: int, epoch: int, response: Any) -> FollowerState | None:
         """The follower's state, if the answer is its leader's, of the epoch of the question, and no error."""
-        requests = self._context.requests
-        try:
-            if response.error_code:
-                raise InvalidRequest(f"node {sender} answers with error {response.error_code!r}")
-            standing = standing_in(only_partition(response))
-        except InvalidRequest as error:
-            LOGGER.warning("node %d: %s", self._context.key.node_id, error)
-            requests.back_off(sender)
+        answer = self._context.part_for_us(sender, response)
+        if answer is None:
             return None
+        standing = standing_in(answer)
         is_current = self._context.take_standing(sender, standing)
         if not is_current or standing.error_code:
-            requests.back_off(sender)
+            self._context.requests.back_off(sender)
             return None
         state = self._quorum.state
         if not isinstance(state, FollowerState) or state.leader_id != sender or state.epoch != epoch:

@@ -21,7 +21,7 @@ from kreplica.raft.batch_accumulator import BatchAccumulator, CompletedBatch
 from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.raft_context import RaftContext
-from kreplica.raft.raft_messages import make_begin_request, only_partition, standing_in
+from kreplica.raft.raft_messages import make_begin_request, standing_in
 from kreplica.raft.voter_set_history import BEFORE_THE_LOG
 
 
@@ -179,8 +179,9 @@ class Leadership:
 
     def _begin_answered(self, state: LeaderState, node_id: int, response: Any) -> None:
         is_known = False
-        if response is not None and not response.error_code:
-            standing = standing_in(only_partition(response))
+        answer = self._context.part_for_us(node_id, response)
+        if answer is not None:
+            standing = standing_in(answer)
             self._context.take_standing(node_id, standing)
             is_known = not standing.error_code
         voter = state.voters.get(node_id)

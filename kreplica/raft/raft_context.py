@@ -5,7 +5,9 @@ Thread rule: the client's loop.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import Any
 
 from kreplica.common.errors import InconsistentVoterSet, InvalidRequest, InvalidVoterKey, KreplicaError
 from kreplica.common.ports import Clock, Random
@@ -18,12 +20,14 @@ from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.prospective_state import ProspectiveState
 from kreplica.raft.quorum_state import QuorumState
 from kreplica.raft.raft_config import RaftConfig
-from kreplica.raft.raft_messages import Standing
+from kreplica.raft.raft_messages import Standing, only_partition
 from kreplica.raft.replicated_log import ReplicatedLog
 from kreplica.raft.request_manager import RequestManager
 from kreplica.raft.resigned_state import ResignedState
 from kreplica.raft.threshold_purgatory import ThresholdPurgatory
 from kreplica.raft.voter_set import ReplicaKey
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +114,23 @@ class RaftContext:
             if state.leader_id is None or is_back:
                 quorum.transition_to_follower(state.epoch, leader_id)
         return True
+
+    def part_for_us(self, sender: int, response: Any) -> Any:
+        """The part of an answer that is for the metadata log.
+
+        None, and a pause for the sender, where it has none: no answer came, or an error, or not what was
+        asked for. What a peer sends never ends this node.
+        """
+        if response is None:
+            return None
+        try:
+            if response.error_code:
+                raise InvalidRequest(f"node {sender} answers with {response.error_code!r}")
+            return only_partition(response)
+        except InvalidRequest as error:
+            LOGGER.warning("node %d: %s", self.key.node_id, error)
+            self.requests.back_off(sender)
+            return None
 
     def begin_epoch(self, epoch: int, leader_id: int | None) -> None:
         """A later epoch than this node's has been heard of."""

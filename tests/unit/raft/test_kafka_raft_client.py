@@ -21,6 +21,7 @@ from kreplica.common.errors import (
     UnexpectedEpoch,
     UnsupportedVersion,
 )
+from kreplica.common.future import resolved
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.follower_state import FollowerState
@@ -33,6 +34,7 @@ from kreplica.raft.raft_messages import (
     make_fetch_request,
     make_fetch_response,
     make_vote_request,
+    top_level_error,
 )
 from kreplica.raft.resigned_state import ResignedState
 from kreplica.raft.voter_set import ReplicaKey
@@ -395,6 +397,35 @@ def test_requests_that_fit_nothing_get_kafkas_errors_and_change_nothing():
         found = answer_of(quorum, follower, request).topics[0].partitions[0]
         assert found.error_code.value == code, request
         assert quorum.client(follower).quorum.state is state
+
+
+def lie_from(quorum, liar):
+    """Let a node answer nonsense from now on; what it was asked."""
+    asked = []
+
+    def lie(request):
+        asked.append(type(request).__name__)
+        return resolved(top_level_error(request, 0 if len(asked) % 2 else InvalidRequest.code))
+
+    quorum.network.register(quorum.machines[liar].life, lie)
+    return asked
+
+
+def test_a_peer_that_answers_nonsense_is_one_that_does_not_answer():
+    quorum, leader = started()
+    asked = lie_from(quorum, others_of(quorum, leader)[0])
+    for _ in range(4):
+        quorum.client(quorum.leader).resign(quorum.client(quorum.leader).quorum.epoch)
+        quorum.pass_time(500)
+        quorum.elect()
+    assert {"VoteRequest", "BeginQuorumEpochRequest", "EndQuorumEpochRequest"} <= set(asked)
+
+
+def test_a_leader_that_answers_nonsense_is_replaced():
+    quorum, leader = started()
+    asked = lie_from(quorum, leader)
+    assert quorum.run_until(lambda: quorum.leader not in (None, leader))
+    assert "FetchRequest" in asked
 
 
 def test_fetches_that_fit_nothing_get_kafkas_errors():
