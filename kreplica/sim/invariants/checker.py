@@ -13,10 +13,11 @@ from kreplica.sim.invariants.committed import (
     LogMatching,
     NoCommittedRecordLost,
 )
+from kreplica.sim.invariants.controllers_word import ScriptedWord
 from kreplica.sim.invariants.in_sync import IsrGrowth, LeaderInIsr, StrongIsr, ValidHighWatermark, WeakIsr
 from kreplica.sim.invariants.invariant import Invariant
 from kreplica.sim.invariants.roles import NeverBack, OneFetcher
-from kreplica.sim.scheduler import SimEvent
+from kreplica.sim.scheduler import WORLD, SimEvent
 
 # LogMatching notes what is committed, and who needs no excuse any more: only NeverBack asks who needed one
 # before.
@@ -39,7 +40,7 @@ class InvariantChecker:
     """Checks `cluster` after each of its events, from now on."""
 
     def __init__(self, cluster: SimCluster, invariants: Sequence[type[Invariant]] = INVARIANTS) -> None:
-        self.view = ClusterView(cluster)
+        self.view = ClusterView(cluster.brokers, ScriptedWord(cluster.controller))
         self.checks = 0
         self._failure: Exception | None = None
         self._invariants = [invariant() for invariant in invariants]
@@ -63,7 +64,9 @@ class InvariantChecker:
         """
         if self._failure is not None:
             raise self._failure
-        touched = self.view.look(event)
+        # What a script does to a broker is no event of that one.
+        of_broker = event is not None and event.node_id in self.view.brokers
+        touched = self.view.look(event.node_id if event is not None and of_broker else WORLD)
         for partition in touched:
             for invariant in self._invariants:
                 invariant.check(partition)

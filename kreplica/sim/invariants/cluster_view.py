@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
-from kreplica.common.types import TopicPartition
-from kreplica.sim.cluster import SimCluster
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.sim.invariants.controllers_word import ControllersWord
 from kreplica.sim.invariants.replica_view import Cell, ReplicaView
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.scheduler import WORLD, SimEvent
+from kreplica.sim.node import SimBroker
+from kreplica.sim.scheduler import WORLD
 
 
 class PartitionView:
@@ -30,16 +31,18 @@ class PartitionView:
     `unclean_epoch`: the leader epoch of the last election that made something void, -1 if there was none;
     `is_awaited`: nobody leads in that epoch or a later one yet. `least_min_isr`: the lowest
     min.insync.replicas that its topic ever had. `members`: the broker epoch in which each member of the
-    controller's ISR came into it; a member that was started anew since does not count. `members_at`: the same
-    by partition epoch.
+    controller's ISR came into it; a member that was started anew since does not count. `eligible`: the same
+    of the ELR. `members_at`: `members` by partition epoch.
     """
 
-    def __init__(self, topic_partition: TopicPartition) -> None:
+    def __init__(self, topic_partition: TopicPartition, topic_id: Uuid) -> None:
         self.topic_partition = topic_partition
+        self.topic_id = topic_id
         self.replicas: dict[int, ReplicaView] = {}
         self.decided: LeaderAndIsr | None = None
         self.former: LeaderAndIsr | None = None  # what was decided before the last change
         self.members: dict[int, int] = {}
+        self.eligible: dict[int, int] = {}
         self.members_at: dict[int, dict[int, int]] = {}
         self.unclean_epoch = -1
         self.is_awaited = False
@@ -198,36 +201,33 @@ class PartitionView:
 
 
 class ClusterView:
-    """The view of `cluster`, of all partitions that its controller knows."""
+    """The view of `brokers`, of all partitions that `word`, their controller's, speaks of."""
 
-    def __init__(self, cluster: SimCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, brokers: Mapping[int, SimBroker], word: ControllersWord) -> None:
+        self.brokers = brokers
+        self.word = word
         self.partitions: dict[TopicPartition, PartitionView] = {}
         self._noted: dict[TopicPartition, PartitionView] = {}  # what was seen between two events
         self._lives: dict[int, int] = {}  # the number of the life that was last seen, by broker
 
-    def look(self, event: SimEvent | None) -> list[PartitionView]:
-        """See what the event has changed (None: whatever has): the partitions that it touched."""
+    def look(self, node_id: int = WORLD) -> list[PartitionView]:
+        """See what has changed on the node (WORLD: on whichever), and what was decided: the partitions that
+        this touched."""
         touched, self._noted = self._noted, {}
-        for topic_partition in self.cluster.controller.partitions:
-            if topic_partition not in self.partitions:
-                self.partitions[topic_partition] = PartitionView(topic_partition)
-        node_id = WORLD if event is None else event.node_id
-        brokers = self.cluster.brokers
         # What a new leader holds has to be known when it is elected.
-        for broker_id in brokers if node_id not in brokers else (node_id,):
+        for broker_id in self.brokers if node_id == WORLD else (node_id,):
             for view in self._look_at(broker_id):
                 touched[view.topic_partition] = view
         for view in self._decisions():
             touched[view.topic_partition] = view
         for view in touched.values():
             view.taken_over()
-        return list(touched.values())
+        return [view for at, view in touched.items() if self.partitions.get(at) is view]
 
     def note_decisions(self) -> None:
         """See what was decided, and how the brokers stand now: where one event has several decisions, each of
         them counts."""
-        for broker_id in self.cluster.brokers:
+        for broker_id in self.brokers:
             for view in self._look_at(broker_id):
                 self._noted[view.topic_partition] = view
         for view in self._decisions():
@@ -271,29 +271,40 @@ class ClusterView:
     # ---- within -------------------------------------------------------------------------------------------
 
     def _decisions(self) -> Iterator[PartitionView]:
-        controller = self.cluster.controller
-        for topic_partition, state in controller.partitions.items():
-            view = self.partitions[topic_partition]
-            least = controller.topics[topic_partition.topic].config.min_insync_replicas
-            view.least_min_isr = min(view.least_min_isr, least)
-            if state is view.decided:
+        for at, state in self.word.decisions():
+            view = self.partitions.get(at)
+            if view is not None and (state is None or view.topic_id != state.topic_id):
+                del self.partitions[at]
+                view = None
+            if state is None:
                 continue
-            view.former, view.decided = view.decided, state
-            view.was_decided = True
-            if _makes_void(view, state):
-                # What it holds now: it may have come back since the last look.
-                yield from self._look_at(state.leader)
-                view.void(state.leader, state.leader_epoch)
-                view.members.pop(state.leader, None)
-            view.forget_what_came_back(state.leader)
-            self._note_members(view, state)
+            if view is None:
+                view = self.partitions[at] = PartitionView(at, state.topic_id)
+                for broker_id in self.brokers:
+                    self._add_replica(view, broker_id)
+            view.least_min_isr = min(view.least_min_isr, self.word.min_insync_replicas(at.topic))
+            self._decided(view, state)
             yield view
 
+    def _decided(self, view: PartitionView, state: LeaderAndIsr) -> None:
+        former, leader = view.decided, state.leader
+        view.former, view.decided = former, state
+        view.was_decided = True
+        is_elected = former is not None and state.leader_epoch != former.leader_epoch
+        if is_elected and leader != NO_LEADER and self.word.makes_void(view, state):
+            # What it holds now: it may have come back since the last look.
+            self._look_at_one(view, leader)
+            view.void(leader, state.leader_epoch)
+            view.members.pop(leader, None)
+        view.forget_what_came_back(leader)
+        self._note_members(view, state)
+
     def _note_members(self, view: PartitionView, state: LeaderAndIsr) -> None:
-        epochs = self.cluster.controller.broker_epochs
-        before = view.members
+        epochs = self.word.broker_epochs
+        before = {**view.eligible, **view.members}
         # A new leader's ISR is as of now; one that the leader asked for keeps who was in it.
         view.members = {each: before.get(each, epochs.get(each, -1)) for each in state.isr}
+        view.eligible = {each: before.get(each, epochs.get(each, -1)) for each in state.elr}
         view.members_at[state.partition_epoch] = view.members
         for broker_id in state.isr:
             replica = view.replicas.get(broker_id)
@@ -306,43 +317,47 @@ class ClusterView:
                 view.trust(replica)
 
     def _look_at(self, broker_id: int) -> Iterator[PartitionView]:
-        broker = self.cluster.brokers[broker_id]
+        broker = self.brokers[broker_id]
         number = broker.life.number if broker.is_alive else -broker.life.number
         is_new = self._lives.get(broker_id) != number
         self._lives[broker_id] = number
+        epoch = self.word.epoch_of(broker_id, broker.program) if broker.is_alive else -1
         for view in self.partitions.values():
             replica = view.replicas.get(broker_id)
             if replica is None:
-                replica = view.replicas[broker_id] = ReplicaView(broker_id, view.topic_partition)
-                if broker.is_alive:
-                    replica.begin(broker.program, self.cluster.controller.broker_epochs[broker_id])
+                replica = self._add_replica(view, broker_id)
             elif is_new and broker.is_alive:
-                replica.begin(broker.program, self.cluster.controller.broker_epochs[broker_id])
+                replica.begin(broker.program)
             elif is_new:
                 replica.end(lost=broker.lost_power)
-            changed = replica.look()
-            if replica.is_leader and len(replica.member_epochs) != len(replica.isr):
-                # It may hear of its ISR long after that was decided; a script's word may be nobody's
-                # decision.
-                epochs = self.cluster.controller.broker_epochs
-                decided = view.members_at.get(replica.partition.partition_epoch, {})
-                for each in replica.isr:
-                    replica.member_epochs[each] = decided.get(each, epochs.get(each, -1))
-            if changed or is_new:
-                view.changed.append(replica)
+            if broker.is_alive:
+                replica.broker_epoch = epoch
+            if self._see(view, replica) or is_new:
                 yield view
 
+    def _look_at_one(self, view: PartitionView, broker_id: int) -> None:
+        replica = view.replicas.get(broker_id)
+        if replica is not None:
+            self._see(view, replica)
 
-def _makes_void(view: PartitionView, state: LeaderAndIsr) -> bool:
-    """Whether the leader of `state` was elected with nobody knowing that it has all that is committed."""
-    former, leader = view.former, state.leader
-    if former is None or leader == NO_LEADER or state.leader_epoch == former.leader_epoch:
-        return False
-    recovering = LeaderRecoveryState.RECOVERING
-    if (
-        leader not in former.isr
-        or recovering is state.leader_recovery_state is not former.leader_recovery_state
-    ):
-        return True
-    # The last one in sync, whose disk lost something. Where another one in sync is whole, nothing is excused.
-    return all(view.replicas[each].is_harmed for each in former.isr)
+    def _add_replica(self, view: PartitionView, broker_id: int) -> ReplicaView:
+        broker = self.brokers[broker_id]
+        replica = view.replicas[broker_id] = ReplicaView(broker_id, view.topic_partition, view.topic_id)
+        if broker.is_alive:
+            replica.begin(broker.program)
+            replica.broker_epoch = self.word.epoch_of(broker_id, broker.program)
+            self._see(view, replica)
+        return replica
+
+    def _see(self, view: PartitionView, replica: ReplicaView) -> bool:
+        changed = replica.look()
+        if replica.is_leader and len(replica.member_epochs) != len(replica.isr):
+            # It may hear of its ISR long after that was decided; a script's word may be nobody's
+            # decision.
+            epochs = self.word.broker_epochs
+            decided = view.members_at.get(replica.partition.partition_epoch, {})
+            for each in replica.isr:
+                replica.member_epochs[each] = decided.get(each, epochs.get(each, -1))
+        if changed and replica not in view.changed:
+            view.changed.append(replica)
+        return changed

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kreplica._core.records import batches
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.damage import NO_DAMAGE
 from kreplica.sim.invariants.violation import InvariantViolated
 
@@ -52,6 +52,7 @@ class ReplicaView:
         "deleted_before",
         "excused_before_cut",
         "excused_from",
+        "foreign",
         "former_epoch",
         "former_high_watermark",
         "former_log_start",
@@ -72,13 +73,15 @@ class ReplicaView:
         "program",
         "shrunk_to",
         "state",
+        "topic_id",
         "topic_partition",
         "truncations",
     )
 
-    def __init__(self, broker_id: int, topic_partition: TopicPartition) -> None:
+    def __init__(self, broker_id: int, topic_partition: TopicPartition, topic_id: Uuid) -> None:
         self.broker_id = broker_id
         self.topic_partition = topic_partition
+        self.topic_id = topic_id
         self.cells: list[Cell | None] = []
         self.agreed = 0
         self.excused_from = self.excused_before_cut = NO_EXCUSE
@@ -94,6 +97,7 @@ class ReplicaView:
         self.former_log_start = -1
         self.batch_start = 0  # the base offset of the last batch that was seen
         self.program: Any = None
+        self.foreign: Any = None  # a log of this name, of another topic
         self.partition: Any = None
         self.log: Any = None
         self.damages: Any = NO_DAMAGE
@@ -146,10 +150,9 @@ class ReplicaView:
 
     # ---- looking ------------------------------------------------------------------------------------------
 
-    def begin(self, program: Any, broker_epoch: int) -> None:
+    def begin(self, program: Any) -> None:
         """The broker runs, in a new life: what its log holds is read anew."""
         self.program = program
-        self.broker_epoch = broker_epoch
         self.is_running = True
         self.is_leader = False
         self.leader_epoch = -1
@@ -178,18 +181,21 @@ class ReplicaView:
 
     def look(self) -> bool:
         """See what has changed; whether anything has."""
-        if self.program is None:
+        program = self.program
+        if program is None:
             return False
         if self.log is not None:
             self.former_high_watermark, self.former_epoch = self.high_watermark, self.leader_epoch
             self.former_log_start = self.log_start
-        log = self.log
-        if log is None or log.closed:
-            # A log that was mended while it was closed is another one.
-            log = self.program.log_manager.get_log(self.topic_partition)
-        if log is None:
-            return False
+        partition = program.replica_manager.partitions.get(self.topic_partition)
         changed = False
+        if partition is not self.partition:
+            self._no_role()
+            self.partition = partition
+            changed = True
+        log = self._present_log()
+        if log is None:
+            return self._look_at_role() or changed
         if self.log is not log:
             self.log = log
             self.batch_start = 0
@@ -217,12 +223,58 @@ class ReplicaView:
             changed = True
         return changed
 
+    def _present_log(self) -> Any:
+        """The log as it is now; None where there is none, or it is closed for a while."""
+        partition = self.partition
+        log = None if partition is None else partition.log
+        if log is None or log.closed:
+            log = self.log
+        if log is None or log.closed:
+            # A log that was mended while it was closed is another one.
+            log = self.program.log_manager.get_log(self.topic_partition)
+        if log is not None:
+            return log if log is self.log or self._is_of_topic(log) else None
+        if self.log is not None and self._is_gone():
+            self._drop()
+        return None
+
+    def _is_of_topic(self, log: Any) -> bool:
+        # One of a topic that was deleted may be there still, under the same name.
+        if log is self.foreign:
+            return False
+        topic_id = self.program.log_manager.topic_id(self.topic_partition)
+        if topic_id in (None, self.topic_id):
+            return True
+        self.foreign = log
+        return False
+
+    def _is_gone(self) -> bool:
+        # Not only out of reach, as where its disk failed.
+        partitions = self.program.replica_manager.partitions
+        return self.partition is None and not partitions.is_offline(self.topic_partition)
+
+    def _drop(self) -> None:
+        """It is no replica any more: what it held is deleted."""
+        self._forget(0)
+        self.log = None
+        self.high_watermark = self.log_start = 0
+        self.former_high_watermark = self.former_epoch = self.former_log_start = -1
+        self.is_harmed = False
+        self.deleted_before = 0
+        self.excuse_no_longer()
+
+    def _no_role(self) -> None:
+        self.state = None
+        self.is_leader = False
+        self.leader = self.leader_epoch = -1
+        self.former_epoch = -1
+        self.isr = self.maximal_isr = ()
+        self.member_epochs = {}
+
     def _look_at_role(self) -> bool:
         partition = self.partition
         if partition is None:
-            partition = self.partition = self.program.replica_manager.partitions.get(self.topic_partition)
-            if partition is None:
-                return False
+            return False
         # Partitions replace what they know as a whole, so the same objects mean that nothing has changed.
         seen = (partition.term, partition.state)
         if self.state is not None and self.state[0] is seen[0] and self.state[1] is seen[1]:
