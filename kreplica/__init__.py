@@ -1,9 +1,10 @@
 """kreplica: Kafka's replica layer as a library.
 
 A durable, replicated, partitioned log that a program opens like a database. `Log` is one partition's log by
-itself. `Cluster` is brokers and controllers in one process, replicated for real. `ReplicaManager` and
-`Partition` are the replica layer for those who embed it. All but `Log` are imported when they are first asked
-for, since they need the protocol's messages.
+itself. `Cluster` is brokers and controllers in one process, replicated for real; `Simulation` is such a
+cluster under a virtual clock, with faults. `ReplicaManager` and `Partition` are the replica layer for those
+who embed it. All but `Log` are imported when they are first asked for, since they need the protocol's
+messages.
 """
 
 from importlib import import_module
@@ -15,6 +16,7 @@ from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
 
 if TYPE_CHECKING:
     from kreplica.cluster import Cluster
+    from kreplica.cluster.simulation import Simulation
     from kreplica.replica.partition import Partition
     from kreplica.replica.replica_manager import ReplicaManager
 
@@ -27,6 +29,7 @@ __all__ = [
     "Record",
     "RecordBatch",
     "ReplicaManager",
+    "Simulation",
     "errors",
 ]
 
@@ -34,6 +37,7 @@ _LATER = {
     "Cluster": "kreplica.cluster",
     "Partition": "kreplica.replica.partition",
     "ReplicaManager": "kreplica.replica.replica_manager",
+    "Simulation": "kreplica.cluster.simulation",
 }
 
 

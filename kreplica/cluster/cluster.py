@@ -16,15 +16,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from kreplica._core.partitioner import partitions_of
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import EARLIEST, LATEST, Fetcher
-from kreplica.client.partition_sender import ALL, RecordMetadata
+from kreplica.client.partition_sender import RecordMetadata
 from kreplica.client.producer import Producer
+from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
 from kreplica.cluster.cluster_nodes import ClusterNodes
 from kreplica.cluster.reading import Isolation, read
 from kreplica.cluster.settings import (
@@ -37,12 +37,10 @@ from kreplica.cluster.settings import (
 from kreplica.cluster.views import PartitionView, describe_topics
 from kreplica.common.errors import (
     InvalidRequest,
-    InvalidRequiredAcks,
     RequestTimedOut,
     UnknownTopicOrPartition,
 )
 from kreplica.common.future import Future
-from kreplica.common.locks import RLock
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.runtime.clock import SystemClock
@@ -58,7 +56,6 @@ CLIENT_ID = -2
 STARTUP_TIMEOUT = 30.0
 # How often a condition is looked at that no event tells of.
 LOOK_MS = 5
-Acks = Literal["all", -1, 0, 1]
 
 
 class Cluster:
@@ -90,7 +87,7 @@ class Cluster:
         self._clock = SystemClock()
         self._network = LocalNetwork(self._clock, self._task_failed)
         self._is_closed = False
-        self._next_partition = 0
+        self._keys = KeyedRecords()
         try:
             layout = _layout(self.directory, brokers, controllers, cluster_id)
             self._nodes = ClusterNodes(
@@ -227,34 +224,23 @@ class Cluster:
         Raises UnknownTopicOrPartition, InvalidRequiredAcks. The future fails with RequestTimedOut,
         MessageTooLarge, InvalidRecord, TypeError for what is no record.
         """
-        wanted_acks = _acks(acks)
+        wanted_acks = acks_of(acks)
         timeout_ms = None if timeout is None else _ms(timeout)
         if isinstance(partition, int):
             at = self._require(topic, partition)
             with self._network.draining():
                 return self._producer.send(at, records or (), acks=wanted_acks, timeout_ms=timeout_ms)
+        found = self._nodes.newest_metadata().topics.get(topic)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
         with self._network.draining():
             parts = [
                 self._producer.send(
                     TopicPartition(topic, number), chosen, acks=wanted_acks, timeout_ms=timeout_ms
                 )
-                for number, chosen in self._by_partition(topic, partition).items()
+                for number, chosen in self._keys.by_partition(found, partition).items()
             ]
-        return _all_of(parts)
-
-    def _by_partition(self, topic: str, records: Sequence[RecordLike]) -> dict[int, list[RecordLike]]:
-        found = self._nodes.newest_metadata().topics.get(topic)
-        if found is None:
-            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-        count = len(found.partitions)
-        self._next_partition += 1
-        keys = [_key_of(record) for record in records]
-        chosen: dict[int, list[RecordLike]] = {}
-        for number, record in zip(
-            partitions_of(keys, count, self._next_partition % count), records, strict=True
-        ):
-            chosen.setdefault(number, []).append(record)
-        return chosen
+        return all_of(parts)
 
     def read(
         self,
@@ -500,44 +486,3 @@ def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | No
 
 def _ms(seconds: float) -> int:
     return max(int(seconds * 1000), 0)
-
-
-def _acks(acks: object) -> int:
-    if acks == "all":
-        return ALL
-    if isinstance(acks, int) and acks in (-1, 0, 1):
-        return acks
-    raise InvalidRequiredAcks(f'acks is "all", 1 or 0, not {acks!r}')
-
-
-def _key_of(record: Any) -> bytes | None:
-    key = None
-    if isinstance(record, tuple):
-        key = record[0]
-    elif isinstance(record, Record):
-        key = record.key
-    return None if key is None else bytes(key)
-
-
-def _all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[tuple[RecordMetadata, ...]]:
-    """The results of all, in their order; the first error where one fails."""
-    whole: Future[tuple[RecordMetadata, ...]] = Future()
-    left = [len(parts)]
-    lock = RLock()
-
-    def one_is_done(_: Future[RecordMetadata]) -> None:
-        with lock:
-            left[0] -= 1
-            if left[0]:
-                return
-        error = next((e for part in parts if (e := part.exception()) is not None), None)
-        if error is not None:
-            whole.set_exception(error)
-        else:
-            whole.set_result(tuple(part.result() for part in parts))
-
-    for part in parts:
-        part.add_done_callback(one_is_done)
-    if not parts:
-        whole.set_result(())
-    return whole

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kreplica.cluster import checked_cluster
-from kreplica.cluster.checked_cluster import BrokenPromise, CheckedCluster
+from kreplica.cluster import checked_cluster, promises
+from kreplica.cluster.checked_cluster import CheckedCluster
+from kreplica.cluster.promises import BrokenPromise
 
 pytest_plugins = ["pytester"]
 
@@ -63,15 +64,15 @@ def test_replicas_that_differ_are_found(cluster, monkeypatch):
     view = cluster.partition("orders")
     follower = next(each for each in view.isr if each != view.leader)
     log = cluster.node(follower).broker.replica_manager.partitions.get(("orders", 0)).local_log
-    true = checked_cluster._records
-    monkeypatch.setattr(checked_cluster, "_records", lambda *at: [] if at[0] is log else true(*at))
+    true = promises._records
+    monkeypatch.setattr(promises, "_records", lambda *at: [] if at[0] is log else true(*at))
     with pytest.raises(BrokenPromise, match=r"differ within \[0, 1\)"):
         cluster.check(timeout=0.2)
 
 
 def test_what_was_acknowledged_and_is_gone_is_found(cluster):
     put(cluster, b"a")
-    cluster._acknowledged[("orders", 0)] = 7
+    cluster._promises._acknowledged[("orders", 0)] = 7
     with pytest.raises(BrokenPromise, match="acknowledged up to 7, committed at the leader up to 1"):
         cluster.check(timeout=0.2)
 

@@ -1,0 +1,87 @@
+"""Appending to a cluster, whether its time is real or virtual: acks, and to which partitions records go.
+
+Thread rule: KeyedRecords belongs to whoever appends; two that race cost nothing but the even spread of
+records without a key. The rest is functions; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from kreplica._core.partitioner import partitions_of
+from kreplica._core.record import Record
+from kreplica.client.partition_sender import ALL, RecordMetadata
+from kreplica.common.errors import InvalidRequiredAcks
+from kreplica.common.future import Future
+from kreplica.common.locks import RLock
+from kreplica.metadata.registrations import TopicRegistration
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+
+Acks = Literal["all", -1, 0, 1]
+
+
+class KeyedRecords:
+    """Says where the records go that name no partition: by their keys, as with Kafka's clients (murmur2);
+    those without a key all to one partition, another one each time."""
+
+    def __init__(self) -> None:
+        self._next_partition = 0
+
+    def by_partition(
+        self, topic: TopicRegistration, records: Sequence[RecordLike]
+    ) -> dict[int, list[RecordLike]]:
+        """The records of each partition, in their order."""
+        count = len(topic.partitions)
+        self._next_partition += 1
+        keys = [_key_of(record) for record in records]
+        chosen: dict[int, list[RecordLike]] = {}
+        for number, record in zip(
+            partitions_of(keys, count, self._next_partition % count), records, strict=True
+        ):
+            chosen.setdefault(number, []).append(record)
+        return chosen
+
+
+def _key_of(record: Any) -> bytes | None:
+    key = None
+    if isinstance(record, tuple):
+        key = record[0]
+    elif isinstance(record, Record):
+        key = record.key
+    return None if key is None else bytes(key)
+
+
+def acks_of(acks: object) -> int:
+    """Acks as the protocol has it. Raises InvalidRequiredAcks."""
+    if acks == "all":
+        return ALL
+    if isinstance(acks, int) and acks in (-1, 0, 1):
+        return acks
+    raise InvalidRequiredAcks(f'acks is "all", 1 or 0, not {acks!r}')
+
+
+def all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[tuple[RecordMetadata, ...]]:
+    """The results of all, in their order; the first error where one fails."""
+    whole: Future[tuple[RecordMetadata, ...]] = Future()
+    left = [len(parts)]
+    lock = RLock()
+
+    def one_is_done(_: Future[RecordMetadata]) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        error = next((e for part in parts if (e := part.exception()) is not None), None)
+        if error is not None:
+            whole.set_exception(error)
+        else:
+            whole.set_result(tuple(part.result() for part in parts))
+
+    for part in parts:
+        part.add_done_callback(one_is_done)
+    if not parts:
+        whole.set_result(())
+    return whole

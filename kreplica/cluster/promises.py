@@ -1,0 +1,128 @@
+"""Promises: what a cluster has acknowledged, and whether all holds that clients and replicas rely on.
+
+The invariants have the numbers that docs/SIMULATOR.md gives them. They are looked at in a cluster at rest:
+one that has just lost a leader, or whose followers lag, does not keep all of them yet. Thread rule: notes may
+come from any thread; nothing is guarded, since a note is one item of a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from kreplica.broker.node import Node
+from kreplica.common.future import Future
+from kreplica.common.types import TopicPartition
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.replica.partition import Partition
+
+# How many seconds a cluster whose nodes run and are joined may take until all is well.
+SETTLE_TIMEOUT = 20.0
+
+
+class BrokenPromise(AssertionError):
+    """What a cluster must never do, it did."""
+
+
+class Promises:
+    """What one cluster has acknowledged by all its replicas in sync."""
+
+    def __init__(self) -> None:
+        self._acknowledged: dict[TopicPartition, int] = {}
+
+    def note(self, future: Future[Any]) -> None:
+        """An append with acks=all is done: its result is a RecordMetadata, or several."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        result = future.result()
+        for info in result if not hasattr(result, "topic") else (result,):
+            at = TopicPartition(info.topic, info.partition)
+            self._acknowledged[at] = max(self._acknowledged.get(at, 0), info.last_offset + 1)
+
+    def problems(self, metadata: ClusterMetadata, nodes: Mapping[int, Node]) -> list[str]:
+        """What does not hold of a cluster of which `nodes` run."""
+        found: list[str] = []
+        for at, _, registration in metadata.partitions():
+            replicas = _replicas_of(at, registration, nodes)
+            found += _of_controller(at, registration, {b for b, r in metadata.brokers.items() if r.fenced})
+            found += _of_leader(at, registration, replicas, self._acknowledged.get(at, 0))
+            found += _of_logs(at, replicas)
+        return found + list(_of_metadata(nodes))
+
+
+def _replicas_of(
+    at: TopicPartition, registration: PartitionRegistration, nodes: Mapping[int, Node]
+) -> dict[int, Partition]:
+    found: dict[int, Partition] = {}
+    for broker_id in registration.replicas:
+        node = nodes.get(broker_id)
+        if node is not None and node.broker is not None:
+            partition = node.broker.replica_manager.partitions.get(at)
+            if partition is not None and partition.log is not None:
+                found[broker_id] = partition
+    return found
+
+
+def _of_metadata(nodes: Mapping[int, Node]) -> Iterator[str]:
+    """9: what a node knows is a past of what the others know; all know the same in the end."""
+    known = {node_id: node.loader.applied for node_id, node in nodes.items()}
+    if len(set(known.values())) > 1:
+        yield f"nodes know different metadata: {known}"
+
+
+def _of_controller(
+    at: TopicPartition, registration: PartitionRegistration, fenced: set[int]
+) -> Iterator[str]:
+    """3, 12: the leader is in sync; who is in sync or eligible is a replica; no fenced broker is in sync."""
+    isr, elr, replicas = set(registration.isr), set(registration.elr), set(registration.replicas)
+    if registration.leader >= 0 and registration.leader not in isr:
+        yield f"{at}: leader {registration.leader} is not in sync: {registration.isr}"
+    if not isr | elr <= replicas or isr & elr:
+        yield f"{at}: ISR {isr} and ELR {elr} of replicas {replicas}"
+    if isr & fenced and isr != {registration.leader}:
+        yield f"{at}: fenced brokers {isr & fenced} are in sync"
+
+
+def _of_leader(
+    at: TopicPartition, registration: PartitionRegistration, replicas: dict[int, Partition], acknowledged: int
+) -> Iterator[str]:
+    """4, 7, 10: the leader has all that was acknowledged, and who is in sync all that is committed."""
+    leader = replicas.get(registration.leader)
+    if leader is None or not leader.is_leader:
+        alive = [broker_id for broker_id in registration.isr if broker_id in replicas]
+        if alive:
+            yield f"{at}: nobody leads, though {alive} are in sync"
+        return
+    mark = leader.high_watermark
+    if mark < acknowledged:
+        yield f"{at}: acknowledged up to {acknowledged}, committed at the leader up to {mark}"
+    for broker_id in registration.isr:
+        follower = replicas.get(broker_id)
+        if follower is not None and follower.local_log.log_end_offset < mark:
+            end = follower.local_log.log_end_offset
+            yield f"{at}: broker {broker_id} is in sync, ends at {end}, and {mark} are committed"
+        elif follower is not None and follower.high_watermark != mark:
+            yield f"{at}: broker {broker_id} knows {follower.high_watermark} to be committed, not {mark}"
+
+
+def _of_logs(at: TopicPartition, replicas: dict[int, Partition]) -> Iterator[str]:
+    """8: two replicas are the same up to the lower of their high watermarks."""
+    items = sorted(replicas.items())
+    for (one, first), (other, second) in pairwise(items):
+        start = max(first.local_log.log_start_offset, second.local_log.log_start_offset)
+        stop = min(first.high_watermark, second.high_watermark)
+        if start < stop and not _are_equal(first.local_log, second.local_log, start, stop):
+            yield f"{at}: brokers {one} and {other} differ within [{start}, {stop})"
+
+
+def _are_equal(first: UnifiedLog, second: UnifiedLog, start: int, stop: int) -> bool:
+    if first.config.compact or second.config.compact:
+        return True  # what was compacted when is each replica's own affair
+    return _records(first, start, stop) == _records(second, start, stop)
+
+
+def _records(log: UnifiedLog, start: int, stop: int) -> list[tuple[int, int, bytes]]:
+    return [(batch.base_offset, batch.leader_epoch, bytes(batch)) for batch in log.batches(start, stop)]

@@ -1,0 +1,509 @@
+"""Simulation: a whole cluster under a virtual clock, with faults, for programs and their tests.
+
+It is the cluster that `Cluster` is: nodes with their quorum, controller, brokers, logs in Kafka's files and
+the native code below. Only the clock, the disks and the network are objects that a seed and the caller
+turn, break and cut (kreplica.sim). A call that has to wait lets virtual time pass until it need not wait any
+more; a second of it takes a few tenths of a second. The same seed and the same calls give the same events, in
+any process: `event_hash` tells.
+
+Ownership: everything is in memory, and goes with the object. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from kreplica._core.record import Record
+from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
+from kreplica.client.fetcher import EARLIEST, LATEST
+from kreplica.client.partition_sender import RecordMetadata
+from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
+from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
+from kreplica.cluster.reading import Isolation, read
+from kreplica.cluster.views import PartitionView, describe_topics
+from kreplica.common.errors import (
+    InvalidRequest,
+    KreplicaError,
+    RequestTimedOut,
+    StorageFull,
+    StorageIOError,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.future import Future
+from kreplica.common.types import TopicPartition
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.sim.network import LinkConditions
+from kreplica.sim.nodes.node_cluster import NodeCluster
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+
+T = TypeVar("T")
+
+# In virtual seconds.
+TIMEOUT = 30.0
+DELIVERY_TIMEOUT = 120.0
+# How often the whole cluster is looked at while it settles.
+LOOK_MS = 20
+DISKS: Mapping[str, type[KreplicaError] | None] = {
+    "well": None,
+    "full": StorageFull,
+    "broken": StorageIOError,
+}
+
+
+class VirtualFuture(Future[T]):
+    """A future whose `result` and `exception` let virtual time pass, at most `timeout` virtual seconds."""
+
+    __slots__ = ("_pass_time",)
+
+    def __init__(self, source: Future[T], pass_time: Callable[[Callable[[], bool], int], bool]) -> None:
+        super().__init__()
+        self._pass_time = pass_time
+        source.add_done_callback(self._take)
+
+    def _take(self, source: Future[T]) -> None:
+        error = source.exception()
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(source.result())
+
+    def _wait(self, timeout: float | None) -> None:
+        limit = DELIVERY_TIMEOUT + 1 if timeout is None else timeout
+        if not self._pass_time(self.done, _ms(limit)):
+            raise TimeoutError
+
+
+class Simulation:
+    """`brokers` brokers on empty disks, with all chance drawn from `seed`; ready when it is made.
+
+    `controllers`: so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of
+    fewer than three). `config`: Kafka's properties for every node and, as defaults, for topics. Timeouts are
+    short, logs and snapshots small, so that much happens in little time.
+
+    Times are virtual: `timeout` in seconds, as with Cluster, what ends in `_ms` in milliseconds. Raises
+    InvalidConfig.
+    """
+
+    def __init__(
+        self,
+        seed: int = 1,
+        brokers: int = 3,
+        *,
+        controllers: int = 0,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        self.seed = seed
+        self._cluster = NodeCluster(brokers, controllers=controllers, seed=seed, settings=config)
+        self._client = self._cluster.client
+        self._keys = KeyedRecords()
+        self._promises = Promises()
+        # Whose disks were made to fail: such a node may die of it.
+        self._failing: set[int] = set()
+        self._cluster.boot()
+
+    # ---- topics -------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, object] | None = None,
+        *,
+        assignment: Mapping[int, Sequence[int]] | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """As Cluster.create_topic; every broker that runs knows the topic when this returns.
+
+        Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor,
+        InvalidReplicaAssignment, InvalidConfig, RequestTimedOut.
+        """
+        created = self._client.admin.create_topic(
+            name,
+            partitions=-1 if assignment else partitions,
+            replication_factor=-1 if assignment else replication_factor or -1,
+            assignment=assignment,
+            config=config,
+            timeout_ms=_ms(timeout),
+        )
+        self._result(created, timeout)
+        self._wait(lambda: all(name in each.topics for each in self._known()), timeout, name)
+
+    def delete_topic(self, name: str, *, timeout: float = TIMEOUT) -> None:
+        """As Cluster.delete_topic. Raises UnknownTopicOrPartition, RequestTimedOut."""
+        self._result(self._client.admin.delete_topic(name, timeout_ms=_ms(timeout)), timeout)
+        self._wait(lambda: all(name not in each.topics for each in self._known()), timeout, name)
+
+    def create_partitions(self, name: str, count: int, *, timeout: float = TIMEOUT) -> None:
+        """As Cluster.create_partitions. Raises UnknownTopicOrPartition, InvalidPartitions,
+        RequestTimedOut."""
+        self._result(self._client.admin.create_partitions(name, count, timeout_ms=_ms(timeout)), timeout)
+        self._wait(
+            lambda: all(len(each.topics[name].partitions) >= count for each in self._known()), timeout, name
+        )
+
+    def alter_config(
+        self, name: str, changes: Mapping[str, object | None], *, timeout: float = TIMEOUT
+    ) -> None:
+        """As Cluster.alter_config. Raises InvalidConfig, UnknownTopicOrPartition, RequestTimedOut."""
+        self._result(self._client.admin.alter_config(name, changes, timeout_ms=_ms(timeout)), timeout)
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return sorted(self._metadata().topics)
+
+    # ---- records ------------------------------------------------------------------------------------------
+
+    @overload
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        records: Sequence[RecordLike],
+        *,
+        acks: Acks = ...,
+        timeout: float = ...,
+    ) -> Future[RecordMetadata]: ...
+
+    @overload
+    def append(
+        self,
+        topic: str,
+        partition: Sequence[RecordLike],
+        records: None = ...,
+        *,
+        acks: Acks = ...,
+        timeout: float = ...,
+    ) -> Future[tuple[RecordMetadata, ...]]: ...
+
+    def append(
+        self,
+        topic: str,
+        partition: int | Sequence[RecordLike],
+        records: Sequence[RecordLike] | None = None,
+        *,
+        acks: Acks = "all",
+        timeout: float = DELIVERY_TIMEOUT,
+    ) -> Future[Any]:
+        """As Cluster.append. No time passes yet: asking the future for its `result` lets it pass, and so does
+        `run_for`. Raises UnknownTopicOrPartition, InvalidRequiredAcks."""
+        wanted_acks, timeout_ms = acks_of(acks), _ms(timeout)
+        send = partial(self._client.producer.send, acks=wanted_acks, timeout_ms=timeout_ms)
+        sent: Future[Any]
+        if isinstance(partition, int):
+            sent = send(self._require(topic, partition), records or ())
+        else:
+            found = self._metadata().topics.get(topic)
+            if found is None:
+                raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
+            chosen = self._keys.by_partition(found, partition)
+            sent = all_of([send(TopicPartition(topic, number), part) for number, part in chosen.items()])
+        if wanted_acks == acks_of("all"):
+            sent.add_done_callback(self._promises.note)
+        return VirtualFuture(sent, self._cluster.run_until)
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        isolation: Isolation = "high_watermark",
+        timeout: float = TIMEOUT,
+    ) -> Iterator[Record]:
+        """The committed records with offsets in [start, stop), in order, from whoever leads the partition.
+
+        From the log's start by default; up to the high watermark as it is now. `timeout`: of each question to
+        the leader. Raises UnknownTopicOrPartition, and while it is iterated over OffsetOutOfRange,
+        RequestTimedOut, CorruptMessage.
+        """
+        return self._read(self._require(topic, partition), start, stop, isolation, timeout)
+
+    def _read(
+        self, at: TopicPartition, start: int | None, stop: int | None, isolation: Isolation, timeout: float
+    ) -> Iterator[Record]:
+        ask = partial(self._client.fetcher.offset, at, isolation=isolation, timeout_ms=_ms(timeout))
+        if start is None:
+            start = self._result(ask(EARLIEST), timeout)
+        end = self._result(ask(LATEST), timeout)
+        stop = end if stop is None else min(stop, end)
+        yield from read(
+            self._client.fetcher, at, start, stop, isolation, partial(self._result, timeout=timeout)
+        )
+
+    # ---- partitions ---------------------------------------------------------------------------------------
+
+    def partition(self, topic: str, partition: int = 0) -> PartitionView:
+        """A live look at a partition. Raises UnknownTopicOrPartition."""
+        at = self._require(topic, partition)
+        return PartitionView(at, self._metadata, self._cluster.node)
+
+    def reassign(
+        self,
+        topic: str,
+        partition: int,
+        replicas: Sequence[int] | None,
+        *,
+        wait: bool = True,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """As Cluster.reassign. Raises InvalidReplicaAssignment, NoReassignmentInProgress,
+        UnknownTopicOrPartition, RequestTimedOut."""
+        at = self._require(topic, partition)
+        self._result(self._client.admin.reassign(at, replicas, timeout_ms=_ms(timeout)), timeout)
+        if wait and replicas is not None:
+            view, wanted = self.partition(topic, partition), tuple(replicas)
+            self._wait(lambda: view.replicas == wanted and not view.adding_replicas, timeout, str(at))
+
+    def elect(
+        self,
+        topic: str,
+        partition: int = 0,
+        kind: Literal["preferred", "unclean"] = "preferred",
+        *,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """As Cluster.elect. Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable,
+        UnknownTopicOrPartition, RequestTimedOut."""
+        at = self._require(topic, partition)
+        self._result(self._client.admin.elect_leader(at, kind, timeout_ms=_ms(timeout)), timeout)
+
+    # ---- nodes --------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[int]:
+        """The ids of all nodes, dead ones too."""
+        return list(self._cluster.configs)
+
+    @property
+    def controller(self) -> int | None:
+        """The node that is the active controller, None where there is none now."""
+        return self._cluster.controller
+
+    def node(self, node_id: int) -> Node:
+        """The node itself, for those who want to look inside. Raises InvalidRequest where it does not run."""
+        self._require_running(node_id)
+        node = self._cluster.node(node_id)
+        assert node is not None
+        return node
+
+    def start(self, node_id: int, *, wait: bool = True, timeout: float = TIMEOUT) -> None:
+        """Start a node again on its disk; comes back when its broker may lead, or at once without `wait`.
+        Raises InvalidRequest if it runs or there is no such node, RequestTimedOut, and what a damaged disk
+        is refused with."""
+        if self._is_running(node_id):
+            raise InvalidRequest(f"node {node_id} runs")
+        self._cluster.start(node_id)
+        if wait:
+            self._result(self.node(node_id).ready, timeout)
+
+    def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
+        """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
+        self._require_running(node_id)
+        self._result(self._cluster.shut_down(node_id, _ms(timeout)), 3 * timeout + 1)
+
+    def kill(self, node_id: int) -> None:
+        """End a node as kill -9 would: what it has written stays. Raises InvalidRequest if it does not
+        run."""
+        self._require_running(node_id)
+        self._cluster.kill(node_id)
+
+    def power_cut(self, node_id: int, *, torn: bool = False) -> None:
+        """Cut a node's machine from power: what was not flushed is lost, or with `torn` some of it, page by
+        page, as the seed draws it. Nobody hears of it before a timeout. Raises InvalidRequest if it does
+        not run."""
+        self._require_running(node_id)
+        self._cluster.power_cut(node_id, self._cluster.random if torn else None)
+        self._failing.discard(node_id)
+
+    def pause(self, node_id: int) -> None:
+        """Stall a node, as SIGSTOP would. Raises InvalidRequest if it does not run."""
+        self._require_running(node_id)
+        self._cluster.pause(node_id)
+
+    def resume(self, node_id: int) -> None:
+        """Let a paused node go on. Raises InvalidRequest if it does not run."""
+        self._require_running(node_id)
+        if self._cluster.brokers[node_id].is_paused:
+            self._cluster.resume(node_id)
+
+    def set_disk(self, node_id: int, state: Literal["well", "full", "broken"]) -> None:
+        """From now on the node's disk has no room, or refuses every change and flush, or is well again. A
+        node may end because of that, as its process would. Raises InvalidRequest."""
+        self._require_node(node_id)
+        if state not in DISKS:
+            raise InvalidRequest(f"a disk is {', '.join(DISKS)}, not {state!r}")
+        error = DISKS[state]
+        self._cluster.set_disk_fault(node_id, None if error is None else partial(_refuse, error))
+        if error is not None:
+            self._failing.add(node_id)
+
+    def jump_date(self, node_id: int, by_ms: int) -> None:
+        """Set the date of a node's machine forward, or back. Raises InvalidRequest."""
+        self._require_node(node_id)
+        self._cluster.jump_date(node_id, by_ms)
+
+    # ---- the network --------------------------------------------------------------------------------------
+
+    def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
+        """Cut the network: nothing arrives that `one` sends to `other`, nor the other way round."""
+        self._cluster.cut(one, other, both_ways=both_ways)
+
+    def heal(self, one: int | None = None, other: int | None = None) -> None:
+        """Join two nodes that were cut off from each other; without arguments, all of them."""
+        if one is None or other is None:
+            self._cluster.heal_all()
+        else:
+            self._cluster.heal(one, other)
+
+    def set_network(
+        self,
+        *,
+        delay_ms: tuple[float, float] = (0.1, 1.0),
+        loss: float = 0.0,
+        duplication: float = 0.0,
+        in_order: bool = True,
+    ) -> None:
+        """Make every link like this, also those that were cut: each message takes a time within `delay_ms`,
+        and is lost, or arrives twice, with these chances. Raises InvalidRequest for no chance or time."""
+        least, most = delay_ms
+        if not (0 <= least <= most and 0 <= loss <= 1 and 0 <= duplication <= 1):
+            raise InvalidRequest(f"delay {delay_ms} ms, loss {loss}, duplication {duplication}")
+        delay_us = (int(least * 1000), int(most * 1000))
+        self._cluster.network.set_conditions(LinkConditions(delay_us, loss, duplication, in_order))
+
+    # ---- time ---------------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        """The virtual time since the beginning."""
+        return self._cluster.now_ms()
+
+    @property
+    def events(self) -> int:
+        """How much has happened: messages, disk operations, faults, operations of clients; no mere timers."""
+        return self._cluster.scheduler.events
+
+    @property
+    def event_hash(self) -> str:
+        """A hash of all that has happened: equal where the seed and the calls are."""
+        return self._cluster.scheduler.event_hash
+
+    def run_for(self, duration_ms: int) -> None:
+        """Let so much virtual time pass, with all that happens in it."""
+        self._cluster.pass_time(duration_ms)
+
+    def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> bool:
+        """Let events happen until the condition holds, which is looked at after each; False if it does not
+        within `limit_ms`."""
+        return self._cluster.run_until(condition, limit_ms)
+
+    # ---- what must hold -----------------------------------------------------------------------------------
+
+    def check(self, timeout: float = SETTLE_TIMEOUT) -> None:
+        """Join and resume the nodes that run, let them come to rest, and look at everything: what was
+        acknowledged is there, replicas are equal, all nodes know the same metadata.
+
+        Nodes that are dead stay so; where the quorum has no majority, nothing can come to rest, and nothing
+        is looked at. Raises BrokenPromise where it is not well within `timeout` virtual seconds.
+        """
+        died = [f"node {n}: {error!r}" for n, error in self._cluster.fatal if n not in self._failing]
+        if died:
+            raise BrokenPromise("\n".join(died))
+        self.set_network()
+        for node_id, machine in self._cluster.brokers.items():
+            if machine.is_alive and machine.is_paused:
+                self.resume(node_id)
+        alive = sum(self._is_running(voter) for voter in self._cluster.voters)
+        if alive <= len(self._cluster.voters) // 2:
+            return
+        deadline_ms = self.now_ms + _ms(timeout)
+        while problems := self._problems():
+            if self.now_ms >= deadline_ms:
+                raise BrokenPromise("\n".join(problems))
+            self.run_for(LOOK_MS)
+
+    def _problems(self) -> list[str]:
+        running = {node.config.node_id: node for node in self._cluster.live()}
+        return self._promises.problems(self._metadata(), running)
+
+    def describe(self) -> dict[str, Any]:
+        """The cluster as values that JSON has: its nodes and its topics."""
+        metadata = self._metadata()
+        return {
+            "seed": self.seed,
+            "now_ms": self.now_ms,
+            "controller": self.controller,
+            "nodes": {n: {"is_alive": self._is_running(n)} for n in self.nodes},
+            "topics": describe_topics(metadata),
+        }
+
+    def close(self) -> None:
+        """End all nodes. What they wrote is gone with the object."""
+        for node_id in self.nodes:
+            if self._is_running(node_id):
+                self._cluster.kill(node_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        alive = [node_id for node_id in self.nodes if self._is_running(node_id)]
+        return f"Simulation(seed={self.seed}, at {self.now_ms} ms, nodes {alive} of {self.nodes} run)"
+
+    # ---- within -------------------------------------------------------------------------------------------
+
+    def _metadata(self) -> ClusterMetadata:
+        if not self._cluster.live():
+            raise InvalidRequest("no node of the simulation runs")
+        return self._cluster.metadata()
+
+    def _known(self) -> list[ClusterMetadata]:
+        machines = self._cluster.brokers
+        live = [node for node in self._cluster.live() if not machines[node.config.node_id].is_paused]
+        return [node.loader.published for node in live]
+
+    def _require(self, topic: str, partition: int) -> TopicPartition:
+        at = TopicPartition(topic, partition)
+        if self._metadata().partition(at) is None:
+            raise UnknownTopicOrPartition(f"there is no partition {at}")
+        return at
+
+    def _require_node(self, node_id: int) -> None:
+        if node_id not in self._cluster.brokers:
+            raise InvalidRequest(f"there is no node {node_id}: there are {self.nodes}")
+
+    def _is_running(self, node_id: int) -> bool:
+        self._require_node(node_id)
+        return self._cluster.brokers[node_id].is_alive
+
+    def _require_running(self, node_id: int) -> None:
+        if not self._is_running(node_id):
+            raise InvalidRequest(f"node {node_id} does not run")
+
+    def _result(self, future: Future[T], timeout: float) -> T:
+        # The client ends what it was asked for in time; what it waits for besides gets a little more.
+        return self._cluster.result(future, _ms(timeout) + 1_000)
+
+    def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+        if not self._cluster.run_until(condition, _ms(timeout)):
+            raise RequestTimedOut(f"{what}: not so after {timeout} virtual seconds")
+
+
+def _ms(seconds: float) -> int:
+    return max(int(seconds * 1000), 0)
+
+
+def _refuse(error: type[KreplicaError], operation: str, path: str) -> None:
+    raise error(f"{operation} of {path}")
