@@ -19,7 +19,6 @@ from kreplica.log.checkpoint import (
 )
 from kreplica.log.clean_shutdown_file import CleanShutdownFile
 from kreplica.log.file_names import (
-    CLUSTER_METADATA_DIRECTORY,
     DELETED_DIRECTORY_SUFFIX,
     STATE_FILE,
     STRAY_DIRECTORY_SUFFIX,
@@ -158,11 +157,9 @@ class LogDirectory:
         return [path for path in paths if self._storage.is_directory(path)]
 
     def partitions(self) -> tuple[list[str], list[str]]:
-        """(names of the partitions' directories, names of those whose deletion had begun).
-
-        The metadata log is the quorum's, and none of them.
-        """
-        names = [n for n in self._storage.list_directory(self.path) if n != CLUSTER_METADATA_DIRECTORY]
+        """(names of the partitions' directories, names of those whose deletion had begun); the metadata log's
+        is one of the former."""
+        names = self._storage.list_directory(self.path)
         deleted = [name for name in names if name.endswith(DELETED_DIRECTORY_SUFFIX)]
         return [n for n in names if n not in deleted and self._is_partition(n)], deleted
 

@@ -163,7 +163,8 @@ class LogManager:
         for name in deleted:
             self._storage.remove_tree(f"{directory.path}/{name}")
         points, starts, marks = directory.read_checkpoints()
-        for name in names:
+        # The metadata log is the quorum's, not the broker's.
+        for name in (each for each in names if each != CLUSTER_METADATA_DIRECTORY):
             partition = parse_directory_name(name)
             assert partition is not None
             options = OpenOptions(
@@ -171,9 +172,8 @@ class LogManager:
                 log_start_offset=starts.get(partition, 0),
                 high_watermark=marks.get(partition, 0),
             )
-            tasks.append(
-                partial(self._guarded, directory, partial(self._open_log, directory, partition, options))
-            )
+            load = partial(self._open_log, directory, partition, options)
+            tasks.append(partial(self._guarded, directory, load))
 
     def _load_one(self, task: Callable[[], None], total: int, on_progress: Progress | None) -> None:
         task()
