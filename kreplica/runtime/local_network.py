@@ -27,6 +27,7 @@ from kreplica.common.future import Future, failed
 from kreplica.common.locks import Condition, Lock
 from kreplica.common.ports import Clock
 from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.interrupts import HeldInterrupt
 from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
 
 Task = Callable[[], object]
@@ -176,21 +177,26 @@ class _Draining:
         local = self._network._thread_local
         try:
             if local.depth == 1:
+                local.interrupt.hold()
                 self._network._drain(TURNS_OF_A_CALLER)
         finally:
             local.depth -= 1
+            if local.depth == 0:
+                local.interrupt.release()
 
 
 class _ThreadLocal(threading.local):
-    # How many `draining` blocks the thread is in.
-    depth = 0
+    def __init__(self) -> None:
+        self.depth = 0  # how many `draining` blocks the thread is in
+        self.interrupt = HeldInterrupt()
 
 
 class LocalNetwork:
     """The network, loops and timers of the nodes of this process; see the module.
 
-    An error of a task is reported to `on_error` (name of the loop, error), by default to the log. `gate`, if
-    set, is asked about each message; tests set it.
+    An error of a task is reported to `on_error` (name of the loop, error), by default to the log. Ctrl-C
+    waits until a caller's thread has done its share. `gate`, if set, is asked about each message; tests set
+    it.
     """
 
     def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:
@@ -375,7 +381,12 @@ class LocalNetwork:
                 loop = self._begin_turn(own)
             if loop is None:
                 return
-            self._run_turn(loop)
+            try:
+                self._run_turn(loop)
+            except BaseException:  # no error, but what ends a thread or a test, such as SystemExit
+                with lock:
+                    self._end_turn(loop, own)
+                raise
         with lock:
             if loop is not None:
                 self._end_turn(loop, own)
@@ -413,8 +424,10 @@ class LocalNetwork:
                 return
             try:
                 tasks.popleft()()
-            except Exception as error:
+            except BaseException as error:
                 self._on_error(loop.name, error)
+                if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                    raise
 
     def _post(self, loop: LocalLoop, task: Task) -> None:
         with self._lock:

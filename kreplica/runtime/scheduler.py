@@ -19,10 +19,10 @@ from kreplica.runtime.clock import SystemClock
 # No wait is longer, so that none is too long for the system.
 LONGEST_WAIT_MS = 3_600_000
 
-OnError = Callable[[str, Exception], None]
+OnError = Callable[[str, BaseException], None]
 
 
-def log_error(name: str, error: Exception) -> None:
+def log_error(name: str, error: BaseException) -> None:
     """What becomes of a task's error where nobody else asks for it."""
     logging.getLogger(__name__).error("the task %s failed", name, exc_info=error)
 

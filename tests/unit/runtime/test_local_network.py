@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -406,3 +407,60 @@ def test_who_waits_for_rest_takes_no_wake_up_from_the_networks_thread():
             let_go.set()
         assert rest.result(PATIENCE)
     network.shutdown()
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_waits_until_the_step_is_done():
+    network = LocalNetwork()
+    loop, done = network.join(1).loop("own"), []
+
+    def step():
+        interrupt()
+        done.append("the step")
+
+    handler = signal.getsignal(signal.SIGINT)
+    loop.post(step)
+    loop.post(lambda: done.append("the next"))
+    with pytest.raises(KeyboardInterrupt), network.draining():
+        done.append("begun")
+    assert done == ["begun", "the step", "the next"]
+    assert signal.getsignal(signal.SIGINT) is handler
+    # Nothing is left behind, and outside of a step it comes at once.
+    with network.draining():
+        loop.post(lambda: done.append("later"))
+    assert done[-1] == "later"
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+class Ending(BaseException):
+    """As pytest's own, which are no errors."""
+
+
+def test_what_ends_a_test_holds_up_no_loop():
+    errors = []
+    network = LocalNetwork(on_error=lambda name, error: errors.append((name, error)))
+    endpoint = network.join(1)
+    loop, done = endpoint.loop("own"), []
+
+    def end():
+        raise Ending
+
+    with pytest.raises(Ending), network.draining():
+        loop.post(end)
+    assert [(name, type(error)) for name, error in errors] == [("own", Ending)]
+    with network.draining():
+        loop.post(lambda: done.append(1))
+    assert done == [1]
+    network.start()
+    try:
+        posted = threading.Event()
+        loop.post(end)
+        loop.post(posted.set)
+        assert posted.wait(PATIENCE)
+        network.leave(endpoint)
+    finally:
+        network.shutdown()
