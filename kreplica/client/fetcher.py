@@ -112,7 +112,9 @@ class Fetcher:
 
         The future fails with OffsetOutOfRange, with RequestTimedOut where no leader answers within
         `timeout_ms` (by default default.api.timeout.ms), and with other errors that do not pass.
+        Raises KeyError for an isolation that there is not.
         """
+        level = ISOLATION_LEVEL[isolation]
 
         def make(topic: TopicInfo, left_ms: int) -> FetchRequest:
             wanted = _partition(
@@ -124,7 +126,7 @@ class Fetcher:
             return _request(
                 max_wait=timedelta(milliseconds=min(max_wait_ms, left_ms)),
                 min_bytes=1,
-                isolation_level=ISOLATION_LEVEL[isolation],
+                isolation_level=level,
                 topics=(_topic(topic_id=uuid_of(topic.topic_id), partitions=(wanted,)),),
                 forgotten_topics_data=(),
             )
@@ -144,6 +146,7 @@ class Fetcher:
 
         The future fails as that of `fetch`.
         """
+        level = ISOLATION_LEVEL[isolation]
 
         def make(topic: TopicInfo, _left_ms: int) -> ListOffsetsRequest:
             wanted = ListOffsetsPartition(
@@ -153,7 +156,7 @@ class Fetcher:
             )
             return ListOffsetsRequest(
                 replica_id=CONSUMER,
-                isolation_level=ISOLATION_LEVEL[isolation],
+                isolation_level=level,
                 topics=(ListOffsetsTopic(name=at.topic, partitions=(wanted,)),),
             )
 

@@ -261,8 +261,10 @@ class PartitionSender:
         if self._now_ms() >= batch.deadline_ms or batch.acks == 0:
             return False
         if isinstance(error, OutOfOrderSequenceNumber):
-            # Expected behind a batch that failed; without one the leader has lost what it knew.
-            return any(each.sequence != NO_SEQUENCE for each in self._failed) or self._has_gap
+            # Expected behind a batch that failed, or whose request was lost, which is not known yet; without
+            # one the leader has lost what it knew.
+            before = [each for each in self._in_flight if each.number < batch.number] + self._failed
+            return any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap
         return isinstance(error, KreplicaError) and error.retriable
 
     def _give_up(self, batch: Batch, error: BaseException) -> None:

@@ -19,8 +19,8 @@ from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.partition_sender import ALL, Batch, PartitionSender, RecordMetadata
-from kreplica.common.errors import InvalidRequiredAcks
-from kreplica.common.future import Future
+from kreplica.common.errors import BrokerNotAvailable, InvalidRequiredAcks
+from kreplica.common.future import Future, failed
 from kreplica.common.ports import Clock, Loop, Transport
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
@@ -64,14 +64,15 @@ class Producer:
     ) -> Future[RecordMetadata]:
         """Append the records as one batch: all of them or none; behind what was sent to the partition before.
 
-        The future fails with RequestTimedOut after `timeout_ms` (by default delivery.timeout.ms), and at once
+        The sequence may be reused after the call, the bytes within it not before the future is done. That
+        fails with RequestTimedOut after `timeout_ms` (by default delivery.timeout.ms), and at once
         with what cannot get better: MessageTooLarge, InvalidRecord, TypeError for what is no record. Raises
         InvalidRequiredAcks.
         """
         if acks not in ACKS:
             raise InvalidRequiredAcks(f"acks is 0, 1 or -1 (all), not {acks}")
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
-        batch = Batch(records, acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
+        batch = Batch(tuple(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
         self._loop.post(partial(self._add, at, batch))
         return batch.future
 
@@ -93,6 +94,8 @@ class Producer:
 
     def _new_producer_id(self) -> Future[int]:
         nodes = self._nodes()
+        if not nodes:
+            return failed(BrokerNotAvailable("no broker runs that could give a producer id"))
         future: Future[int] = Future()
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout=timedelta(0))
         self._asked += 1

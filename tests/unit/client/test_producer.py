@@ -64,6 +64,16 @@ def test_an_answer_that_is_lost_costs_no_duplicate(stage):
     assert stage.values(1) == [b"a", b"b", b"c"]
 
 
+def test_a_request_that_is_lost_does_not_end_the_next(stage):
+    stage.until_done(stage.produce(b"a"))
+    stage.cluster.cut(CLIENT_NODE, 1)
+    lost = stage.produce(b"b")
+    stage.pass_time(1)
+    stage.cluster.heal(CLIENT_NODE, 1)
+    assert stage.until_done(lost, stage.produce(b"c")) == [1, 2]
+    assert stage.values(1) == [b"a", b"b", b"c"]
+
+
 def test_a_new_leader_is_found(stage):
     stage.until_done(stage.produce(b"a"))
     stage.pass_time(1_000)
@@ -121,6 +131,26 @@ def test_what_comes_after_a_batch_that_was_given_up(stage):
     assert isinstance(outcome, errors.NetworkException)
     assert stage.until_done(stage.produce(b"d")) == [1]
     assert stage.producer_ids == 2
+
+
+def test_it_goes_on_when_brokers_come_back_after_all_were_gone(stage):
+    ids, stage.ids = stage.ids, []
+    early = stage.producer.send(AT, [b"a"], timeout_ms=200)
+    stage.until_done(early)
+    assert isinstance(early.exception(), errors.RequestTimedOut)
+    later = stage.producer.send(AT, [b"b"])
+    stage.pass_time(100)
+    stage.ids = ids
+    assert stage.until_done(later) == [0]
+
+
+def test_a_list_may_be_used_again(stage):
+    records = [b"a", b"b"]
+    future = stage.producer.send(AT, records)
+    records.clear()
+    stage.until_done(future)
+    assert future.result().record_count == 2
+    assert stage.until_done(stage.producer.send(AT, (b"%d" % number for number in range(3)))) == [2]
 
 
 def test_too_few_in_sync_are_waited_for():
