@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
@@ -87,7 +89,7 @@ class Node:
     ) -> None:
         self.config = config
         self.metrics = MetricRegistry()
-        # Resolved when the broker may lead; at once where the node has none.
+        # Resolved when the broker may lead; at once where the node has none. It fails where that cannot come.
         self.ready: Future[None] = Future()
         self.failure: BaseException | None = None
         self.controller: QuorumController | None = None
@@ -126,7 +128,7 @@ class Node:
             if self.broker is not None:
                 self._start_broker(self.broker)
             else:
-                self.ready.set_result(None)
+                self._resolve_ready(None)
         except BaseException:
             self.abandon()
             raise
@@ -286,13 +288,21 @@ class Node:
         self.loader.install_publishers([publisher])
         lifecycle.caught_up.add_done_callback(lambda _: lifecycle.set_ready_to_unfence())
         lifecycle.registered.add_done_callback(self._registered)
-        lifecycle.unfenced.add_done_callback(lambda _: self.ready.set_result(None))
+        lifecycle.unfenced.add_done_callback(lambda _: self._resolve_ready(None))
         lifecycle.start()
 
     def _registered(self, registered: Future[int]) -> None:
         error = registered.exception()
         if error is not None:
             self._fail(error)
+
+    def _resolve_ready(self, error: BaseException | None) -> None:
+        # Whoever is first: a broker may be unfenced while its node fails.
+        with suppress(InvalidStateError):
+            if error is None:
+                self.ready.set_result(None)
+            else:
+                self.ready.set_exception(error)
 
     # ---- what others ask ----------------------------------------------------------------------------------
 
@@ -344,6 +354,7 @@ class Node:
         if self.failure is None:
             self.failure = error
             LOGGER.error("node %d cannot go on", self.config.node_id, exc_info=error)
+            self._resolve_ready(error)
             if self._on_fatal is not None:
                 self._on_fatal(error)
 
@@ -373,6 +384,9 @@ class Node:
         self._let_go(in_order=False)
 
     def _let_go(self, *, in_order: bool) -> None:
+        if not self.ready.done():
+            node_id = self.config.node_id
+            self._resolve_ready(BrokerNotAvailable(f"node {node_id} was ended before it was ready"))
         raft, self._raft = self._raft, None
         if raft is not None:
             raft.close()

@@ -33,7 +33,8 @@ class KeyedRecords:
     def by_partition(
         self, topic: TopicRegistration, records: Sequence[RecordLike]
     ) -> dict[int, list[RecordLike]]:
-        """The records of each partition, in their order."""
+        """The records of each partition, in their order. Raises TypeError for what is no key."""
+        records = tuple(records)
         count = len(topic.partitions)
         self._next_partition += 1
         keys = [_key_of(record) for record in records]
@@ -46,19 +47,23 @@ class KeyedRecords:
 
 
 def _key_of(record: Any) -> bytes | None:
-    key = None
+    key: object = None
     if isinstance(record, tuple):
-        key = record[0]
+        key = record[0] if record else None
     elif isinstance(record, Record):
         key = record.key
-    return None if key is None else bytes(key)
+    if key is None or isinstance(key, bytes):
+        return key
+    if isinstance(key, (bytearray, memoryview)):
+        return bytes(key)
+    raise TypeError(f"a key is bytes, bytearray, memoryview or None, not {type(key).__name__}")
 
 
 def acks_of(acks: object) -> int:
     """Acks as the protocol has it. Raises InvalidRequiredAcks."""
     if acks == "all":
         return ALL
-    if isinstance(acks, int) and acks in (-1, 0, 1):
+    if isinstance(acks, int) and not isinstance(acks, bool) and acks in (-1, 0, 1):
         return acks
     raise InvalidRequiredAcks(f'acks is "all", 1 or 0, not {acks!r}')
 

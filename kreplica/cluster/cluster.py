@@ -13,19 +13,30 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
-from kreplica.client.admin import Admin
+from kreplica.client.admin import ELECTION_TYPES, Admin
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
-from kreplica.client.fetcher import EARLIEST, LATEST, Fetcher
+from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetcher
 from kreplica.client.partition_sender import RecordMetadata
 from kreplica.client.producer import Producer
 from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
+from kreplica.cluster.arguments import (
+    assignment_of,
+    broker_ids,
+    choice,
+    milliseconds,
+    offset_of,
+    replication_factor_of,
+    topic_name,
+)
 from kreplica.cluster.cluster_nodes import ClusterNodes
+from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.reading import Isolation, read
 from kreplica.cluster.settings import (
     Layout,
@@ -37,6 +48,7 @@ from kreplica.cluster.settings import (
 from kreplica.cluster.views import PartitionView, describe_topics
 from kreplica.common.errors import (
     InvalidRequest,
+    KreplicaError,
     RequestTimedOut,
     UnknownTopicOrPartition,
 )
@@ -86,6 +98,7 @@ class Cluster:
         self.failures: list[tuple[str, BaseException]] = []
         self._clock = SystemClock()
         self._network = LocalNetwork(self._clock, self._task_failed)
+        self._pending = PendingFutures(f"the cluster in {self.directory}")
         self._is_closed = False
         self._keys = KeyedRecords()
         try:
@@ -139,14 +152,17 @@ class Cluster:
         InvalidPartitions, InvalidReplicationFactor, InvalidReplicaAssignment, InvalidConfig,
         RequestTimedOut.
         """
+        topic_name(name)
+        replicas = assignment_of(assignment)
         created = self._call(
-            lambda: self._admin.create_topic(
+            partial(
+                self._admin.create_topic,
                 name,
-                partitions=-1 if assignment else partitions,
-                replication_factor=-1 if assignment else replication_factor or -1,
-                assignment=assignment,
+                partitions=-1 if replicas else index(partitions),
+                replication_factor=-1 if replicas else replication_factor_of(replication_factor),
+                assignment=replicas,
                 config=config,
-                timeout_ms=_ms(timeout),
+                timeout_ms=milliseconds(timeout),
             )
         )
         created.result()
@@ -155,7 +171,8 @@ class Cluster:
     def delete_topic(self, name: str, *, timeout: float = STARTUP_TIMEOUT) -> None:
         """Delete a topic; no live broker knows it when this returns. Raises UnknownTopicOrPartition,
         RequestTimedOut."""
-        self._call(lambda: self._admin.delete_topic(name, timeout_ms=_ms(timeout))).result()
+        topic_name(name)
+        self._call(lambda: self._admin.delete_topic(name, timeout_ms=milliseconds(timeout))).result()
         self._wait(
             lambda: all(name not in each.topics for each in self._nodes.known_metadata()), timeout, name
         )
@@ -163,11 +180,14 @@ class Cluster:
     def create_partitions(self, name: str, count: int, *, timeout: float = STARTUP_TIMEOUT) -> None:
         """Let the topic have `count` partitions. Raises UnknownTopicOrPartition, InvalidPartitions,
         RequestTimedOut."""
-        self._call(lambda: self._admin.create_partitions(name, count, timeout_ms=_ms(timeout))).result()
+        topic_name(name)
+        last = TopicPartition(name, index(count) - 1)
+        asked = partial(self._admin.create_partitions, name, index(count), timeout_ms=milliseconds(timeout))
+        self._call(asked).result()
         self._wait(
-            lambda: all(len(each.topics[name].partitions) >= count for each in self._nodes.known_metadata()),
+            lambda: all(each.partition(last) is not None for each in self._nodes.known_metadata()),
             timeout,
-            name,
+            str(last),
         )
 
     def alter_config(
@@ -175,7 +195,9 @@ class Cluster:
     ) -> None:
         """Change settings of a topic; None takes one back to its default. Raises InvalidConfig,
         UnknownTopicOrPartition, RequestTimedOut."""
-        self._call(lambda: self._admin.alter_config(name, changes, timeout_ms=_ms(timeout))).result()
+        topic_name(name)
+        asked = partial(self._admin.alter_config, name, changes, timeout_ms=milliseconds(timeout))
+        self._call(asked).result()
 
     def topics(self) -> list[str]:
         """The names of all topics."""
@@ -224,23 +246,22 @@ class Cluster:
         Raises UnknownTopicOrPartition, InvalidRequiredAcks. The future fails with RequestTimedOut,
         MessageTooLarge, InvalidRecord, TypeError for what is no record.
         """
-        wanted_acks = acks_of(acks)
-        timeout_ms = None if timeout is None else _ms(timeout)
+        send = partial(
+            self._producer.send,
+            acks=acks_of(acks),
+            timeout_ms=None if timeout is None else milliseconds(timeout),
+        )
         if isinstance(partition, int):
             at = self._require(topic, partition)
-            with self._network.draining():
-                return self._producer.send(at, records or (), acks=wanted_acks, timeout_ms=timeout_ms)
+            return self._call(lambda: send(at, records or ()))
+        self._pending.require_open()
         found = self._nodes.newest_metadata().topics.get(topic)
         if found is None:
             raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-        with self._network.draining():
-            parts = [
-                self._producer.send(
-                    TopicPartition(topic, number), chosen, acks=wanted_acks, timeout_ms=timeout_ms
-                )
-                for number, chosen in self._keys.by_partition(found, partition).items()
-            ]
-        return all_of(parts)
+        chosen = self._keys.by_partition(found, partition)
+        return self._call(
+            lambda: all_of([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
+        )
 
     def read(
         self,
@@ -260,7 +281,8 @@ class Cluster:
         over OffsetOutOfRange, RequestTimedOut, CorruptMessage.
         """
         at = self._require(topic, partition)
-        return self._read(at, start, stop, follow, isolation)
+        choice(isolation, ISOLATION_LEVEL, "isolation")
+        return self._read(at, offset_of(start), stop, follow, isolation)
 
     def _read(
         self, at: TopicPartition, start: int | None, stop: int | None, follow: bool, isolation: Isolation
@@ -270,10 +292,13 @@ class Cluster:
         if not follow:
             end = self._call(partial(self._fetcher.offset, at, LATEST, isolation=isolation)).result()
             stop = end if stop is None else min(stop, end)
-        for record in read(self._fetcher, at, start, None if follow else stop, isolation, Future.result):
+        for record in read(self._fetcher, at, start, None if follow else stop, isolation, self._fetched):
             if stop is not None and record.offset is not None and record.offset >= stop:
                 return
             yield record
+
+    def _fetched(self, future: Future[T]) -> T:
+        return self._pending.track(future).result()
 
     # ---- partitions ---------------------------------------------------------------------------------------
 
@@ -296,9 +321,10 @@ class Cluster:
         UnknownTopicOrPartition, RequestTimedOut.
         """
         at = self._require(topic, partition)
-        self._call(lambda: self._admin.reassign(at, replicas, timeout_ms=_ms(timeout))).result()
-        if wait and replicas is not None:
-            view, wanted = self.partition(topic, partition), tuple(replicas)
+        wanted = None if replicas is None else broker_ids(replicas)
+        self._call(lambda: self._admin.reassign(at, wanted, timeout_ms=milliseconds(timeout))).result()
+        if wait and wanted is not None:
+            view = self.partition(topic, partition)
             self._wait(lambda: view.replicas == wanted and not view.adding_replicas, timeout, str(at))
 
     def elect(
@@ -315,7 +341,8 @@ class Cluster:
         RequestTimedOut.
         """
         at = self._require(topic, partition)
-        self._call(lambda: self._admin.elect_leader(at, kind, timeout_ms=_ms(timeout))).result()
+        choice(kind, ELECTION_TYPES, "kind")
+        self._call(lambda: self._admin.elect_leader(at, kind, timeout_ms=milliseconds(timeout))).result()
 
     # ---- nodes --------------------------------------------------------------------------------------------
 
@@ -342,14 +369,16 @@ class Cluster:
 
     def start(self, node_id: int, *, timeout: float = STARTUP_TIMEOUT) -> None:
         """Start a node again on its directory; comes back when its broker may lead. Raises InvalidRequest
-        if it runs or there is no such node, RequestTimedOut, and as Cluster."""
+        if it runs or there is no such node, RequestTimedOut, BrokerNotAvailable where it cannot go on, and as
+        Cluster."""
+        self._pending.require_open()
         ready = self._nodes.start(node_id)
         if self._nodes.has_quorum():
             self._result(ready, timeout, f"node {node_id} is not ready")
 
     def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
         """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
-        self._nodes.stop(node_id, _ms(timeout))
+        self._nodes.stop(node_id, milliseconds(timeout))
 
     def kill(self, node_id: int) -> None:
         """End a node as kill -9 would. Raises InvalidRequest if it does not run."""
@@ -405,12 +434,17 @@ class Cluster:
     # ---- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop every node at once, close all files in order, and remove a temporary directory."""
+        """Stop every node at once, close all files in order, and remove a temporary directory.
+
+        Whoever waits for something, another thread too, gets ClusterClosed.
+        """
         if self._is_closed:
             return
         self._is_closed = True
+        self._pending.close()
         errors = self._nodes.close()
         self._network.shutdown()
+        self._pending.fail_all()
         self._remove_directory()
         if errors:
             raise errors[0]
@@ -434,30 +468,38 @@ class Cluster:
     # ---- within -------------------------------------------------------------------------------------------
 
     def _require(self, topic: str, partition: int) -> TopicPartition:
+        self._pending.require_open()
         at = TopicPartition(topic, partition)
         if self._nodes.newest_metadata().partition(at) is None:
             raise UnknownTopicOrPartition(f"there is no partition {at}")
         return at
 
     def _call(self, ask: Callable[[], Future[T]]) -> Future[T]:
+        self._pending.require_open()
         with self._network.draining():
-            return ask()
+            return self._pending.track(ask())
 
     def _result(self, future: Future[T], timeout: float, what: str) -> T:
         try:
-            return future.result(timeout)
+            return self._pending.track(future).result(milliseconds(timeout) / 1000)
         except TimeoutError:
             raise RequestTimedOut(f"{what} after {timeout} s") from None
 
     def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         """Come back when the condition holds. Raises RequestTimedOut."""
-        deadline_ns = self._clock.monotonic_ns() + int(timeout * 1e9)
-        done: Future[None] = Future()
+        deadline_ns = self._clock.monotonic_ns() + milliseconds(timeout) * 1_000_000
+        done: Future[None] = self._pending.track(Future())
 
         def look() -> None:
             if done.done():
                 return
-            if condition():
+            try:
+                holds = condition()
+            except KreplicaError as error:
+                # What is waited for was deleted meanwhile, or every node is gone.
+                done.set_exception(error)
+                return
+            if holds:
                 done.set_result(None)
             elif self._clock.monotonic_ns() > deadline_ns:
                 done.set_exception(RequestTimedOut(f"{what}: not so after {timeout} s"))
@@ -482,7 +524,3 @@ def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | No
         return new_layout(cluster_id or made, brokers, controllers)
     check_cluster_id(found, cluster_id, directory)
     return extended(found, brokers)
-
-
-def _ms(seconds: float) -> int:
-    return max(int(seconds * 1000), 0)

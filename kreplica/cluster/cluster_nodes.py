@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from kreplica.broker.node import Node
 from kreplica.broker.node_format import directory_ids, format_node, is_formatted
 from kreplica.cluster.settings import Layout, node_config, write_layout
-from kreplica.common.errors import InvalidRequest, KreplicaError
+from kreplica.common.errors import ClusterClosed, InvalidRequest, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
@@ -54,6 +54,7 @@ class ClusterNodes:
             if not is_formatted(each, storage):
                 format_node(each, ids[node_id], storage=storage, clock=clock, initial_voters=voters)
         write_layout(directory, layout)
+        self._is_closed = False  # guarded by _lock
         self._nodes = {n: LocalNode(each, network, clock, on_failure) for n, each in configs.items()}
 
     # ---- lives --------------------------------------------------------------------------------------------
@@ -68,6 +69,8 @@ class ClusterNodes:
     def start(self, node_id: int) -> Future[None]:
         """Start the node; the future is done when its broker may lead."""
         with self._lock:
+            if self._is_closed:
+                raise ClusterClosed("the cluster is closed")
             return self.local(node_id).start().ready
 
     def stop(self, node_id: int, timeout_ms: int) -> None:
@@ -97,6 +100,7 @@ class ClusterNodes:
         """End all nodes at once, and close their files in order; what was refused meanwhile."""
         errors: list[KreplicaError] = []
         with self._lock:
+            self._is_closed = True
             for local in self._nodes.values():
                 if local.is_alive:
                     try:
@@ -147,8 +151,14 @@ class ClusterNodes:
         return sum(each.is_alive and not each.is_paused for each in voters) > len(voters) // 2
 
     def known_metadata(self) -> list[ClusterMetadata]:
-        """What each node that runs knows of the cluster."""
-        return [node.loader.published for node in self._running()]
+        """What each broker knows of the cluster that can answer and is not fenced: one that is cut off
+        learns nothing."""
+        brokers = self.newest_metadata().brokers
+        return [
+            node.loader.published
+            for node in self._running()
+            if (found := brokers.get(node.config.node_id)) is not None and not found.fenced
+        ]
 
     def newest_metadata(self) -> ClusterMetadata:
         """What the node knows that knows most. Raises InvalidRequest where none runs."""

@@ -44,7 +44,10 @@ class PartitionView:
 
     @property
     def topic_id(self) -> Uuid:
-        return self._metadata().topics[self._at.topic].topic_id
+        found = self._metadata().topics.get(self._at.topic)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no topic {self._at.topic!r}")
+        return found.topic_id
 
     @property
     def leader(self) -> int | None:

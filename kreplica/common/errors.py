@@ -655,6 +655,10 @@ class LogClosed(KreplicaError):
     """The log, region or slice is closed."""
 
 
+class ClusterClosed(KreplicaError):
+    """The cluster is closed, or was while an operation was under way: nobody knows whether it was done."""
+
+
 class ReadOnlyLog(KreplicaError):
     """The log was opened for reading, or damage made it read-only."""
 

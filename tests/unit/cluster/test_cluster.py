@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -318,3 +319,109 @@ def test_foreign_directories_are_refused(tmp_path):
     (tmp_path / "one" / "node-1").rename(tmp_path / "two" / "node-1")
     with pytest.raises(errors.InconsistentClusterId):
         Cluster(1, tmp_path / "two")
+
+
+# ---- mistakes, and the end --------------------------------------------------------------------------------
+
+
+MISTAKES = [
+    (TypeError, lambda cluster: cluster.create_topic(None)),
+    (TypeError, lambda cluster: cluster.create_topic("new", "2")),
+    (TypeError, lambda cluster: cluster.create_topic("new", assignment={0: ["1"]})),
+    (errors.InvalidReplicationFactor, lambda cluster: cluster.create_topic("new", 1, 0)),
+    (TypeError, lambda cluster: cluster.delete_topic(5)),
+    (TypeError, lambda cluster: cluster.create_partitions("orders", 1.5)),
+    (ValueError, lambda cluster: cluster.create_topic("new", timeout=float("nan"))),
+    (TypeError, lambda cluster: cluster.append("orders", [("key", b"v")])),
+    (TypeError, lambda cluster: cluster.append("orders", [(5, b"v")])),
+    (errors.InvalidRequiredAcks, lambda cluster: cluster.append("orders", 0, [b"v"], acks=True)),
+    (ValueError, lambda cluster: cluster.read("orders", 0, isolation="none")),
+    (errors.OffsetOutOfRange, lambda cluster: cluster.read("orders", 0, -1)),
+    (errors.OffsetOutOfRange, lambda cluster: cluster.read("orders", 0, 1 << 70, follow=True)),
+    (TypeError, lambda cluster: cluster.reassign("orders", 0, ["1"])),
+    (ValueError, lambda cluster: cluster.elect("orders", 0, "any")),
+]
+
+
+def test_a_mistake_is_told_at_once_and_reaches_no_node(cluster):
+    cluster.create_topic("orders")
+    epoch = cluster.describe()["nodes"][1]["quorum_epoch"]
+    for error, ask in MISTAKES:
+        with pytest.raises(error):
+            ask(cluster)
+    assert cluster.topics() == ["orders"]
+    assert cluster.describe()["nodes"][1]["quorum_epoch"] == epoch
+
+
+def test_any_time_is_a_timeout(cluster):
+    cluster.create_topic("orders", timeout=float("inf"))
+    assert put(cluster, b"a", timeout=float("inf")).base_offset == 0
+    assert put(cluster, b"a", timeout=1e30).base_offset == 1
+
+
+def test_a_topic_is_made_while_a_broker_is_cut_off(cluster):
+    cluster.create_topic("before")
+    cut = next(node_id for node_id in cluster.nodes if node_id != cluster.controller)
+    for other in set(cluster.nodes) - {cut}:
+        cluster.cut(cut, other)
+    until(cluster, lambda: cluster.describe()["nodes"][cut]["is_fenced"])
+    cluster.create_topic("orders", replication_factor=2, timeout=5)
+    cluster.create_partitions("orders", 2, timeout=5)
+    cluster.delete_topic("before", timeout=5)
+
+
+def test_what_is_waited_for_and_deleted_is_told(cluster):
+    cluster.create_topic("orders", replication_factor=1, assignment={0: [1]})
+    view = cluster.partition("orders")
+    cluster.delete_topic("orders")
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        until(cluster, lambda: view.leader == 2)
+    with pytest.raises(errors.UnknownTopicOrPartition):
+        assert view.topic_id
+
+
+def test_one_may_append_again_after_all_nodes_were_gone(cluster):
+    cluster.create_topic("orders")
+    for node_id in cluster.nodes:
+        cluster.pause(node_id)
+    future = cluster.append("orders", 0, [b"a"])
+    for node_id in cluster.nodes:
+        cluster.kill(node_id)
+    for node_id in cluster.nodes:
+        cluster.start(node_id)
+    assert future.result(PATIENCE).base_offset == 0
+    assert put(cluster, b"b").base_offset == 1
+
+
+def test_who_waits_for_a_node_that_is_killed_is_told(cluster):
+    for node_id in cluster.nodes:
+        cluster.kill(node_id)
+    cluster.start(1)  # alone it is no quorum, so it is not waited for
+    ready = cluster.node(1).ready
+    cluster.kill(1)
+    assert isinstance(ready.exception(PATIENCE), errors.BrokerNotAvailable)
+
+
+def test_nobody_waits_for_a_closed_cluster(tmp_path):
+    with Cluster(1, tmp_path / "data") as cluster:
+        cluster.create_topic("orders")
+        put(cluster, b"a")
+        reader = cluster.read("orders", 0, follow=True)
+        assert next(reader).value == b"a"
+        with ThreadPoolExecutor(1) as pool:
+            more = pool.submit(next, reader)
+            cluster.pause(1)
+            future = cluster.append("orders", 0, [b"b"])
+            cluster.close()
+            assert isinstance(future.exception(PATIENCE), errors.ClusterClosed)
+            assert isinstance(more.exception(PATIENCE), errors.ClusterClosed)
+        for ask in (
+            lambda: cluster.append("orders", 0, [b"c"]),
+            lambda: cluster.append("orders", [b"c"]),
+            lambda: cluster.read("orders", 0),
+            lambda: cluster.create_topic("more"),
+            lambda: cluster.start(1),
+        ):
+            with pytest.raises(errors.ClusterClosed):
+                ask()
+        cluster.close()
