@@ -51,6 +51,11 @@ class FetchSessionHandler:
         to_send = {tp: data for tp, data in changed.items() if tp in again or self.sent.get(tp) != data}
         again.difference_update(to_send)
         to_forget = [(tp, self.sent.pop(tp).topic_id) for tp in gone if tp in self.sent]
+        # A topic of the same name under another id is another one, and the leader knows its own by their ids.
+        for tp, data in to_send.items():
+            known = self.sent.get(tp)
+            if known is not None and known.topic_id != data.topic_id:
+                to_forget.append((tp, known.topic_id))
         self.sent.update(to_send)
         return SessionFetch(self._session_id, self._epoch, to_send, to_forget)
 
