@@ -89,6 +89,8 @@ class LogManager:
         self.settings = settings or LogManagerConfig()
         # Told the partitions of a directory that failed, in any thread and under locks: to be posted.
         self.on_failure: Callable[[list[TopicPartition]], object] = lambda _: None
+        # Told what `set_configs` has changed.
+        self.on_configs: Callable[[Mapping[str, LogConfig | None]], object] = lambda _: None
         self._on_damage = on_damage
         self.cleaner = LogCleaner(
             self.logs,
@@ -102,7 +104,7 @@ class LogManager:
         self._jobs = log_jobs.made(self, scheduler, clock)
         self._lock = RLock()
         # Guarded by _lock:
-        self._configs = dict(configs or {})
+        self.configs = dict(configs or {})
         self._directories = [LogDirectory(storage, path, lent=path in locked) for path in directories]
         self._loaded = 0
 
@@ -267,24 +269,21 @@ class LogManager:
 
     def config_of(self, topic: str) -> LogConfig:
         with self._lock:
-            return self._configs.get(topic, self._config)
-
-    def set_config(self, topic: str, config: LogConfig) -> None:
-        """Give the topic's logs a configuration, now and from now on."""
-        self.set_configs({topic: config})
+            return self.configs.get(topic, self._config)
 
     def set_configs(self, configs: Mapping[str, LogConfig | None]) -> None:
         """Give the logs of these topics a configuration, now and from now on; None: the node's own."""
         with self._lock:
             for topic, config in configs.items():
                 if config is None:
-                    self._configs.pop(topic, None)
+                    self.configs.pop(topic, None)
                 else:
-                    self._configs[topic] = config
+                    self.configs[topic] = config
             for log in self.logs():
                 topic = log.topic_partition.topic
                 if topic in configs:
-                    log.configure(self._configs.get(topic, self._config))
+                    log.configure(self.configs.get(topic, self._config))
+        self.on_configs(configs)
 
     @property
     def default_config(self) -> LogConfig:

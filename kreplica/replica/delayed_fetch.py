@@ -81,12 +81,17 @@ class FetchPartitionData(NamedTuple):
 FetchResult = list[tuple[CachedPartition, FetchPartitionData]]
 # Reads one partition: at most so many bytes, and more than that only if True.
 Read = Callable[[CachedPartition, FetchParams, int, bool], FetchPartitionData]
+# Counts what an answer carries, once.
+Count = Callable[[FetchParams, FetchResult], None]
 
 
 class DelayedFetch:
-    """One fetch: `read` looks at a partition. Any thread may try it; one of them completes it."""
+    """One fetch: `read` looks at a partition, `count` is told what is answered. Any thread may try it; one
+    of them completes it.
+    """
 
     __slots__ = (
+        "_count",
         "_has_marks",
         "_held_back",
         "_read",
@@ -98,7 +103,7 @@ class DelayedFetch:
         "session",
     )
 
-    def __init__(self, session: FetchSession, params: FetchParams, read: Read) -> None:
+    def __init__(self, session: FetchSession, params: FetchParams, read: Read, count: Count) -> None:
         self.session = session
         self.params = params
         self.future: Future[FetchResult] = Future()
@@ -107,6 +112,7 @@ class DelayedFetch:
         self.handle = 0
         self.linger_handle = 0
         self._read = read
+        self._count = count
         # What was looked at and had something, but not enough, and whether it was a mark without records.
         self._too_little: list[CachedPartition] = []
         self._has_marks = False
@@ -238,6 +244,7 @@ class DelayedFetch:
             cached.high_watermark_sent = data.high_watermark if is_told else NO_OFFSET
             cached.log_start_sent = data.log_start_offset if is_told else NO_OFFSET
         self.session.put_back(self._held_back)
+        self._count(self.params, result)
         self.future.set_result(result)
 
 

@@ -22,24 +22,17 @@ from kreplica.replica.partition_effects import NOTHING, PartitionEffects
 from kreplica.replica.partition_fetch import LogReadInfo
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replication_quota import ReplicationQuotaManager
 
 if TYPE_CHECKING:
     from kreplica.replica.partition import Partition
 
 Act = Callable[["Partition", PartitionEffects], None]
-# Whether a follower's fetch of the partition is held back by the replication quota just now: (partition,
-# replica id).
-IsThrottled = Callable[["Partition", int], bool]
-
-
-def never_throttled(_: Partition, __: int) -> bool:
-    """Without a quota."""
-    return False
 
 
 class FetchManager:
-    """`act`: what is to be done about the effects of a follower's fetch. `topic_name`: of a topic's id, None
-    where that is not known. `sessions`: those of this broker."""
+    """`act`: what is to be done about the effects of a follower's fetch. `quota`: of what followers fetch.
+    `topic_name`: of a topic's id, None where that is not known. `sessions`: those of this broker."""
 
     def __init__(
         self,
@@ -51,7 +44,7 @@ class FetchManager:
         random: Random,
         metrics: MetricRegistry,
         act: Act,
-        is_throttled: IsThrottled = never_throttled,
+        quota: ReplicationQuotaManager,
         topic_name: Callable[[Uuid], str | None] = lambda _: None,
     ) -> None:
         self.sessions = FetchSessionCache(
@@ -61,7 +54,7 @@ class FetchManager:
         )
         self._partitions = partitions
         self._act = act
-        self._is_throttled = is_throttled
+        self._quota = quota
         self._topic_name = topic_name
         self._purgatory = DelayedOperationPurgatory("Fetch", clock, loop, self._expired)
         self._numbers = itertools.count(1)
@@ -87,10 +80,11 @@ class FetchManager:
         What the session's fetcher asks for must have been given to `session.ask` before. A fetch of the
         same session that still waits, since its fetcher has given it up, is answered first.
         """
-        if session.parked is not None:
-            self._complete(session.parked, session.parked.expire)
+        parked = session.parked
+        if parked is not None:
+            self._complete(parked, parked.expire)
         session.clock.last_fetch_time_ms = self.now_ms()
-        fetch = DelayedFetch(session, params, self._read)
+        fetch = DelayedFetch(session, params, self._read, self._count)
         if not fetch.start():
             if fetch.may_linger and self._linger_ms <= params.max_wait_ms:
                 self._linger(fetch)
@@ -211,7 +205,6 @@ class FetchManager:
         )
         if params.is_from_follower and cached.is_unanswered:
             read = self._note_follower(partition, cached, params, read)
-        self._count(params, read)
         return FetchPartitionData(
             None,
             read.high_watermark,
@@ -242,6 +235,11 @@ class FetchManager:
             params.replica_id, read, cached.log_start_offset, self.now_ms(), params.replica_epoch
         )
         clock = session.clock if session.is_lasting else None
+        replica = None if clock else partition.replica(params.replica_id)
+        if replica is not None:
+            # Nothing else remembers what it was told: without a session it would be told the same for ever.
+            cached.high_watermark_sent = replica.last_sent_high_watermark
+            cached.log_start_sent = cached.log_start_offset
         former = partition.attach_fetch_clock(params.replica_id, clock)
         if former is not None:
             # Either that session is given up, or this fetch comes late, and the next one there has to count
@@ -274,10 +272,32 @@ class FetchManager:
             )
             self._act(partition, effects)
 
-    def _count(self, params: FetchParams, read: LogReadInfo) -> None:
-        if read.records is not None:
-            meter = self._replication_bytes_out if params.is_from_follower else self._bytes_out
-            meter.mark(read.records.size)
+    def _is_throttled(self, partition: Partition, replica_id: int) -> bool:
+        """Whether the quota holds back what a follower fetches: one that is listed and out of sync
+        (KIP-73).
+        """
+        quota = self._quota
+        if not quota.is_throttled(partition.topic_partition) or replica_id in partition.isr:
+            return False
+        return quota.is_quota_exceeded()
+
+    def _count(self, params: FetchParams, result: FetchResult) -> None:
+        """Count what is answered, once: a fetch that waits is looked at again and again."""
+        size = sum(data.size for _, data in result)
+        if not params.is_from_follower:
+            self._bytes_out.mark(size)
+            return
+        self._replication_bytes_out.mark(size)
+        quota = self._quota
+        if quota.is_active:
+            quota.record(sum(data.size for each, data in result if quota.is_throttled(each.topic_partition)))
+        for cached, _ in result:
+            session, partition = cached.session, cached.partition
+            if session is None or session.is_lasting or params.is_for_repair:
+                return
+            replica = None if partition is None else partition.replica(params.replica_id)
+            if replica is not None:
+                replica.last_sent_high_watermark = cached.high_watermark_sent
 
 
 def _bound(read: LogReadInfo, isolation: str) -> int:

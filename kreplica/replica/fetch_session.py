@@ -310,6 +310,8 @@ class FetchSessionCache:
                 return session_id
 
     def _least_worthy(self, size: int, is_privileged: bool, now_ms: int) -> FetchSession | None:
+        if not self._sessions:
+            return None
         oldest = min(self._sessions.values(), key=lambda session: session.last_used_ms)
         if now_ms - oldest.last_used_ms > self._eviction_ms:
             return oldest

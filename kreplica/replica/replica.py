@@ -37,6 +37,7 @@ class Replica:
     `broker_epoch`: of its last fetch, or UNKNOWN_BROKER_EPOCH if that told none. `fetched_in_epoch`: whether
     it has fetched in the present leader epoch. `diverged`: its last fetch was answered with a diverging
     epoch, so what it has is not known. `damaged`: it is known to miss a range of its log.
+    `last_sent_high_watermark`: what it was told outside of any session; a session knows by itself.
     """
 
     __slots__ = (

@@ -66,6 +66,7 @@ from kreplica.replica.untaken_roles import UntakenRoles
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from kreplica.common.config import LogConfig
     from kreplica.log.damage import Damage
     from kreplica.log.unified_log import UnifiedLog
 
@@ -100,6 +101,8 @@ class ReplicaManager:
         self.partitions = HostedPartitions(metadata_cache.contains)
         self._loop = loop = new_loop("replica-manager")
         self.delayed = DelayedRequests(clock, loop, self.metrics)
+        self.leader_quota = quota_of(config, clock, config.leader_replication_throttled_rate)
+        self.follower_quota = quota_of(config, clock, config.follower_replication_throttled_rate)
         self.fetches = FetchManager(
             self.partitions,
             config,
@@ -108,7 +111,7 @@ class ReplicaManager:
             random=random,
             metrics=self.metrics,
             act=self.act_on,
-            is_throttled=self._is_throttled,
+            quota=self.leader_quota,
             topic_name=metadata_cache.topic_name,
         )
         self.appends = AppendManager(
@@ -123,8 +126,6 @@ class ReplicaManager:
         self.append = self.appends.append
         self.append_values = self.appends.append_values
         self.fetchers = ReplicaFetcherManager(config.num_replica_fetchers, self._new_fetcher, self.metrics)
-        self.leader_quota = quota_of(config, clock, config.leader_replication_throttled_rate)
-        self.follower_quota = quota_of(config, clock, config.follower_replication_throttled_rate)
         self._broker_epoch = broker_epoch
         self._metadata_cache = metadata_cache
         self._alter_partition = AlterPartitionManager(
@@ -163,6 +164,8 @@ class ReplicaManager:
         self._due: deque[Callable[[], object]] = deque()
         self.untaken = UntakenRoles(loop, self._take_roles_again, config.replica_fetch_backoff_ms)
         log_manager.on_failure = lambda gone: loop.post(partial(self._take_offline, gone))
+        log_manager.on_configs = self._take_configs
+        self._take_configs(dict(log_manager.configs))
 
     # ---- life ---------------------------------------------------------------------------------------------
 
@@ -368,14 +371,13 @@ class ReplicaManager:
             on_storage_failure=self._check_storage,
         )
 
-    def _is_throttled(self, partition: Partition, replica_id: int) -> bool:
-        """Whether the quota holds back what a follower fetches: one that is listed and out of sync
-        (KIP-73).
-        """
-        quota = self.leader_quota
-        if not quota.is_throttled(partition.topic_partition) or replica_id in partition.isr:
-            return False
-        return quota.is_quota_exceeded()
+    def _take_configs(self, configs: Mapping[str, LogConfig | None]) -> None:
+        """Take over which replicas of these topics the quotas throttle; None: none of them."""
+        for topic, config in configs.items():
+            leading = () if config is None else config.leader_replication_throttled_replicas
+            following = () if config is None else config.follower_replication_throttled_replicas
+            self.leader_quota.set_throttled(topic, leading, self.broker_id)
+            self.follower_quota.set_throttled(topic, following, self.broker_id)
 
     # ---- append -------------------------------------------------------------------------------------------
 

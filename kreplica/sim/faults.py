@@ -257,7 +257,7 @@ class Faults:
         self._controller.topics[name] = topic._replace(config=config)
         for broker in self._cluster.brokers.values():
             if broker.is_alive:
-                broker.program.log_manager.set_config(name, config)
+                broker.program.log_manager.set_configs({name: config})
 
     def _retain(self, broker_id: int) -> None:
         """The broker deletes what is too much for its topics."""

@@ -128,6 +128,14 @@ def test_g_it_waits_for_the_least_size_or_the_longest_time() -> None:
     assert data_of(waiting).size >= 150
 
 
+def test_what_waits_is_counted_once_it_is_answered() -> None:
+    at = Replicas()
+    waiting = Consumer(at, min_bytes=400).fetch()
+    for _ in range(4):
+        committed(at, b"a" * 50)
+    assert at.manager().fetches._bytes_out.count == data_of(waiting).size
+
+
 def test_a_consumer_is_answered_when_records_are_committed_and_not_before() -> None:
     at = Replicas()
     at.cluster.cut(1, 3)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
 from tests.support.replicas import Replicas, batch
@@ -314,25 +316,87 @@ def test_a_leaders_partitions_are_spread_over_its_fetchers() -> None:
     assert all(same(at, number) == [b"a"] for number in range(12))
 
 
-def test_a_throttled_follower_waits_while_it_is_out_of_sync() -> None:
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_a_throttled_follower_waits_while_it_is_out_of_sync(role: str) -> None:
+    rate = {f"{role}_replication_throttled_rate": 1_000}
     at = Replicas(
-        config=ReplicaConfig(follower_replication_throttled_rate=1_000, replica_fetch_max_bytes=20_000)
+        config=ReplicaConfig(replica_fetch_max_bytes=20_000, **rate),
+        settings={f"{role}.replication.throttled.replicas": "0:1,0:3"},
+        partitions=2,
     )
     at.cluster.kill(3)
     at.controller.fenced.add(3)
     at.tell(at.controller.decide(T0, isr=(1, 2)))
     for _ in range(40):
         append(at, 1, b"v" * 10_000)
+        append(at, 1, b"v" * 10_000, number=1)
     at.settle()
     at.cluster.start(3)
-    at.manager(3).follower_quota.set_throttled("t", ["0:3"], 3)
+    for topic_partition in at.partitions:
+        at.tell(at.controller.partitions[topic_partition], [3])
+    at.pass_time(20_000)
+    assert 0 < at.partition(3).log_end_offset < 40
+    assert at.partition(1).isr == (1, 2)
+    # Who is in sync and who is not listed go on.
+    assert at.partition(2).log_end_offset == at.partition(3, 1).log_end_offset == 40
+    at.pass_time(1_000_000)
+    assert at.partition(3).log_end_offset == 40
+
+
+def test_a_topic_that_is_throttled_no_longer_goes_on_at_once() -> None:
+    at = Replicas(
+        config=ReplicaConfig(replica_fetch_max_bytes=20_000, leader_replication_throttled_rate=1),
+        settings={"leader.replication.throttled.replicas": "*"},
+    )
+    at.cluster.kill(3)
+    at.controller.fenced.add(3)
+    at.tell(at.controller.decide(T0, isr=(1, 2)))
+    for _ in range(10):
+        append(at, 1, b"v" * 10_000)
+    at.settle()
+    at.cluster.start(3)
     at.tell(at.controller.partitions[T0], [3])
     at.pass_time(20_000)
-    behind = at.partition(1).log_end_offset - at.partition(3).log_end_offset
-    assert behind > 0
-    assert at.partition(1).isr == (1, 2)
-    at.pass_time(1_000_000)
-    assert at.partition(3).log_end_offset == at.partition(1).log_end_offset
+    assert at.partition(3).log_end_offset < 10
+    at.manager(1).log_manager.set_configs({"t": None})
+    at.pass_time(2_000)
+    assert at.partition(3).log_end_offset == 10
+
+
+@pytest.mark.parametrize("slots", [0, 1])
+def test_a_follower_that_has_no_session_waits_for_news_all_the_same(slots: int) -> None:
+    at = Replicas(partitions=3, config=ReplicaConfig(max_incremental_fetch_session_cache_slots=slots))
+    append(at, 1, b"a")
+    at.pass_time(1_000)
+    before = [fetcher(at, follower)._request_rate.count for follower in (2, 3)]
+    at.pass_time(10_000)
+    for follower, count in zip((2, 3), before, strict=True):
+        assert fetcher(at, follower)._request_rate.count - count <= 21
+        assert at.partition(follower).high_watermark == 1
+    append(at, 1, b"b")
+    at.settle()
+    assert [at.partition(each).high_watermark for each in at.ids] == [2, 2, 2]
+
+
+def test_a_topic_that_is_created_again_is_another_one() -> None:
+    """The leader would tell at each fetch, without a pause, that it has the one of before no more."""
+    at = Replicas(partitions=2)
+    append(at, 1, b"old")
+    at.pass_time(1_000)
+    again = dataclasses.replace(at.controller.partitions[T0], topic_id=Uuid(bytes(range(16))))
+    at.controller.partitions[T0] = again
+    at.controller.topics["t"] = at.controller.topics["t"]._replace(topic_id=again.topic_id)
+    for broker in (2, 3, 1):
+        at.manager(broker).stop_replicas({T0: True})
+        at.manager(broker).become_leader_or_follower([again], at.controller.epoch)
+    rate = fetcher(at, 2, 1)._request_rate
+    before = rate.count
+    while at.manager(1).fetches.now_ms() < 3_000 and rate.count - before < 50:
+        at.cluster.scheduler.step()
+    assert rate.count - before < 20
+    append(at, 1, b"new")
+    at.pass_time(1_000)
+    assert same(at) == [b"new"]
 
 
 def test_its_lag_is_a_plain_number() -> None:
