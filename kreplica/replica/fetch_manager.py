@@ -69,10 +69,16 @@ class FetchManager:
         gauge("FetchSessionCache", "IncrementalFetchSessionEvictions", lambda: self.sessions.evictions)
         tags = {"delayedOperation": "Fetch"}
         gauge("DelayedOperationPurgatory", "NumDelayedOperations", lambda: self._purgatory.delayed, tags)
+        gauge("DelayedOperationPurgatory", "PurgatorySize", self._watched, tags)
 
     def now_ms(self) -> int:
         """The time of sessions."""
         return self._purgatory.now_ms()
+
+    def _watched(self) -> int:
+        """Partitions that fetches wait at, each counted as often as it is waited at."""
+        sessions = [each.session for partition in self._partitions for each in list(partition.fetch_waiters)]
+        return sum(session is not None and session.parked is not None for session in sessions)
 
     def fetch_messages(self, session: FetchSession, params: FetchParams) -> Future[FetchResult]:
         """Answer when min.bytes are there, when a partition has something else to tell, or after max.wait.

@@ -93,19 +93,23 @@ class PartitionStanding:
         return term.log if term.leads else None
 
     def effective_min_isr(self) -> int:
-        """min.insync.replicas, or the number of replicas if that is smaller."""
-        return min(self.local_log.config.min_insync_replicas, len(self._remote_replicas) + 1)
+        """min.insync.replicas, or the number of replicas if that is smaller; 0 where no leader asks."""
+        # The role may end at any moment: a second look would find another one.
+        term = self.term
+        if not term.leads or term.log is None:
+            return 0
+        return min(term.log.config.min_insync_replicas, len(self._remote_replicas) + 1)
 
     @property
     def has_enough_in_sync(self) -> bool:
         """Whether what is committed now is on min.insync.replicas replicas, the one about to join
-        included."""
+        included; so it stays where this broker leads no longer."""
         return len(self.state.maximal_isr) >= self.effective_min_isr()
 
     @property
     def is_under_min_isr(self) -> bool:
         """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
-        return self.term.leads and len(self.state.isr) < self.effective_min_isr()
+        return len(self.state.isr) < self.effective_min_isr()
 
     @property
     def is_at_min_isr(self) -> bool:

@@ -212,6 +212,8 @@ class ReplicaFetcher:
         self._closed = True
         with self._lock:
             self.remove_partitions(list(self._states))
+            for name in ("BytesPerSec", "RequestsPerSec", "totalTime", "requestTime"):
+                self._metrics.remove("FetcherStats", name, {"clientId": self.name})
             if self._alarm is not None:
                 self._alarm.cancel()
 
@@ -360,13 +362,14 @@ class ReplicaFetcher:
             partition = self._still_out_of_range(state, answer.error_code)
             if partition is None:
                 return
-            if answer.offset < partition.local_log.log_end_offset:
+            ends_before = answer.offset < partition.local_log.log_end_offset
+            if ends_before:
                 # The leader came from an unclean election, and lacks what this log has.
                 self._out_of_range.pop(state.topic_partition)
                 self._apply(state, partial(self._truncate, state, OffsetTruncationState(answer.offset, True)))
-        if answer.offset < partition.log_end_offset or self._closed:
+        if ends_before:
             self._tell()
-        elif self._states.get(state.topic_partition) is state:
+        elif not self._closed:
             reply = self.leader.list_offset(state, EARLIEST_TIMESTAMP)
             self._send(reply, partial(self._start_answered, state))
 

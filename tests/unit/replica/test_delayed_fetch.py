@@ -128,6 +128,17 @@ def test_g_it_waits_for_the_least_size_or_the_longest_time() -> None:
     assert data_of(waiting).size >= 150
 
 
+def test_the_partitions_that_fetches_wait_at_are_told() -> None:
+    at = Replicas(brokers=1, partitions=2)
+    name = "kafka.server:type=DelayedOperationPurgatory,name=PurgatorySize,delayedOperation=Fetch"
+    assert at.broker().metrics.values()[name] == 0
+    waiting = [Consumer(at).fetch(partition=partition) for partition in (*at.partitions, T0)]
+    assert at.broker().metrics.values()[name] == 3
+    committed(at, b"a")
+    assert [each.done() for each in waiting] == [True, False, True]
+    assert at.broker().metrics.values()[name] == 1
+
+
 def test_what_waits_is_counted_once_it_is_answered() -> None:
     at = Replicas()
     waiting = Consumer(at, min_bytes=400).fetch()

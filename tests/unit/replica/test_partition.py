@@ -435,3 +435,14 @@ def test_a_log_that_could_not_roll_takes_no_second_append(refused):
     with pytest.raises(errors.KafkaStorageError, match="offline"):
         replicas.append(b"b")
     assert node.log.log_end_offset == 1
+
+
+def test_a_role_that_has_ended_meanwhile_is_no_error_to_who_asks_how_it_stands() -> None:
+    """Who has just committed records asks so before it answers producers, in another thread than this."""
+    at = Replicas(min_insync_replicas=2)
+    at.lead(1)
+    partition = at.leader
+    assert partition.has_enough_in_sync
+    partition.close()
+    assert partition.has_enough_in_sync
+    assert (partition.is_under_min_isr, partition.is_at_min_isr) == (False, False)

@@ -409,6 +409,8 @@ def test_its_lag_is_a_plain_number() -> None:
     assert at.broker(2).metrics.values()[name] == 0
     at.elect(2)
     assert name not in at.broker(2).metrics.values()
+    at.manager(3).stop_replicas({T0: False})
+    assert not any("clientId" in each for each in at.broker(3).metrics.values())
 
 
 def test_a_fetcher_outlives_what_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
