@@ -100,9 +100,10 @@ class Node:
         self._locks: list[DirectoryLock] = []
         self._log: KafkaMetadataLog | None = None
         self._raft: KafkaRaftClient | None = None
+        self._raft_loop: Loop | None = None
         self._loader: MetadataLoader | None = None
         self._image: ImageWriter | None = None
-        self._publisher: BrokerMetadataPublisher | None = None
+        self.publisher: BrokerMetadataPublisher | None = None
         self._controller_apis: ControllerApis | None = None
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._shutdown: Future[None] | None = None
@@ -152,7 +153,7 @@ class Node:
         self._log = log = KafkaMetadataLog.open(
             directory, storage=ports.storage, clock=ports.clock, config=config.metadata_log
         )
-        loop = ports.loop("raft")
+        self._raft_loop = loop = ports.loop("raft")
         self._raft = raft = KafkaRaftClient(
             config.raft,
             node_id=config.node_id,
@@ -243,7 +244,7 @@ class Node:
             metrics=self.metrics,
             locked=config.all_directories,
         )
-        self._publisher = BrokerMetadataPublisher(
+        self.publisher = BrokerMetadataPublisher(
             config.node_id,
             cache=cache,
             replica_manager=broker.replica_manager,
@@ -265,7 +266,7 @@ class Node:
         }
 
     def _start_broker(self, broker: Broker) -> None:
-        config, ports, publisher = self.config, self._ports, self._publisher
+        config, ports, publisher = self.config, self._ports, self.publisher
         assert publisher is not None
         broker.startup()
         logs = broker.log_manager
@@ -285,7 +286,6 @@ class Node:
             previous_broker_epoch=logs.previous_broker_epoch,
         )
         logs.on_directory_failed = lifecycle.propagate_directory_failure
-        self.loader.install_publishers([publisher])
         lifecycle.caught_up.add_done_callback(lambda _: lifecycle.set_ready_to_unfence())
         lifecycle.registered.add_done_callback(self._registered)
         lifecycle.unfenced.add_done_callback(lambda _: self._resolve_ready(None))
@@ -295,6 +295,13 @@ class Node:
         error = registered.exception()
         if error is not None:
             self._fail(error)
+            return
+        # What this broker was in its last life is no role to take: it may have lost what it led with. With
+        # its registration the controller has taken that from it (KIP-966).
+        publisher, epoch = self.publisher, registered.result()
+        assert publisher is not None
+        assert self._raft_loop is not None
+        self._raft_loop.post(lambda: self.loader.install_publishers([publisher], from_offset=epoch + 1))
 
     def _resolve_ready(self, error: BaseException | None) -> None:
         # Whoever is first: a broker may be unfenced while its node fails.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kreplica.common.types import TopicPartition
@@ -56,12 +56,12 @@ def check(
     history: History,
     *,
     log_starts: Mapping[TopicPartition, int] | None = None,
-    may_duplicate: bool = False,
+    may_duplicate: Callable[[Hashable], bool] = lambda _: False,
 ) -> list[Anomaly]:
     """Every anomaly of the history, in the order of the table above.
 
     `log_starts`: below these offsets records were deleted on purpose, and none of them is missed.
-    `may_duplicate`: producers were not idempotent, so what they sent again may be there twice.
+    `may_duplicate(value)`: its producer was not idempotent, so what it sent again may be there twice.
     """
     partitions = _collect(history)
     starts = log_starts or {}
@@ -71,8 +71,7 @@ def check(
         found += _inconsistent_offsets(at, partition)
         found += _aborted_reads(at, partition)
         found += _lost_writes(at, partition, start)
-        if not may_duplicate:
-            found += _duplicates(at, partition)
+        found += _duplicates(at, partition, may_duplicate)
         found += _unseen(at, partition, start, history.final.get(at))
     found += _poll_anomalies(history, partitions)
     found += _send_anomalies(history)
@@ -137,9 +136,11 @@ def _lost_writes(at: TopicPartition, partition: _Partition, start: int) -> Itera
             yield Anomaly("lost-write", at, text)
 
 
-def _duplicates(at: TopicPartition, partition: _Partition) -> Iterator[Anomaly]:
+def _duplicates(
+    at: TopicPartition, partition: _Partition, may_duplicate: Callable[[Hashable], bool]
+) -> Iterator[Anomaly]:
     for value, offsets in partition.offsets_of.items():
-        if len(offsets) > 1:
+        if len(offsets) > 1 and not may_duplicate(value):
             yield Anomaly("duplicate", at, f"{value!r} is at {sorted(offsets)}")
 
 

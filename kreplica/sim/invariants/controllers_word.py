@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.controller import ScriptedController
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class ControllersWord(Protocol):
 
     def epoch_of(self, broker_id: int, program: Any, /) -> int:
         """The epoch in which the broker that runs takes itself for registered; -1: in none yet."""
+        ...
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        """The name of the topic with that id; None where there is none."""
         ...
 
     def min_insync_replicas(self, topic: str) -> int:
@@ -64,6 +68,9 @@ class ScriptedWord:
     def epoch_of(self, broker_id: int, _program: Any, /) -> int:
         """A broker is registered when it starts."""
         return self._controller.broker_epochs.get(broker_id, -1)
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        return self._controller.topic_name(topic_id)
 
     def min_insync_replicas(self, topic: str) -> int:
         return self._controller.topics[topic].config.min_insync_replicas

@@ -62,12 +62,12 @@ class NodeCluster(SimMachines):
         self.as_bytes = random.Random(f"{seed}/wire").random() < 0.5 if as_bytes is None else as_bytes
         if self.as_bytes:
             self.network.carry = wire_copy
-        # (node, what it could not go on with), in the order it happened.
+        # (node, what it could not go on with), in the order it happened; and what is done about it.
         self.fatal: list[tuple[int, BaseException]] = []
+        self.on_fatal: Callable[[int, BaseException], object] = lambda node_id, _: self.kill(node_id)
         self.configs: dict[int, NodeConfig] = {}
         self.images: dict[int, MemoryImageDirectory] = {}
         self.clients: list[SimClient] = []
-        self._stopping: dict[int, Future[None]] = {}
         factor = min(brokers, DEFAULT_REPLICATION_FACTOR)
         for node_id, roles in roles_of(brokers, controllers).items():
             self.configs[node_id] = node_config(node_id, roles, factor, settings or {})
@@ -135,8 +135,10 @@ class NodeCluster(SimMachines):
 
     def _cannot_go_on(self, node_id: int, error: BaseException) -> None:
         self.fatal.append((node_id, error))
+        # Not from within its own step.
         life = self.brokers[node_id].life
-        self.scheduler.add("fault", f"node {node_id} dies", partial(self.kill, node_id), incarnation=life)
+        dies = partial(self.on_fatal, node_id, error)
+        self.scheduler.add("fault", f"node {node_id} dies", dies, incarnation=life)
 
     # ---- who is there, and what they know -----------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.common.errors import BrokerNotAvailable
 from kreplica.common.future import Future
 from kreplica.metadata.image_writer import ImageDirectory
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.sim.node import BrokerPorts
 
 
@@ -48,6 +50,18 @@ class NodeProgram:
 
     def handle(self, request: Any) -> Future[Any]:
         return self.node.handle(request)
+
+    @property
+    def client(self) -> KafkaRaftClient:
+        """Its member of the quorum."""
+        return self.node.raft
+
+    @property
+    def log(self) -> KafkaMetadataLog:
+        """Its metadata log."""
+        log: Any = self.node.raft.log
+        assert isinstance(log, KafkaMetadataLog)
+        return log
 
     @property
     def log_manager(self) -> Any:

@@ -7,14 +7,25 @@ logs with one chain at an offset are identical up to there. Thread rule: one thr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kreplica._core.records import batches
+from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.raft.leader_state import LeaderState
 from kreplica.sim.node import SimBroker
-from kreplica.sim.quorum.quorum_node import QuorumNode
 
 READ_BYTES = 1 << 20
+
+
+class QuorumMember(Protocol):
+    """A program that is a member of a quorum, or observes it."""
+
+    @property
+    def log(self) -> KafkaMetadataLog: ...
+
+    @property
+    def client(self) -> KafkaRaftClient: ...
 
 
 class BatchFact(NamedTuple):
@@ -49,10 +60,9 @@ class NodeView:
         self._seen: object = None
 
     @property
-    def node(self) -> QuorumNode | None:
+    def node(self) -> QuorumMember | None:
         """The program that runs; None while it is down."""
-        program = self.machine.program
-        assert program is None or isinstance(program, QuorumNode)
+        program: QuorumMember | None = self.machine.program
         return program
 
     def fact_at(self, end_offset: int) -> BatchFact | None:
@@ -91,7 +101,7 @@ class NodeView:
         self.durable_end = min(log.log.flush_offset, log.end_offset)
         return new
 
-    def _read(self, node: QuorumNode, chains: dict[tuple[int, int], int]) -> list[BatchFact]:
+    def _read(self, node: QuorumMember, chains: dict[tuple[int, int], int]) -> list[BatchFact]:
         facts = self.facts
         while facts and facts[-1].end_offset > self.end:
             facts.pop()

@@ -83,7 +83,7 @@ def test_what_was_deleted_on_purpose_is_not_missed():
 
 
 def test_plain_producers_may_duplicate():
-    assert names(poll((0, "a"), (1, "a")), may_duplicate=True) == []
+    assert names(poll((0, "a"), (1, "a")), may_duplicate=lambda _: True) == []
 
 
 def test_an_assignment_begins_anew():

@@ -1,0 +1,245 @@
+"""NodeDriver: whole nodes under load and faults, all drawn from one seed, with every invariant checked.
+
+A run is rounds of faults; after each everything is healed, and within a bounded time all must become well:
+a leader of the quorum, the same metadata everywhere, leaders, full ISRs, equal replicas, and nobody who waits
+any more. At the end everything is read, and the clients' history is checked. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
+
+from kreplica.client.fetcher import EARLIEST
+from kreplica.common.types import TopicPartition
+from kreplica.sim.history import History, Operation, Poll, Polled, Send
+from kreplica.sim.history_checker import check
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.invariant import Invariant
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.nodes.node_checker import NODE_INVARIANTS, NodeChecker
+from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.node_faults import CALM, NodeFaults
+from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, polled
+from kreplica.sim.nodes.node_observer import NodeObserver
+from kreplica.sim.nodes.node_workload import NodeWorkload, draw_node_workload
+from kreplica.sim.scheduler import NANOSECONDS_PER_MS
+
+ROUNDS = 2
+FIRST_TOPICS = 2
+BOOT_MS = 10_000
+# Several elections, sessions and a client's deadline, one after the other.
+HEALED_WITHIN_MS = 10_000
+LOOK_MS = 50
+
+
+class NodeDriver:
+    """One run. `counts` tells what has happened in it; each of node_observer.EXPECTED should, over many."""
+
+    def __init__(
+        self,
+        seed: int,
+        workload: NodeWorkload | None = None,
+        invariants: Sequence[type[Invariant]] = NODE_INVARIANTS,
+    ) -> None:
+        self.workload = workload or draw_node_workload(random.Random(f"{seed}/workload"))
+        self.counts: Counter[str] = Counter()
+        self.cluster = NodeCluster(
+            self.workload.brokers,
+            controllers=self.workload.controllers,
+            seed=seed,
+            conditions=CALM,
+            settings=self.workload.settings,
+        )
+        self.checker = NodeChecker(self.cluster, invariants)
+        self.observer = NodeObserver(self.cluster, self.checker, self.counts)
+        self.faults = NodeFaults(self.cluster, self.counts)
+        self.load = NodeLoad(self.cluster, self.checker, self.counts)
+        self.cluster.on_fatal = self._died
+        self.checker.is_harmed = self.faults.may_die
+
+    def run(self, events: int = 2_000) -> None:
+        """Let so many events happen, and see that all becomes well. Raises InvariantViolated."""
+        scheduler = self.cluster.scheduler
+        self.cluster.boot(BOOT_MS)
+        for _ in range(FIRST_TOPICS):
+            self.load.create_topic(2)
+        self._require_well()
+        for number in range(ROUNDS):
+            self.faults.begin()
+            self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
+            self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
+            while scheduler.events < events * (number + 1) // ROUNDS:
+                if scheduler.step() is None:
+                    raise AssertionError("nothing is left to happen")
+            self._heal()
+        self._check_history()
+        self.observer.finish()
+
+    # ---- within -------------------------------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        if not self.faults.is_calm:
+            self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
+            self.load.operate()
+
+    def _strike(self) -> None:
+        if not self.faults.is_calm:
+            self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
+            self.faults.strike()
+
+    def _later(self, mean_ms: int, kind: str, summary: str, action: Callable[[], None]) -> None:
+        delay_ms = self.cluster.random.expovariate(1 / mean_ms)
+        self.cluster.scheduler.add(kind, summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
+
+    def _died(self, node_id: int, error: BaseException) -> None:
+        """A node has said that it cannot go on: only its disk may be why."""
+        if not self.faults.may_die(node_id):
+            raise self._violation("Fatal", f"node {node_id} cannot go on: {error!r}") from error
+        self.counts["nodes that gave up"] += 1
+        self.faults.take_down(node_id)
+
+    # ---- afterwards ---------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        # As an event, so that every invariant sees what it does.
+        scheduler = self.cluster.scheduler
+        scheduler.add("fault", "heal", self.faults.heal)
+        scheduler.run_until(lambda: self.faults.is_calm)
+        self._require_well()
+        for view in self.checker.view.partitions.values():
+            self._compare(view)
+        self.observer.healed()
+
+    def _require_well(self) -> None:
+        scheduler = self.cluster.scheduler
+        stop_ms = self.cluster.now_ms() + HEALED_WITHIN_MS
+        while self.cluster.now_ms() < stop_ms:
+            scheduler.run_for(LOOK_MS)
+            # Somebody may have been on his way out.
+            self.faults.start_dead()
+            if next(self._ails(), None) is None:
+                return
+        why = "; ".join(self._ails())
+        raise self._violation("Liveness", f"{HEALED_WITHIN_MS} ms after all faults: {why}")
+
+    def _ails(self) -> Iterator[str]:
+        """What keeps the cluster from being well, in words."""
+        cluster = self.cluster
+        if cluster.controller is None:
+            yield "no controller is active"
+        if not cluster.is_ready():
+            yield "not every broker may lead"
+        end = self.checker.quorum.committed_end
+        for node in cluster.live():
+            if node.loader.applied.offset != end:
+                yield f"node {node.config.node_id} knows the metadata up to {node.loader.applied}, not {end}"
+        if self.load.pending:
+            yield f"{self.load.pending} clients wait"
+        yield from self._waiting()
+        for view in self.checker.view.partitions.values():
+            ailment = self._what_ails(view)
+            if ailment is not None:
+                yield ailment
+        yield from self._leftovers()
+
+    def _waiting(self) -> Iterator[str]:
+        """Operations in purgatories, but for followers' fetches, which always wait."""
+        for node in self.cluster.live():
+            if node.broker is None:
+                continue
+            delayed = node.broker.replica_manager.delayed
+            for purgatory in (delayed.produce, delayed.delete_records, delayed.elect_leader):
+                if purgatory.delayed:
+                    yield f"{purgatory.delayed} operations wait at node {node.config.node_id}"
+
+    def _leftovers(self) -> Iterator[str]:
+        """Replicas of nobody's partitions."""
+        for node in self.cluster.live():
+            if node.broker is None:
+                continue
+            for partition in node.broker.replica_manager.partitions:
+                at = partition.topic_partition
+                known = self.checker.word.registration(at)
+                if known is None or node.config.node_id not in known.replicas:
+                    yield f"node {node.config.node_id} has {at}, and is no replica of it"
+
+    def _what_ails(self, view: PartitionView) -> str | None:
+        """What keeps the partition from being well, in words; None where it is."""
+        leader, known = view.leader, self.checker.word.registration(view.topic_partition)
+        if leader is None or known is None:
+            return f"no leader: {known}; {view}"
+        if len(known.isr) < len(known.replicas) or known.elr:
+            return f"the ISR is not full: {known}, {leader.partition.state}; {view}"
+        if known.is_reassigning:
+            return f"a reassignment is under way: {known}; {view}"
+        if leader.partition.state.is_inflight:
+            return f"an AlterPartition is under way; {view}"
+        replicas = [view.replicas[each] for each in known.replicas]
+        if {(each.log_end, each.high_watermark) for each in replicas} != {(leader.log_end, leader.log_end)}:
+            return f"the replicas do not end together; {view}"
+        if any(each.damages for each in replicas):
+            return f"a range is damaged; {view}"
+        if any(each.is_excused for each in replicas):
+            return f"a replica has not come back to the committed log; {view}"
+        return None
+
+    def _compare(self, view: PartitionView) -> None:
+        logs = [replica.log for replica in view.replicas.values() if replica.log is not None]
+        start = max(log.log_start_offset for log in logs)
+        # A batch that begins before may have gone with what was deleted.
+        first, *others = (
+            [bytes(batch) for batch in log.batches(start) if batch.base_offset >= start] for log in logs
+        )
+        if any(other != first for other in others):
+            raise self._violation("Equal", f"the replicas are not byte-equal from {start} on; {view}")
+
+    # ---- the history --------------------------------------------------------------------------------------
+
+    def _check_history(self) -> None:
+        """Read everything, and hold what clients were told to it."""
+        views = self.checker.view.partitions
+        kept = {at for at, view in views.items() if view.unclean_epoch < 0}
+        history, starts = History(), {}
+        for at in sorted(kept):
+            starts[at], history.final[at] = self._read(at)
+        for operation in (*self.load.sends, *self.load.operations):
+            if operation is None:
+                raise self._violation("Liveness", "a send was never answered")
+            history.add(_of(operation, kept))
+        anomalies = check(history, log_starts=starts, may_duplicate=_is_plain)
+        self.counts["operations in histories"] += len(history.operations)
+        if anomalies:
+            raise self._violation("History", "; ".join(map(str, anomalies[:5])))
+
+    def _read(self, at: TopicPartition) -> tuple[int, list[Polled]]:
+        cluster, found = self.cluster, list[Polled]()
+        start = cluster.result(cluster.client.fetcher.offset(at, EARLIEST))
+        offset = start
+        while True:
+            fetched = cluster.result(cluster.client.fetcher.fetch(at, offset))
+            records = polled(at, offset, fetched)
+            if not records:
+                return start, found
+            found += records
+            offset = records[-1].offset + 1
+
+    def _violation(self, name: str, facts: str) -> InvariantViolated:
+        error = InvariantViolated(name, facts)
+        error.add_note(f"{self.cluster.scheduler.name}after event {self.cluster.scheduler.steps}")
+        return error
+
+
+def _of(operation: Operation, kept: Container[TopicPartition]) -> Operation:
+    """The operation without what it says of partitions that are not kept."""
+    if isinstance(operation, Send):
+        return replace(operation, values=[each for each in operation.values if each.partition in kept])
+    if isinstance(operation, Poll):
+        return replace(operation, records=[each for each in operation.records if each.partition in kept])
+    return operation
+
+
+def _is_plain(value: object) -> bool:
+    return str(value).startswith(PLAIN)

@@ -1,0 +1,151 @@
+"""NodeChecker: all invariants of a cluster of whole nodes, after every event.
+
+The quorum's come first, since they tell what is committed; what is committed is the controller's word, to
+which the partitions are held then. Only what the event can have touched is looked at: the node it happened
+to, and the partitions of which something has changed. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.types import TopicPartition
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.metadata_delta import PartitionChange, difference
+from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.sim.invariants.checker import INVARIANTS
+from kreplica.sim.invariants.cluster_view import ClusterView
+from kreplica.sim.invariants.eligible import CandidateCompleteness, QuorumSuperset
+from kreplica.sim.invariants.invariant import Invariant
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.network import Message
+from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.promises import Promises
+from kreplica.sim.nodes.quorum_word import QuorumWord
+from kreplica.sim.quorum.quorum_log_checker import QuorumLogChecker
+from kreplica.sim.scheduler import WORLD, SimEvent
+
+NODE_INVARIANTS: tuple[type[Invariant], ...] = (*INVARIANTS, QuorumSuperset, CandidateCompleteness)
+
+
+class NodeChecker:
+    """Checks `cluster` after each of its events, from now on."""
+
+    def __init__(self, cluster: NodeCluster, invariants: Sequence[type[Invariant]] = NODE_INVARIANTS) -> None:
+        self.cluster = cluster
+        self.word = QuorumWord()
+        self.quorum = QuorumLogChecker(cluster.brokers)
+        self.quorum.on_commit = self.word.committed
+        brokers = {node_id: cluster.brokers[node_id] for node_id in cluster.broker_ids}
+        self.view = ClusterView(brokers, self.word)
+        self.promises = Promises(self.view, cluster.brokers)
+        self.checks = 0
+        # Whether the node's disk refuses something, so that it need not do what it should.
+        self.is_harmed: Callable[[int], bool] = lambda _: False
+        # Told the node of each event, before what is committed counts as decided; and each message.
+        self.listeners: list[Callable[[int], object]] = []
+        self.message_listeners: list[Callable[[str, Message], object]] = []
+        self._invariants = [invariant() for invariant in invariants]
+        self._published: dict[int, ClusterMetadata] = {}
+        self._failure: Exception | None = None
+        cluster.network.tap = self._heard
+        cluster.scheduler.after_event = self.check
+        self.check()
+
+    def watched(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The callback for a future, which lets none fail: what it raises is raised by the next check."""
+
+        def call(answer: Any) -> None:
+            try:
+                callback(answer)
+            except Exception as error:
+                self._failure = self._failure or error
+
+        return call
+
+    def check(self, event: SimEvent | None = None) -> None:
+        """Check what the event has touched (None: everything). Raises InvariantViolated; the scheduler adds
+        the seed and the number of the event as a note."""
+        if self._failure is not None:
+            raise self._failure
+        node_id = WORLD if event is None else event.node_id
+        if node_id == WORLD:
+            self.quorum.check()
+        elif node_id in self.cluster.brokers:
+            self.quorum.check((node_id,))
+        else:
+            return  # a client's
+        for listener in self.listeners:
+            for each in self.cluster.configs if node_id == WORLD else (node_id,):
+                listener(each)
+        for batch in self.word.untold:
+            self._check_decided(batch.metadata, batch.delta.partitions)
+        if node_id == WORLD or node_id in self.view.brokers:
+            self._check_partitions(node_id)
+        for each in self.cluster.configs if node_id == WORLD else (node_id,):
+            self._check_known(each)
+
+    def _check_partitions(self, node_id: int) -> None:
+        touched = self.view.look(node_id)
+        for partition in touched:
+            for invariant in self._invariants:
+                invariant.check(partition)
+                self.checks += 1
+        self.view.done(touched)
+        # Now that it is known what is committed.
+        self.promises.keep()
+
+    def _heard(self, what: str, message: Message) -> None:
+        # The network has no way to fail a run: what breaks is told after the event.
+        try:
+            self.quorum.heard(what, message)
+            self.promises.heard(what, message)
+            for listener in self.message_listeners:
+                listener(what, message)
+        except Exception as error:
+            self._failure = self._failure or error
+
+    # ---- 9, 12: what was decided, and what nodes know of it -----------------------------------------------
+
+    def _check_decided(self, metadata: ClusterMetadata, changes: Sequence[PartitionChange]) -> None:
+        """12. Who is in sync or eligible is a replica, and not both; nobody who is fenced is in sync; where
+        enough are in sync, nobody is eligible besides."""
+        for change in changes:
+            if change.new is not None:
+                self._check_registration(change.topic_partition, change.new, metadata)
+
+    def _check_registration(
+        self, at: TopicPartition, new: PartitionRegistration, metadata: ClusterMetadata
+    ) -> None:
+        isr, elr, replicas = set(new.isr), set(new.elr), set(new.replicas)
+        if new.leader != NO_LEADER and new.leader not in isr:
+            raise InvariantViolated("LeaderInIsr", f"{at}: {new}")
+        if not isr | elr <= replicas or isr & elr:
+            raise InvariantViolated("LegalIsr", f"{at}: {new}")
+        fenced = {each for each in isr if (known := metadata.brokers.get(each)) is None or known.fenced}
+        if fenced:
+            raise InvariantViolated("LegalIsr", f"{at}: fenced brokers {fenced} are in sync: {new}")
+
+    def _check_known(self, node_id: int) -> None:
+        """9. What a node knows of the cluster is what the log has committed up to there."""
+        node = self.cluster.node(node_id)
+        if node is None or node.loader.published is self._published.get(node_id):
+            return
+        loader = node.loader
+        self._published[node_id] = loader.published
+        offset = loader.applied.offset
+        if offset > self.quorum.committed_end:
+            raise InvariantViolated(
+                "MetadataLogMatching", f"node {node_id} has applied up to {offset}, more than is committed"
+            )
+        expected = self.word.states.get(offset)
+        if expected is not None and expected != loader.published:
+            found = difference(expected, loader.published)
+            raise InvariantViolated(
+                "MetadataLogMatching", f"node {node_id} at {offset} differs from what is committed: {found}"
+            )
+        errors = 0 if node.publisher is None else node.publisher.error_count
+        if errors and not self.is_harmed(node_id):
+            raise InvariantViolated("Publisher", f"node {node_id} did not carry out a change of the metadata")

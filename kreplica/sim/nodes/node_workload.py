@@ -1,0 +1,56 @@
+"""What a random run of whole nodes is like: its nodes, their settings, its topics, drawn from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kreplica.common.ports import Random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWorkload:
+    """Faults come every `fault_every_ms` on average, client operations every `operation_every_ms`.
+
+    `controllers`: 0 where the brokers are those, too. `settings`: of every node, under Kafka's names.
+    """
+
+    brokers: int
+    controllers: int
+    settings: Mapping[str, object]
+    operation_every_ms: int
+    fault_every_ms: int
+
+
+def draw_node_workload(random: Random) -> NodeWorkload:
+    """One of the workloads that runs are to be tried with."""
+
+    def choice(*values: int) -> int:
+        return values[random.randrange(len(values))]
+
+    return NodeWorkload(
+        brokers=choice(3, 3, 3, 4),
+        controllers=choice(0, 0, 0, 3),
+        settings={
+            "replica.fetch.max.bytes": choice(1 << 20, 512),
+            "num.replica.fetchers": choice(1, 1, 2),
+            "replica.high.watermark.checkpoint.interval.ms": choice(50, 300),
+            "quorum.append.linger.ms": choice(0, 5),
+            "metadata.log.max.record.bytes.between.snapshots": choice(1_000, 3_000),
+        },
+        operation_every_ms=choice(4, 8),
+        fault_every_ms=choice(60, 120, 250),
+    )
+
+
+def draw_topic_settings(random: Random) -> dict[str, object]:
+    """Settings of a new topic."""
+    durability = ("page_cache", "page_cache", "fsync", "fsync_quorum")[random.randrange(4)]
+    return {
+        "min.insync.replicas": (1, 2, 2, 3)[random.randrange(4)],
+        "unclean.leader.election.enable": "true" if random.randrange(6) == 0 else "false",
+        "durability": durability,
+        # A power cut may take the end of a segment and leave the next one, which is damage.
+        "segment.bytes": 2_048 if durability == "fsync_quorum" else 65_536,
+        "retention.bytes": (-1, 6_000)[random.randrange(2)],
+    }

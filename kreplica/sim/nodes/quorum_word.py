@@ -1,0 +1,118 @@
+"""QuorumWord: the controller's word where it is the committed log of a metadata quorum.
+
+Each committed batch is replayed once, as soon as any node takes it for committed, into a ClusterMetadata that
+no node has. What it was after each of the last batches is kept, so that what a node knows can be compared
+with what it should. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.controller.topic_settings import ElectionSettings, TopicSettings
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.metadata_delta import MetadataDelta
+from kreplica.metadata.registrations import PartitionRegistration
+from kreplica.raft.batch_reader import decoded_batches
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.controllers_word import Decision
+
+READ_BYTES = 1 << 20
+# A node that is further behind than so many batches is compared when it has caught up.
+KEPT_STATES = 2_000
+
+
+class CommittedBatch:
+    """What one batch has made of the cluster: `delta`, and `metadata` after it."""
+
+    __slots__ = ("delta", "end_offset", "metadata")
+
+    def __init__(self, end_offset: int, metadata: ClusterMetadata, delta: MetadataDelta) -> None:
+        self.end_offset = end_offset
+        self.metadata = metadata
+        self.delta = delta
+
+
+class QuorumWord:
+    """Implements `kreplica.sim.invariants.controllers_word.ControllersWord`.
+
+    `now`: the cluster as of the decision that was told last. `unclean_topics`: those for which somebody has
+    asked for an unclean election, whatever their settings say.
+    """
+
+    def __init__(self) -> None:
+        self.now = ClusterMetadata()
+        self.unclean_topics: set[str] = set()
+        # Of each of the last committed batches, by its end.
+        self.states: dict[int, ClusterMetadata] = {0: self.now}
+        self.untold: deque[CommittedBatch] = deque()
+        self._replayed = ClusterMetadata()
+
+    def committed(self, member: Any, start: int, end: int) -> None:
+        """The member's log holds, from `start` to `end`, what has just been committed."""
+        at = start
+        while at < end:
+            records = member.log.read(at, READ_BYTES, committed_only=False).records
+            assert records is not None, (start, at, end)
+            for batch in decoded_batches(records):
+                at = batch.last_offset + 1
+                if at > end:
+                    break
+                for offset, (message, version) in enumerate(batch.records, batch.base_offset):
+                    self._replayed.replay(message, version, offset)
+                delta = self._replayed.take_delta()
+                metadata = self._replayed.copy()
+                self.states[at] = metadata
+                self.untold.append(CommittedBatch(at, metadata, delta))
+        while len(self.states) > KEPT_STATES:
+            del self.states[next(iter(self.states))]
+
+    # ---- the word -----------------------------------------------------------------------------------------
+
+    @property
+    def broker_epochs(self) -> Mapping[int, int]:
+        return {broker_id: broker.epoch for broker_id, broker in self.now.brokers.items()}
+
+    def decisions(self) -> Iterator[Decision]:
+        while self.untold:
+            batch = self.untold.popleft()
+            self.now = batch.metadata
+            for at, topic_id, _, new in batch.delta.partitions:
+                yield at, None if new is None else new.leader_and_isr(at, topic_id)
+
+    def epoch_of(self, _broker_id: int, program: Any, /) -> int:
+        lifecycle = program.node.lifecycle
+        return -1 if lifecycle is None else int(lifecycle.broker_epoch())
+
+    def topic_name(self, topic_id: Uuid) -> str | None:
+        return self.now.topic_names.get(topic_id)
+
+    def min_insync_replicas(self, topic: str) -> int:
+        return self.settings_of(topic).min_insync_replicas
+
+    def settings_of(self, topic: str) -> ElectionSettings:
+        """What counts for the topic as of `now`."""
+        return TopicSettings(self.now).of(topic)
+
+    def registration(self, at: TopicPartition) -> PartitionRegistration | None:
+        """The partition as of `now`."""
+        return self.now.partition(at)
+
+    def may_be_unclean(self, topic: str) -> bool:
+        """Whether somebody would rather have a leader than all that was committed."""
+        return topic in self.unclean_topics or self.settings_of(topic).unclean_leader_election_enable
+
+    def makes_void(self, view: PartitionView, state: LeaderAndIsr) -> bool:
+        """An election outside of ISR and ELR does where the topic allows that; where nobody was left in
+        either, that of the last leader does (KIP-966), if its disk has lost something."""
+        former = view.former
+        assert former is not None
+        if state.leader in former.isr or state.leader in former.elr:
+            return False
+        if self.may_be_unclean(state.topic_partition.topic):
+            return True
+        return not former.isr and not former.elr and view.replicas[state.leader].is_harmed

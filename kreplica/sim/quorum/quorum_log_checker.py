@@ -1,0 +1,242 @@
+"""QuorumLogChecker: the invariants 16 to 23 of a metadata quorum, whatever its members do with its log.
+
+It knows what is truly committed: whatever any member has ever taken for it. Its clues are the members' logs
+and states, and the messages between them. What breaks is an InvariantViolated that names the invariant.
+Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kreplica.common.quorum_state import FILE_NAME, parse_quorum_state
+from kreplica.common.types import Uuid
+from kreplica.common.wire import topic_id_of
+from kreplica.raft.candidate_state import CandidateState
+from kreplica.raft.epoch_state import EpochState
+from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.prospective_state import ProspectiveState
+from kreplica.raft.unattached_state import UnattachedState
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.network import Message
+from kreplica.sim.node import SimBroker
+from kreplica.sim.quorum.node_view import NodeView
+from kreplica.sim.quorum.quorum_node import LOG_DIRECTORY
+
+
+class QuorumLogChecker:
+    """Of the quorum on these machines, whose programs are QuorumMembers.
+
+    `on_commit(member, start, end)`: more is committed than anybody knew before, and that member has it.
+    """
+
+    def __init__(self, machines: Mapping[int, SimBroker]) -> None:
+        # Of every batch that any log ever had: (its end, its epoch) -> its chain.
+        self.chains: dict[tuple[int, int], int] = {}
+        # Of every committed batch: its end -> its chain.
+        self.committed_chains: dict[int, int] = {0: 0}
+        self.committed_end = 0
+        self.views = {
+            node_id: NodeView(machine, self.committed_chains) for node_id, machine in machines.items()
+        }
+        self.on_commit: Callable[[Any, int, int], object] = lambda *_: None
+        self._leaders: dict[int, int] = {}
+        self._votes: dict[tuple[int, int], int] = {}
+        self._states: dict[int, EpochState] = {}
+        self._asked: dict[int, Any] = {}
+
+    # ---- after an event -----------------------------------------------------------------------------------
+
+    def check(self, node_ids: Iterable[int] | None = None) -> None:
+        """Look at these members, or at all. Raises InvariantViolated."""
+        changed = []
+        for view in self.views.values() if node_ids is None else map(self.views.__getitem__, node_ids):
+            former_end, former_life = view.durable_end, view.life
+            new = view.refresh(self.chains)
+            if new is None:
+                continue
+            changed.append(view)
+            if view.life != former_life:
+                self._check_restart(view, former_end)
+            for fact in new:
+                known = self.chains.setdefault((fact.end_offset, fact.epoch), fact.chain)
+                self._require(
+                    known == fact.chain,
+                    "LogMatching",
+                    f"another log has other records up to {fact.end_offset} of epoch {fact.epoch}",
+                    view,
+                )
+        for view in sorted(changed, key=lambda view: view.led_epoch is None):
+            self._check_state(view)
+            self._check_mark(view)
+            self._check_start(view)
+
+    def _require(self, holds: bool, name: str, what: str, *views: NodeView) -> None:
+        if not holds:
+            told = views if len(views) > 1 else self.views.values()
+            raise InvariantViolated(name, "; ".join([what, *map(str, told)]))
+
+    def _check_restart(self, view: NodeView, durable_end: int) -> None:
+        kept = view.end >= durable_end or (view.snapshot is not None and view.snapshot[0] >= durable_end)
+        self._require(kept, "Durable", f"node {view.node_id} has lost what it had flushed", view)
+
+    def _check_state(self, view: NodeView) -> None:
+        node = view.node
+        assert node is not None
+        state = node.client.quorum.state
+        if self._states.get(view.node_id) is state:
+            return
+        before = self._states.get(view.node_id)
+        self._states[view.node_id] = state
+        if before is not None:
+            self._require(
+                state.epoch >= before.epoch, "MonotonicEpoch", f"node {view.node_id} was in {before!r}", view
+            )
+        if state.leader_id is not None:
+            self._claim(view.node_id, state.leader_id, state.epoch)
+            is_legal = not isinstance(state, (UnattachedState, CandidateState))
+            self._require(is_legal, "NoIllegalState", f"{state!r} knows a leader", view)
+        if isinstance(state, CandidateState):
+            self._vote(view.node_id, state.epoch, view.node_id)
+        if isinstance(state, (CandidateState, ProspectiveState, LeaderState)):
+            may_be = node.client.quorum.is_electable or isinstance(state, LeaderState)
+            self._require(may_be, "NoIllegalState", f"{state!r} of no voter", view)
+        if isinstance(state, LeaderState):
+            self._require(
+                view.end >= self.committed_end and self._holds_committed(view),
+                "LeaderCompleteness",
+                f"the leader of epoch {state.epoch} lacks what is committed up to {self.committed_end}",
+                view,
+            )
+        stored = parse_quorum_state(view.machine.storage.read_file(f"{LOG_DIRECTORY}/{FILE_NAME}"))
+        election = state.election()
+        same = (stored.leader_epoch, stored.leader_id, stored.voted_id) == (
+            *(election.leader_epoch, election.leader_id, election.voted_id),
+        )
+        self._require(same, "StoredElection", f"{state!r}, and on disk {stored}", view)
+
+    def _claim(self, who: int, leader_id: int, epoch: int) -> None:
+        known = self._leaders.setdefault(epoch, leader_id)
+        self._require(
+            known == leader_id,
+            "SingleLeader",
+            f"node {who} takes {leader_id} for the leader of epoch {epoch}, and others took {known}",
+        )
+
+    def _vote(self, voter: int, epoch: int, candidate: int) -> None:
+        known = self._votes.setdefault((voter, epoch), candidate)
+        self._require(
+            known == candidate,
+            "OneVote",
+            f"node {voter} votes for {candidate} in epoch {epoch}, and did for {known}",
+        )
+
+    def _holds_committed(self, view: NodeView) -> bool:
+        end = self.committed_end
+        if end <= view.start:
+            return True
+        fact = view.fact_at(end)
+        return fact is not None and fact.chain == self.committed_chains[end]
+
+    # ---- what is committed --------------------------------------------------------------------------------
+
+    def _check_mark(self, view: NodeView) -> None:
+        node = view.node
+        assert node is not None
+        mark, state = node.log.high_watermark, node.client.quorum.state
+        self._require(
+            mark >= view.high_watermark, "MonotonicHighWatermark", f"it was {view.high_watermark}", view
+        )
+        if isinstance(state, LeaderState) and state.high_watermark is not None:
+            self._require(
+                state.high_watermark <= mark and state.high_watermark > state.epoch_start_offset,
+                "MajorityReachedHighWatermark",
+                f"the leader's mark is {state.high_watermark}",
+                view,
+            )
+        view.high_watermark = mark
+        if mark > view.start:
+            fact = view.fact_at(mark)
+            self._require(fact is not None, "ConsistentCommittedData", "a mark within a batch", view)
+            assert fact is not None
+            if mark > self.committed_end:
+                self._commit(view, mark)
+            self._require(
+                self.committed_chains.get(mark) == fact.chain,
+                "ConsistentCommittedData",
+                f"node {view.node_id} has other records committed up to {mark}",
+                view,
+            )
+
+    def _commit(self, view: NodeView, mark: int) -> None:
+        """Somebody takes more for committed than anybody before."""
+        fact = view.fact_at(self.committed_end)
+        known = self.committed_chains[self.committed_end]
+        is_next = view.start >= self.committed_end or (
+            self.committed_end == 0 or (fact is not None and fact.chain == known)
+        )
+        self._require(
+            is_next, "ConsistentCommittedData", f"up to {self.committed_end} something else is", view
+        )
+        node = view.node
+        assert node is not None
+        voters = sorted(node.client.voters.voters)
+        wanted = view.fact_at(mark)
+        assert wanted is not None
+        holders = [
+            voter
+            for voter in voters
+            if voter in self.views and self._has_on_disk(self.views[voter], mark, wanted.chain)
+        ]
+        self._require(
+            len(holders) > len(voters) // 2,
+            "MajorityReachedHighWatermark",
+            f"{mark} is committed and on the disks of {holders} of {voters} only",
+        )
+        for each in view.facts:
+            if self.committed_end < each.end_offset <= mark:
+                self.committed_chains[each.end_offset] = each.chain
+        start, self.committed_end = self.committed_end, mark
+        self.on_commit(node, start, mark)
+
+    @staticmethod
+    def _has_on_disk(view: NodeView, end_offset: int, chain: int) -> bool:
+        fact = view.fact_at(end_offset)
+        return fact is not None and fact.chain == chain and view.durable_end >= end_offset
+
+    def _check_start(self, view: NodeView) -> None:
+        has_snapshot = view.start == 0 or (view.snapshot is not None and view.snapshot[0] >= view.start)
+        self._require(has_snapshot, "SnapshotAtLogStart", f"the log begins at {view.start}", view)
+
+    # ---- messages -----------------------------------------------------------------------------------------
+
+    def heard(self, what: str, message: Message) -> None:
+        """A message is sent, or taken by whom it was sent to: the network's tap."""
+        if message.name == "Vote":
+            if message.is_request and what == "taken":
+                self._asked[message.number] = message.body.topics[0].partitions[0]
+            elif not message.is_request and what == "sent":
+                self._check_vote(message)
+        elif message.name == "Fetch" and message.is_request and what == "sent":
+            self._check_fetch(message)
+
+    def _check_fetch(self, message: Message) -> None:
+        view, topics = self.views.get(message.sender_id), message.body.topics
+        node = None if view is None else view.node
+        if node is None or len(topics) != 1 or topic_id_of(topics[0].topic_id) != Uuid.METADATA_TOPIC:
+            return
+        offset = topics[0].partitions[0].fetch_offset
+        flushed = node.log.log.flush_offset
+        self._require(
+            offset <= flushed,
+            "FlushedBeforeFetch",
+            f"node {message.sender_id} fetches at {offset}, and has flushed to {flushed}",
+        )
+
+    def _check_vote(self, message: Message) -> None:
+        asked = self._asked.get(message.number)
+        if asked is None or asked.pre_vote or not message.body.topics:
+            return
+        if message.body.topics[0].partitions[0].vote_granted:
+            self._vote(message.sender_id, int(asked.replica_epoch), int(asked.replica_id))
