@@ -117,7 +117,8 @@ class MetadataLoader:
         self._loop = loop
         self._high_watermark = high_watermark
         self._publishers: list[MetadataPublisher] = []
-        self._waiting: list[MetadataPublisher] = []  # told nothing yet
+        # Told nothing yet: from which offset on each wants to be.
+        self._waiting: dict[MetadataPublisher, int] = {}
         self._is_retrying = False
         self._is_closed = False
         # Of the next record, and of the last one.
@@ -141,16 +142,17 @@ class MetadataLoader:
         self._next_offset, self._last_epoch = self.applied
         return self.applied
 
-    def install_publishers(self, publishers: Iterable[MetadataPublisher]) -> None:
-        """Tell these too: of everything first, once the node has caught up with the quorum."""
-        self._waiting += publishers
+    def install_publishers(self, publishers: Iterable[MetadataPublisher], *, from_offset: int = 0) -> None:
+        """Tell these too: of everything first, once the node has caught up with the quorum, and has all below
+        `from_offset`."""
+        self._waiting.update(dict.fromkeys(publishers, from_offset))
         self._initialize_publishers()
 
     def remove_publisher(self, publisher: MetadataPublisher) -> None:
         """Tell it nothing more."""
-        for publishers in (self._publishers, self._waiting):
-            if publisher in publishers:
-                publishers.remove(publisher)
+        self._waiting.pop(publisher, None)
+        if publisher in self._publishers:
+            self._publishers.remove(publisher)
 
     # ---- what the quorum's client tells --------------------------------------------------------------------
 
@@ -246,10 +248,12 @@ class MetadataLoader:
                 self._is_retrying = True
                 self._loop.post_later(self._retry, CATCH_UP_RETRY_MS)
             return
-        waiting, self._waiting = self._waiting, []
-        self._publishers += waiting
+        # The others wait for a batch that is still to come.
+        ready = [each for each, offset in self._waiting.items() if offset <= self.applied.offset]
         delta = difference(ClusterMetadata(), self.published)
-        for publisher in waiting:
+        for publisher in ready:
+            del self._waiting[publisher]
+            self._publishers.append(publisher)
             self._guarded(
                 publisher, lambda each: each.on_metadata_update(delta, self.published, self.applied)
             )

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kreplica.common.types import TopicPartition
+from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 
 PARTITION = TopicPartition("t", 0)
@@ -164,3 +165,16 @@ def test_the_same_seed_gives_the_same_events():
         cluster.pass_time(500)
         hashes.append(cluster.scheduler.event_hash)
     assert hashes[0] == hashes[1]
+
+
+def test_a_leader_that_lost_its_power_leads_no_more_before_it_is_registered_anew(cluster):
+    """Its last life led, and its session is not over yet: it has lost what was acknowledged (KIP-966)."""
+    NodeChecker(cluster)
+    produce(cluster, b"a")
+    lost = leader(cluster)
+    cluster.power_cut(lost)
+    cluster.start(lost)
+    assert cluster.run_until(lambda: leader(cluster) not in (-1, lost))
+    assert read(cluster) == [b"a"]
+    assert cluster.run_until(lambda: is_full(cluster))
+    assert read(cluster) == [b"a"]
