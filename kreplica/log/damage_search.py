@@ -261,15 +261,25 @@ def report(log: UnifiedLog, segment: LogSegment, damage: Damage) -> bool:
             return False
         log.damages = log.damages.with_added(damage)
         goes_on = log.is_writable
+    try:
         if goes_on:
-            DamageFile(log.local.storage, log.local.directory).write(log.damages)
-            if segment is log.active:
-                log.roll()
-    if goes_on:
-        log.flush()
-        log.flush_state()
-    log.on_damage(log, damage)
+            settle(log, segment)
+    finally:
+        log.on_damage(log, damage)
     return True
+
+
+def settle(log: UnifiedLog, segment: LogSegment) -> None:
+    """Put on disk what is damaged of the segment, and all else that is there, and let it be a closed one.
+
+    Raises KafkaStorageError; where the disk was full, it is to be done once more before the range is healed.
+    """
+    with log.lock:
+        DamageFile(log.local.storage, log.local.directory).write(log.damages)
+        if segment is log.active:
+            log.roll()
+    log.flush()
+    log.flush_state()
 
 
 def still_there(damage: Damage, segment: LogSegment, following: int, epochs: LeaderEpochFileCache) -> bool:

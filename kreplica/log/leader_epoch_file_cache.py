@@ -66,6 +66,16 @@ class LeaderEpochFileCache:
             self.dirty = False
         return news
 
+    def learn(self, epoch: int, start_offset: int) -> None:
+        """`assign` in memory alone, for a recovery, which calls `flush` at its end.
+
+        The file says what it said until then: one that is interrupted would leave it without the epochs that
+        were not read yet.
+        """
+        changed = _with(self.entries, EpochEntry(epoch, start_offset))
+        if changed is not self.entries:
+            self._replace(changed)
+
     def truncate_from_end(self, end_offset: int) -> None:
         """Drop what starts at or after `end_offset`, the log's new end. Call `flush` afterwards, sometime."""
         kept = bisect_left(self.entries, end_offset, key=_START_OFFSET)

@@ -282,7 +282,7 @@ class _LogLoader:
         if leader_epoch != self.epoch:
             self.epoch = leader_epoch
             if not self.options.read_only:
-                self.epochs.assign(leader_epoch, base_offset)
+                self.epochs.learn(leader_epoch, base_offset)
         if producer_id >= 0:
             producer_batches.feed(
                 self.producers, self.local, segment, producer_batches.batch_before(segment, position, header)

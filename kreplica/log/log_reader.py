@@ -264,7 +264,8 @@ def check_start(log: UnifiedLog, offset: int) -> None:
     if log.closed:
         raise LogClosed(f"{log.topic_partition}: the log is closed")
     damage = log.damages.at(offset)
-    if damage is not None:
+    # What is deleted is out of range, rotten or not: who asks for it has to begin elsewhere.
+    if damage is not None and offset >= log.state.log_start_offset:
         raise _damaged(log, damage, offset)
     if log.stopped_at is not None and offset >= log.stopped_at.stop_offset:
         return

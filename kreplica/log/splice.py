@@ -42,6 +42,10 @@ def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
             raise LogCleaningAborted(f"{log.topic_partition}: the log changed while it was healed")
         old = segments[index]
         others = [each for each in log.damages if each.path == damage.path and each != damage]
+        is_settled = old is not log.active
+    if not is_settled:
+        # The disk had no room for another segment when the range was found.
+        damage_search.settle(log, old)
     shift = len(data) - (damage.end_position - damage.position)
     _require_room(old, shift)
     if shift and any(each.position > damage.position for each in others):

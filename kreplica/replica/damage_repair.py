@@ -51,9 +51,24 @@ MendStopped = Callable[["Partition", "Damage", bytes | None], None]
 
 
 class _Repair:
-    """The work on one partition. `number` tells answers to an earlier try apart."""
+    """The work on one partition. `number` tells answers to an earlier try apart.
 
-    __slots__ = ("damage", "is_scheduled", "number", "partition", "passed_over", "peers", "reached", "taken")
+    `told_leader`: the leader that was last told of a range, NO_LEADER for none; `is_heard`: whether it has
+    heard since that the log is whole.
+    """
+
+    __slots__ = (
+        "damage",
+        "is_heard",
+        "is_scheduled",
+        "number",
+        "partition",
+        "passed_over",
+        "peers",
+        "reached",
+        "taken",
+        "told_leader",
+    )
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -66,6 +81,8 @@ class _Repair:
         # Ranges that nobody could fill in this round.
         self.passed_over: set[Damage] = set()
         self.is_scheduled = False
+        self.told_leader = NO_LEADER
+        self.is_heard = False
 
 
 class DamageRepair:
@@ -108,8 +125,8 @@ class DamageRepair:
         self._loop.post(partial(self._take_note, partition))
 
     def role_changed(self, partition: Partition) -> None:
-        """The partition has another role, leader or epoch: what is under way starts over."""
-        if partition.is_damaged:
+        """The partition has another role, leader, epoch or ISR: what is under way starts over."""
+        if partition.is_damaged or partition.topic_partition in self._repairs:
             self._loop.post(partial(self._begin, partition))
 
     def refused_to_lead(self, partition: Partition) -> None:
@@ -234,6 +251,9 @@ class DamageRepair:
         # The leader takes whoever fetches so below its own end out of the ISR, and back in at its end.
         tells = peer == partition.leader and (repair.damage is None or offset <= repair.damage.first_offset)
         epoch = log.epochs.epoch_for_offset(offset - 1)
+        if log.stopped_at is not None and offset > log.stopped_at.first_offset:
+            # Of the range itself, and of what lies behind, the epochs are not known yet.
+            epoch = None
         asked = FetchPartition(
             partition=partition.topic_partition.partition,
             current_leader_epoch=partition.leader_epoch,
@@ -247,6 +267,8 @@ class DamageRepair:
             if tells
             else ReplicaState(replica_id=CONSUMER, replica_epoch=-1)
         )
+        if tells and repair.damage is not None:
+            repair.told_leader, repair.is_heard = peer, False
         request = FetchRequest(
             replica_state=replica,
             max_wait=timedelta(0),
@@ -339,19 +361,26 @@ class DamageRepair:
     # ---- whole again --------------------------------------------------------------------------------------
 
     def _say_whole(self, repair: _Repair) -> None:
+        """Tell the leader, until it has heard, and this broker is in the ISR.
+
+        What it was told of the range may come to it late, or twice, and take this broker out of the ISR again
+        (which is news of another ISR): so that is remembered for as long as it leads.
+        """
         partition = repair.partition
         repair.damage = repair.taken = None
-        if partition.is_leader or partition.leader not in partition.replicas:
+        if partition.is_leader or partition.leader != repair.told_leader:
             del self._repairs[partition.topic_partition]
-            return
-        self._fetch(repair, partition.leader, partition.log_end_offset)
+        elif not repair.is_heard or self._broker_id not in partition.isr:
+            self._fetch(repair, partition.leader, partition.log_end_offset)
 
     def _heard_whole(self, repair: _Repair, offset: int, answer: FetchAnswer | None) -> None:
         if answer is None or answer.error_code or offset < answer.high_watermark:
             # A leader that knows nothing of this follower yet believes it only from the high watermark on.
             self._again_later(repair)
-        else:
-            del self._repairs[repair.partition.topic_partition]
+            return
+        repair.is_heard = True
+        if self._broker_id not in repair.partition.isr:
+            self._again_later(repair)
 
 
 def _answer_of(response: FetchResponse) -> FetchAnswer | None:

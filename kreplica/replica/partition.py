@@ -248,7 +248,8 @@ class Partition(PartitionStanding):
     ) -> LogAppendInfo | None:
         """Append what was fetched from the leader of `leader_epoch`, as it is; None if nothing was new.
 
-        `leader_log_start`: where the leader's log begins. A log that lies wholly below it may begin anew.
+        `leader_log_start`: where the leader's log begins. A log that lies wholly below it begins anew there,
+        unless it is in sync.
 
         Batches of a later epoch are left out (KAFKA-18723). Returns when the topic's durability is met, so
         that the next fetch tells of flushed offsets. Raises NotLeaderOrFollower and FencedLeaderEpoch where

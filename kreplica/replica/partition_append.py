@@ -107,6 +107,10 @@ def append_records_to_follower(
     """As Partition.append_records_to_follower."""
     with partition.leader_isr_update_lock:
         log = _follower_log(partition, leader_epoch)
+        if log.log_end_offset <= leader_log_start and log.size and partition.broker_id not in partition.isr:
+            # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether
+            # its records join on to it. A power cut may undo the deletion on both.
+            log.truncate_fully_and_start_at(log.log_end_offset)
         try:
             info = log.append_as_follower(records, leader_epoch, wait=False)
         except OffsetsOutOfOrder:

@@ -155,7 +155,10 @@ def note_lost_range(
             return NOTHING
         if broker_epoch != partition.brokers.get_alive_broker_epoch(replica_id):
             return NOTHING
-        replica.broker_epoch = broker_epoch
+        if broker_epoch != replica.broker_epoch:
+            # All else that is known of it is from before its restart: it joins by a fetch of its own.
+            replica.fetched_in_epoch = False
+            replica.broker_epoch = broker_epoch
         # A leader that has not heard of the follower's log yet goes by what the follower must have had.
         end = partition.high_watermark if replica.log_end_offset < 0 else replica.log_end_offset
         replica.damaged = fetch_offset < end

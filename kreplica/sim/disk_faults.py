@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 from kreplica.common.errors import StorageIOError
+from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.types import TopicPartition
 from kreplica.log import damage_search
 from kreplica.sim.cluster import SimCluster
@@ -88,6 +90,31 @@ class DiskFaults:
             if not is_rotten(self._storage(broker_id), DIRECTORY, at, offset):
                 self._counts["rotten ranges made whole"] += 1
                 del self._rotten[at]
+
+    def lost_for_good(self, state: LeaderAndIsr) -> bool:
+        """Whether the partition has one replica in sync, whose recovery stopped at a range that no other one
+        knows to be committed and has not deleted."""
+        at = state.topic_partition
+        log = self._log(state.leader, at)
+        if log is None or log.stopped_at is None or state.isr != (state.leader,):
+            return False
+        first, stop = log.stopped_at.first_offset, log.stopped_at.stop_offset
+        others = [self._log(each, at) for each in state.replicas if each != state.leader]
+        return not any(
+            other is not None and other.log_start_offset <= first and stop <= other.high_watermark
+            for other in others
+        )
+
+    def end_of(self, broker_id: int, at: TopicPartition) -> tuple[int, int]:
+        """The last leader epoch of a replica's log, and where it ends."""
+        log = self._log(broker_id, at)
+        if log is None or log.stopped_at is not None:
+            return -1, -1
+        return log.leader_epoch, log.log_end_offset
+
+    def _log(self, broker_id: int, at: TopicPartition) -> Any:
+        broker = self._cluster.brokers.get(broker_id)
+        return None if broker is None or broker.program is None else broker.program.log_manager.get_log(at)
 
     def _storage(self, broker_id: int) -> SimStorage:
         return self._cluster.brokers[broker_id].storage

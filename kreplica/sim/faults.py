@@ -22,6 +22,8 @@ CONDITIONS = LinkConditions(delay_us=(100, 4_000), loss=0.005, duplication=0.005
 CALM = LinkConditions(delay_us=(100, 1_000))
 SESSION_TIMEOUT_MS = 80
 REPAIR_MS = 150
+# After the faults, until somebody looks at what does not become well by itself.
+OPERATOR_MS = 1_500
 
 
 class Faults:
@@ -90,6 +92,8 @@ class Faults:
             elif broker_id in self._controller.fenced:
                 self._will.unfence(broker_id, broker.life)
         self._disks.look()
+        delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
+        self._cluster.scheduler.add("fault", "an operator looks", self._elect_past_rot, delay_ns=delay_ns)
 
     def healed(self) -> None:
         """All is well again."""
@@ -258,6 +262,20 @@ class Faults:
         for broker in self._cluster.brokers.values():
             if broker.is_alive:
                 broker.program.log_manager.set_configs({name: config})
+
+    def _elect_past_rot(self) -> None:
+        """Let another replica lead where the last one in sync cannot, for rot at which its recovery stopped.
+
+        Nobody can give it the range: the others do not know that it is committed, or have deleted it, and a
+        power cut made this one forget that. So an operator has to choose, here an unclean election.
+        """
+        for state in list(self._controller.partitions.values()):
+            lost = self._disks.lost_for_good(state)
+            others = [each for each in state.replicas if each != state.leader and self._will.may_lead(each)]
+            if lost and others:
+                self._counts["elections past rot"] += 1
+                leader = max(others, key=lambda each: self._disks.end_of(each, state.topic_partition))
+                self._will.elect(state, leader, (leader,), unclean=True)
 
     def _retain(self, broker_id: int) -> None:
         """The broker deletes what is too much for its topics."""

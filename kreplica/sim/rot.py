@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kreplica._core.records import batches
+from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import TopicPartition
 from kreplica.log.file_names import LOG_SUFFIX
 
@@ -20,8 +21,12 @@ def flip_a_bit(storage: Any, root: str, topic_partition: TopicPartition, offset:
 
 
 def is_rotten(storage: Any, root: str, topic_partition: TopicPartition, offset: int) -> bool:
-    """Whether the batch that holds the offset is there, and is not what it was."""
-    _, _, batch, _ = _batch_at(storage, root, topic_partition, offset)
+    """Whether the batch that holds the offset is there, and is not what it was; or may be, where a power cut
+    has torn what lies before it, of which its broker will see when it starts."""
+    try:
+        _, _, batch, _ = _batch_at(storage, root, topic_partition, offset)
+    except CorruptMessage:
+        return True
     return batch is not None and not batch.crc_valid
 
 

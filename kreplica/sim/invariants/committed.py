@@ -42,6 +42,9 @@ def _has_cut(partition: PartitionView, replica: ReplicaView) -> bool:
     leader = partition.leader
     if replica.leader_epoch < partition.unclean_epoch or leader is None:
         return False
+    if replica.log.stopped_at is not None:
+        # It does not know yet how much was committed of what lies behind.
+        return False
     if replica.log_start < replica.log_end <= leader.log_start:
         # Nothing of it can be compared: the leader has deleted all that it holds.
         return False

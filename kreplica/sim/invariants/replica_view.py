@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 class ReplicaView:
     """One partition's replica on one broker.
 
-    `on_disk`: below it a power cut has left everything, so that the next one does, too.
+    `on_disk`: what its lives before have left on its disk goes up to there: a power cut leaves it, too.
 
     `agreed`: the cells below it are those of the partition's committed log. `excused_from`: from that offset
     on it may hold what an unclean election has made void, or what a power cut has brought back, until it has
@@ -163,7 +163,11 @@ class ReplicaView:
 
     def end(self, *, lost: bool) -> None:
         """The broker is down; `lost`: so may be what it had not flushed."""
-        flushed = 0 if self.log is None else min(max(self.log.flush_offset, self.on_disk), len(self.cells))
+        flushed = 0
+        if self.log is not None:
+            # What lies behind the rot at which recovery stopped is where it was.
+            known = self.on_disk if self.log.stopped_at is not None else self.log.flush_offset
+            flushed = self.on_disk = min(max(known, self.on_disk), len(self.cells))
         durable = self.log is not None and self.log.config.durability == "fsync_quorum"
         self.program = self.partition = self.log = self.state = None
         self.is_running = self.is_leader = False
@@ -194,12 +198,13 @@ class ReplicaView:
             self.partition = partition
             changed = True
         log = self._present_log()
-        if log is None:
+        if log is None or log.is_offline:
+            # Where its disk failed it halfway, what it believes to hold is not what is there.
             return self._look_at_role() or changed
         if self.log is not log:
             self.log = log
             self.batch_start = 0
-            if self.lost_power:
+            if self.lost_power and log.stopped_at is None:
                 self.on_disk, self.lost_power = log.log_end_offset, False
                 if log.log_end_offset <= len(self.cells):
                     # Nothing is there again.
@@ -294,7 +299,6 @@ class ReplicaView:
         if end < len(self.cells):
             self.truncations += 1
             self.deleted_before = min(self.deleted_before, end)
-            self.on_disk = min(self.on_disk, end)
             self._forget(end)
         # What was deleted at the front is not looked at again.
         if start > len(self.cells):
@@ -340,4 +344,5 @@ class ReplicaView:
             self.shrunk_to = end if self.shrunk_to is None else min(self.shrunk_to, end)
         del self.cells[end:]
         self.agreed = min(self.agreed, end)
+        self.on_disk = min(self.on_disk, end)
         self.batch_start = min(self.batch_start, max(end - 1, 0))

@@ -218,3 +218,16 @@ def test_any_assignments_leave_growing_entries_and_the_same_file(pairs: list[tup
         assert latest is not None
         assert latest.epoch == pairs[-1][0]
     assert cache_with(storage=storage).entries == cache.entries
+
+
+def test_what_is_learned_is_on_disk_with_the_next_flush() -> None:
+    """A recovery that is interrupted leaves the file as it was."""
+    checkpoint = LeaderEpochCheckpointFile(MemoryStorage(), "/log")
+    cache = LeaderEpochFileCache(checkpoint)
+    cache.assign(3, 30)
+    for epoch, start in ((0, 0), (1, 10), (1, 20)):
+        cache.learn(epoch, start)
+    assert cache.entries == ((0, 0), (1, 10))
+    assert LeaderEpochFileCache.load(checkpoint).entries == ((3, 30),)
+    cache.flush()
+    assert LeaderEpochFileCache.load(checkpoint).entries == ((0, 0), (1, 10))

@@ -118,3 +118,29 @@ def test_what_was_cut_off_does_not_come_back_into_a_later_epoch(epoch_since: int
     log.append_records([b"b"], 3)
     assert log.epochs.entries == ((1, 0), (3, end))
     assert [record.value for batch in log.batches(end) for record in batch] == [b"b"]
+
+
+def test_rot_in_what_a_power_cut_brings_back_leaves_no_hole_in_the_epochs() -> None:
+    """Recovery stops at it; once it is mended, the epochs behind it are known, too."""
+    storage = SimStorage()
+    log = opened(storage)
+    for epoch in (0, 1, 2):
+        log.append_records([b"%d" % epoch], epoch)
+        log.append_records([b"rot?"], epoch)
+        log.roll()
+    log.flush()
+    log.flush_state()
+    log.update_high_watermark(6)
+    log.maybe_increment_log_start_offset(4)
+    log.epochs.flush()
+    storage = storage.after_power_cut()
+    path = f"{DIRECTORY}/00000000000000000000.log"
+    whole = storage.read_file(path)
+    storage.write_at(path, len(whole) - 2, bytes([whole[-2] ^ 1]))
+    log = opened(storage)
+    assert log.stopped_at is not None
+    log.abandon()
+    storage.write_at(path, 0, whole)
+    log = opened(storage.after_kill())
+    assert (log.log_start_offset, log.log_end_offset) == (0, 6)
+    assert log.epochs.entries == ((0, 0), (1, 2), (2, 4))

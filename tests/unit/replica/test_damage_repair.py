@@ -113,6 +113,28 @@ def test_a_follower_leaves_the_isr_takes_the_range_from_its_leader_and_comes_bac
     assert at.values(2) == at.values(1)
 
 
+@pytest.mark.parametrize("new_epoch", [False, True])
+def test_late_word_of_a_range_keeps_nobody_out_of_the_isr(new_epoch: bool) -> None:
+    """A message may come twice, the second time after the one that says that the log is whole."""
+    at = filled()
+    rot(at, 2, 9)
+    stumble(at, 2, 9)
+    at.pass_time(2_000)
+    assert history(at) == LEFT_AND_CAME_BACK
+    if new_epoch:
+        at.elect(1)
+        at.pass_time(100)
+    leader = at.partition(1)
+    late = leader.note_lost_range(2, 9, leader.leader_epoch, at.controller.broker_epochs[2])
+    at.manager(1).act_on(leader, late)
+    at.settle()
+    at.tell(at.controller.partitions[T0])
+    assert set(leader.isr) == {1, 3}
+    at.pass_time(2_000)
+    at.tell(at.controller.partitions[T0])
+    assert set(leader.isr) == {1, 2, 3}
+
+
 def test_a_leader_takes_the_range_from_a_follower_and_goes_on_leading() -> None:
     at = filled()
     whole = image(at, 1)

@@ -8,10 +8,12 @@ import pytest
 
 from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.types import TopicPartition
+from kreplica.log.damage_search import search
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.produce import ACKS_LEADER
 from kreplica.sim.node import DIRECTORY
 from kreplica.sim.rot import flip_a_bit
+from kreplica.sim.storage import SimStorage
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)
@@ -198,4 +200,64 @@ def test_a_follower_whose_lost_range_the_leader_has_deleted_begins_again() -> No
     at.cluster.start(2)
     at.tell(at.controller.decide(T0))
     at.pass_time(5_000)
+    assert well(at)
+
+
+def test_a_range_across_the_log_start_in_which_a_leader_epoch_begins_is_healed() -> None:
+    """Where recovery stopped, nobody knows that epoch yet: those who are asked must not compare it."""
+    at = filled(4, **{"segment.bytes": 65_536})
+    at.elect(1)
+    at.manager(1).append(T0, batch(b"a", b"b", b"c"), required_acks=ACKS_LEADER).result(0)
+    append(at, 4)
+    at.pass_time(1_000)
+    at.manager(1).delete_records({T0: 5})
+    stop_at_rot(at, 1, 5)  # before the others hear of the deletion
+    log = at.broker(1).log_manager.get_log(T0)
+    assert log.stopped_at.first_offset == 4
+    log.epochs.truncate_from_end(4)  # as it is where recovery reads the epochs anew
+    state = at.controller.elect(T0, 1, isr=[1])
+    for broker in at.ids:
+        with suppress(KreplicaError):
+            at.tell(state, to=[broker])
+    at.pass_time(5_000)
+    assert at.partition(1).is_leader
+    assert well(at)
+
+
+def test_a_follower_that_asks_for_what_is_deleted_hears_so_though_it_rotted() -> None:
+    """Else it would ask for ever: nobody heals what is deleted."""
+    at = filled(12, **{"segment.bytes": 65_536})
+    at.pass_time(1_000)
+    assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 0)
+    assert search(at.partition(1).local_log, at.partition(1).local_log.local.segments[0], 0)
+    at.pass_time(1_000)
+    rotten = at.partition(1).local_log.local.segments[0]
+    assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 0)
+    at.manager(1).delete_records({T0: 6})
+    assert search(at.partition(1).local_log, rotten, 0)
+    at.cluster.kill(2)
+    at.cluster.brokers[2].storage = SimStorage()
+    at.cluster.brokers[2].storage.make_directory(DIRECTORY)
+    at.cluster.start(2)
+    at.tell(at.controller.decide(T0))
+    at.pass_time(5_000)
+    assert at.partition(2).log_start_offset == 6
+    assert well(at)
+
+
+def test_a_range_that_was_found_while_the_disk_was_full_is_healed_when_there_is_room() -> None:
+    """It lies in the segment that is appended to, which could not be closed then."""
+    at = filled(12, **{"segment.bytes": 65_536})
+    at.pass_time(1_000)
+    log = at.partition(1).local_log
+    assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 3)
+    set_full(at, 1, True)
+    with pytest.raises(StorageFull):
+        search(log, log.local.segments[0], 3)
+    at.pass_time(2_000)
+    assert len(log.local.segments) == 1
+    assert [each.first_offset for each in log.damages] == [3]
+    set_full(at, 1, False)
+    at.pass_time(2_000)
+    assert not log.damages
     assert well(at)

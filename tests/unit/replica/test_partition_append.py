@@ -113,6 +113,21 @@ def test_a_log_of_what_the_leader_has_deleted_begins_anew_inside_of_its_first_ba
     assert replicas.node(2).records() == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
 
 
+def test_what_the_leader_has_deleted_is_not_joined_to_what_it_has(replicas):
+    """A replica out of sync may hold other records there, and nobody could tell it: they go, so that no power
+    cut brings back a log of both. One in sync holds what was committed."""
+    follower = replicas.node(2).partition
+    for isr, start in (((1, 2, 3), 0), ((1, 3), 2)):
+        replicas.lead(1, isr=isr)
+        epoch = follower.leader_epoch
+        follower.truncate_fully_and_start_at(0)
+        follower.append_records_to_follower(batch(0, b"x", b"y", epoch=epoch), epoch)
+        follower.append_records_to_follower(batch(2, b"a", epoch=epoch), epoch, 2)
+        assert follower.log_start_offset == start
+        assert follower.local_log.local.segments[0].base_offset == start
+        assert replicas.node(2).records()[-1] == (2, b"a")
+
+
 def test_no_epoch_is_left_of_a_log_that_is_cut_at_its_start(replicas):
     """Deleted records lie in its first segment still, of a later epoch than what comes next."""
     for leader in (1, 2, 1):

@@ -99,6 +99,19 @@ def test_a_damaged_replica_leaves_at_once_and_stays_out(replicas):
     assert replicas.catch_up(2).isr_change.leader_and_isr.isr == (1, 3, 2)
 
 
+def test_word_of_a_range_does_not_stand_for_a_fetch_of_the_life_that_sends_it(replicas):
+    """What is known of the follower's log is from before its restart: it may cut that, or begin again."""
+    replicas.append(b"a")
+    replicas.catch_up(2, 3)
+    replicas.decide(isr=(1, 3))
+    replicas.tell(1)
+    replicas.brokers.epochs[2] += 100
+    lost(replicas, 2, 1)
+    assert shrink(replicas, 0) is NOTHING
+    assert replicas.leader.why_not_in_isr(2).keeps_out.startswith("it has not fetched")
+    assert replicas.catch_up(2).isr_change.leader_and_isr.isr == (1, 3, 2)
+
+
 def test_only_a_leader_drops_anybody(replicas):
     assert replicas.node(2).partition.maybe_shrink_isr(replicas.clock.now_ms + 10 * LAG_MS) is NOTHING
 
