@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kreplica.sim.control_mutants import CONTROL_MUTANTS
 from kreplica.sim.history_mutants import HISTORY_MUTANTS
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.mutants import MUTANTS, built_in
 from kreplica.sim.transcript.simulated import replay_simulated
 
+ALL_MUTANTS = {**MUTANTS, **HISTORY_MUTANTS, **CONTROL_MUTANTS}
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 # (mutant, its script, how it shows: the invariant that notices, or a line that the script prints instead);
 # two mutants with an "and" between them where one thing guards behind another.
@@ -68,6 +70,29 @@ CAUGHT = [
     ),
     ("apply_stale_answers", "stale_answer_of_an_earlier_epoch", "2  e0: 0=b0 1=m0"),
     ("name_epochs_before_their_flush", "kafka_16541_power_cut_at_an_epoch_checkpoint", "WeakIsr"),
+    # ---- whole nodes
+    (
+        "commit_without_those_about_to_join",
+        "maximal_isr_and_an_election",
+        "m1..m3: acknowledged at offset 1",
+    ),
+    (
+        "forget_broker_epochs",
+        "kip_903_lossy_restart",
+        "controller: t-0: leader 1 in epoch 0, ISR 1,2,3 (partition epoch 2)",
+    ),
+    ("reassign_within_an_epoch and remember_who_went", "reassignment_aba", "3 is in the ISR"),
+    (
+        "forget_unclean_shutdowns",
+        "kip_966_last_replica_loses_its_tail",
+        "controller: t-0: leader 3 in epoch 2, ISR 3, ELR 1,2 (partition epoch 3)",
+    ),
+    ("admit_the_fenced and ask_for_the_fenced", "kip_841_fenced_replica", "3 is in the ISR"),
+    (
+        "forget_who_else_expired",
+        "kafka_13173_two_sessions_end_at_once",
+        "t-0: leader 1 in epoch 0, ISR 1,3 (partition epoch 1)",
+    ),
 ]
 
 # The same where a leader does not compare epochs at each fetch, as it does since Kafka 2.7. A script holds
@@ -104,7 +129,7 @@ def what_shows(name, text):
     """The invariant that notices the mutant, or the lines that the script prints instead of its own."""
     with ExitStack() as stack:
         for each in name.split(" and "):
-            stack.enter_context(built_in({**MUTANTS, **HISTORY_MUTANTS}[each]))
+            stack.enter_context(built_in(ALL_MUTANTS[each]))
         try:
             replayed = replay_simulated(text)
         except InvariantViolated as violated:
@@ -114,4 +139,4 @@ def what_shows(name, text):
 
 def test_every_bug_of_a_history_is_caught():
     names = " and ".join(name for name, *_ in CAUGHT + CAUGHT_BEFORE)
-    assert HISTORY_MUTANTS.keys() <= set(names.split(" and "))
+    assert HISTORY_MUTANTS.keys() | CONTROL_MUTANTS.keys() <= set(names.split(" and "))

@@ -10,10 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from kreplica.common.types import Uuid
 from kreplica.sim import client
-from kreplica.sim.cluster import CLIENT_ID
-from kreplica.sim.controller import CONTROLLER_ID
 from kreplica.sim.transcript.backend import HeldMessage
-from kreplica.sim.transcript.runner import Arguments, Transcript, command, listed, node_name
+from kreplica.sim.transcript.runner import Arguments, Transcript, command, listed
 from kreplica.sim.transcript.script import ScriptError
 
 NODE = r"\d+|controller|client"
@@ -21,16 +19,11 @@ ARROW = rf"({NODE})->({NODE})"
 ANY = "any"
 
 
-def node_of(text: str) -> int:
-    """The id of a node as a script names it."""
-    return {"controller": CONTROLLER_ID, "client": CLIENT_ID}.get(text) or int(text)
-
-
-def pattern_of(arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]]:
+def pattern_of(script: Transcript, arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]]:
     """What messages the words name: `[FROM->TO] [API] [request|response]`; a client's only with its arrow."""
     words = " ".join(arguments.words)
     arrow = arguments.maybe_word(ARROW)
-    ends = None if arrow is None else tuple(node_of(end) for end in arrow.split("->"))
+    ends = None if arrow is None else tuple(script.node_of(end) for end in arrow.split("->"))
     kind = None
     if arguments.words and arguments.words[-1] in ("request", "response"):
         kind = arguments.words.pop() == "request"
@@ -39,7 +32,7 @@ def pattern_of(arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]
 
     def fits(message: HeldMessage) -> bool:
         return (
-            _joins(message, ends)
+            _joins(script, message, ends)
             and (kind is None or kind == message.is_request)
             and (api == ANY or message.name.lower() == api)
         )
@@ -47,10 +40,10 @@ def pattern_of(arguments: Arguments) -> tuple[str, Callable[[HeldMessage], bool]
     return words or ANY, fits
 
 
-def _joins(message: HeldMessage, ends: tuple[int, ...] | None) -> bool:
+def _joins(script: Transcript, message: HeldMessage, ends: tuple[int, ...] | None) -> bool:
     # Whoever reads a log in a script is not meant by what it says of followers.
     if ends is None:
-        return CLIENT_ID not in (message.sender_id, message.receiver)
+        return script.NAMES["client"] not in (message.sender_id, message.receiver)
     return ends == (message.sender_id, message.receiver)
 
 
@@ -64,7 +57,7 @@ def first_held(script: Transcript, fits: Callable[[HeldMessage], bool]) -> HeldM
 @command("hold [FROM->TO] [API] [request|response]")
 def hold(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """From now on hold such messages, until they are delivered one by one, or released."""
-    words, fits = pattern_of(arguments)
+    words, fits = pattern_of(script, arguments)
     if words in script.holds:
         raise ScriptError("they are held already")
     script.holds[words] = script.cluster.hold(fits)
@@ -74,7 +67,7 @@ def hold(script: Transcript, arguments: Arguments) -> Iterator[str]:
 @command("release [FROM->TO] [API] [request|response]")
 def release(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """End the hold of the same words, and deliver what it has held."""
-    words, fits = pattern_of(arguments)
+    words, fits = pattern_of(script, arguments)
     if words not in script.holds:
         raise ScriptError(f"no such hold; there are: {', '.join(script.holds) or 'none'}")
     script.holds.pop(words)()
@@ -87,7 +80,7 @@ def release(script: Transcript, arguments: Arguments) -> Iterator[str]:
 @command("deliver [FROM->TO] [API] [request|response]")
 def deliver(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Deliver the first such message that is held."""
-    words, fits = pattern_of(arguments)
+    words, fits = pattern_of(script, arguments)
     message = first_held(script, fits)
     if message is None:
         raise ScriptError(f"no message is held like {words}")
@@ -98,7 +91,7 @@ def deliver(script: Transcript, arguments: Arguments) -> Iterator[str]:
 @command("drop [FROM->TO] [API] [request|response]")
 def drop(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Lose the first such message that is held."""
-    words, fits = pattern_of(arguments)
+    words, fits = pattern_of(script, arguments)
     message = first_held(script, fits)
     if message is None:
         raise ScriptError(f"no message is held like {words}")
@@ -141,7 +134,7 @@ def _fetch_once(script: Transcript, follower: int) -> str:
 
 def describe(script: Transcript, message: HeldMessage) -> str:
     """A message in a line: its way, its kind, and for fetches what they ask and bring."""
-    way = f"{node_name(message.sender_id)}->{node_name(message.receiver)}"
+    way = f"{script.name_of(message.sender_id)}->{script.name_of(message.receiver)}"
     api = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", message.name).lower()
     kind = "request" if message.is_request else "response"
     said = "; ".join(_said(script, message))
@@ -210,8 +203,7 @@ def value_text(value: bytes | None) -> str:
 
 
 def _name(script: Transcript, topic: Any, index: int) -> str:
-    name = script.cluster.controller.topic_name(Uuid(topic.topic_id.bytes))
-    return f"{name}-{index}"
+    return f"{script.topic_name(Uuid(topic.topic_id.bytes))}-{index}"
 
 
 # ---- links and time --------------------------------------------------------------------------------------
@@ -222,10 +214,11 @@ def cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Let nothing arrive between two nodes any more; with an arrow in one direction only."""
     arrow = arguments.maybe_word(ARROW)
     if arrow is not None:
-        sender, receiver = (node_of(end) for end in arrow.split("->"))
+        sender, receiver = (script.node_of(end) for end in arrow.split("->"))
         script.cluster.cut(sender, receiver, both_ways=False)
     else:
-        script.cluster.cut(node_of(arguments.word("a node")), node_of(arguments.word("a node")))
+        one, other = (script.node_of(arguments.word("a node")) for _ in range(2))
+        script.cluster.cut(one, other)
     arguments.end()
     yield from ()
 
@@ -234,7 +227,8 @@ def cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def heal(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Join two nodes again, or all."""
     if arguments.words:
-        script.cluster.heal(node_of(arguments.word("a node")), node_of(arguments.word("a node")))
+        one, other = (script.node_of(arguments.word("a node")) for _ in range(2))
+        script.cluster.heal(one, other)
     else:
         script.cluster.heal_all()
     yield from ()
@@ -243,7 +237,7 @@ def heal(script: Transcript, arguments: Arguments) -> Iterator[str]:
 @command("disconnect NODE")
 def disconnect(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Break a node's connections; new ones may follow."""
-    script.cluster.disconnect(node_of(arguments.word("a node")))
+    script.cluster.disconnect(script.node_of(arguments.word("a node")))
     yield from ()
 
 

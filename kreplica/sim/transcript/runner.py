@@ -2,7 +2,8 @@
 
 After each line the cluster settles, which takes a moment of its time. What happened of itself meanwhile is
 told under the line: produces that were answered, and what the controller has decided. Commands are functions
-that modules beside this one register; `COMMANDS` is the language. Thread rule: one thread.
+that modules beside this one register; `COMMANDS` is the language of scripts of brokers, and those of whole
+nodes and of quorums have tables of their own. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim import client
+from kreplica.sim.cluster import CLIENT_ID
 from kreplica.sim.controller import CONTROLLER_ID
 from kreplica.sim.transcript.backend import Backend
 from kreplica.sim.transcript.script import ScriptError
@@ -95,14 +97,14 @@ class Command:
 COMMANDS: dict[str, Command] = {}
 
 
-def command(usage: str) -> Callable[[Run], Run]:
+def command(usage: str, table: dict[str, Command] = COMMANDS) -> Callable[[Run], Run]:
     """Register a function as the command of the usage's first word; its docstring's first paragraph helps."""
 
     def register(run: Run) -> Run:
         name = usage.split()[0]
-        assert name not in COMMANDS, f"{name} is there twice"
+        assert name not in table, f"{name} is there twice"
         help_text = " ".join((run.__doc__ or "").partition("\n\n")[0].split())
-        COMMANDS[name] = Command(usage, help_text, run)
+        table[name] = Command(usage, help_text, run)
         return run
 
     return register
@@ -111,8 +113,12 @@ def command(usage: str) -> Callable[[Run], Run]:
 class Transcript:
     """One run of a script, on the cluster that `make_cluster` makes at its command `brokers`."""
 
-    def __init__(self, make_cluster: MakeCluster) -> None:
+    # What the nodes are called that have no number in a script.
+    NAMES: Mapping[str, int] = {"controller": CONTROLLER_ID, "client": CLIENT_ID}
+
+    def __init__(self, make_cluster: MakeCluster, commands: Mapping[str, Command] = COMMANDS) -> None:
         self.make_cluster = make_cluster
+        self.commands = commands
         self.partition: TopicPartition | None = None  # what commands that name none speak of
         self.holds: dict[str, Callable[[], None]] = {}  # by the words of the hold: what ends it
         self.disk_faults: dict[int, object] = {}
@@ -125,9 +131,9 @@ class Transcript:
     def run(self, line: str) -> list[str]:
         """Run one command line; the lines it prints. Raises ScriptError."""
         name, *words = line.split()
-        if name not in COMMANDS:
+        if name not in self.commands:
             raise ScriptError(f"there is no command {name!r}")
-        printed = list(COMMANDS[name].run(self, Arguments(words)))
+        printed = list(self.commands[name].run(self, Arguments(words)))
         if self._cluster is not None:
             self._cluster.settle()
         return printed + list(self._news())
@@ -147,18 +153,11 @@ class Transcript:
     @property
     def cluster(self) -> Backend:
         if self._cluster is None:
-            raise ScriptError("a script begins with its brokers")
+            raise ScriptError("a script begins with its brokers, its nodes or its voters")
         return self._cluster
 
     def _news(self) -> Iterator[str]:
-        decided, self._decided[:] = list(self._decided), []
-        for state in decided:
-            isr, epoch = listed(state.isr), state.partition_epoch
-            yield f"controller: {state.topic_partition} has ISR {isr} (partition epoch {epoch})"
-        controller = self._cluster.controller if self._cluster is not None else None
-        while controller is not None and controller.handovers:
-            broker_id, topic_partition = controller.handovers.pop(0)
-            yield f"{broker_id}: another one should lead {topic_partition}"
+        yield from self._told_of_itself()
         waiting = []
         for label, future in self._produces:
             if not future.done():
@@ -173,7 +172,29 @@ class Transcript:
                 yield f"{label}: sent"
         self._produces = waiting
 
+    def _told_of_itself(self) -> Iterator[str]:
+        """What the controller has decided, and what was asked of it, since the last line."""
+        decided, self._decided[:] = list(self._decided), []
+        for state in decided:
+            isr, epoch = listed(state.isr), state.partition_epoch
+            yield f"controller: {state.topic_partition} has ISR {isr} (partition epoch {epoch})"
+        controller = self._cluster.controller if self._cluster is not None else None
+        while controller is not None and controller.handovers:
+            broker_id, topic_partition = controller.handovers.pop(0)
+            yield f"{broker_id}: another one should lead {topic_partition}"
+
     # ---- what commands need -------------------------------------------------------------------------------
+
+    def node_of(self, text: str) -> int:
+        """The id of a node as a script names it."""
+        return self.NAMES[text] if text in self.NAMES else number_of(text, "a broker")
+
+    def name_of(self, node_id: int) -> str:
+        """A node as a script names it."""
+        return next((name for name, named in self.NAMES.items() if named == node_id), str(node_id))
+
+    def topic_name(self, topic_id: Uuid) -> str:
+        return str(self.cluster.controller.topic_name(topic_id))
 
     def add_produce(self, label: str, answer: Future[Any]) -> None:
         """Tell when the produce is answered."""
@@ -184,7 +205,7 @@ class Transcript:
 
     def broker(self, word: str, *, runs: bool | None = None) -> int:
         """The id of a broker, which must run, or must not."""
-        broker_id = number_of(word, "a broker")
+        broker_id = self.node_of(word)
         if broker_id not in self.cluster.brokers:
             raise ScriptError(f"there is no broker {broker_id}")
         if runs is not None and runs != (self.cluster.program(broker_id) is not None):
@@ -225,11 +246,6 @@ def listed(brokers: Sequence[int]) -> str:
 def error_name(error: BaseException) -> str:
     """An error as a script tells it: the kind; the words are for people and may change."""
     return type(error).__name__
-
-
-def node_name(node_id: int) -> str:
-    """A broker's id, "controller" or "client"."""
-    return {CONTROLLER_ID: "controller"}.get(node_id, "client" if node_id > CONTROLLER_ID else str(node_id))
 
 
 def refused(error: KreplicaError) -> str:

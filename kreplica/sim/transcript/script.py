@@ -27,6 +27,12 @@ class ScriptError(Exception):
     """A script that cannot be run: an unknown command, a missing argument. Says the line's number."""
 
 
+def first_command(text: str) -> str:
+    """The first word of the first command line, which says what the script is of; "" where there is none."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line.split()[0] for line in lines if line and not line.startswith(COMMENT)), "")
+
+
 def replay(text: str, run: RunCommand) -> str:
     """The text with the output of its commands as `run` gives it. Raises ScriptError."""
     made: list[str] = []

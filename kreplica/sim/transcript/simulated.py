@@ -10,8 +10,9 @@ from kreplica.sim.invariants.checker import InvariantChecker
 
 # Each registers its commands.
 from kreplica.sim.transcript import client_commands, cluster_commands, damage_commands, network_commands
+from kreplica.sim.transcript.node_commands import NodesTranscript
 from kreplica.sim.transcript.runner import Transcript
-from kreplica.sim.transcript.script import replay
+from kreplica.sim.transcript.script import first_command, replay
 
 MODULES = (client_commands, cluster_commands, damage_commands, network_commands)
 
@@ -23,9 +24,16 @@ def simulated_cluster(settings: Mapping[str, str]) -> SimCluster:
     return cluster
 
 
+def transcript_of(text: str) -> Transcript:
+    """A run of the kind of script that the text is: of brokers, or of whole nodes."""
+    if first_command(text) == "nodes":
+        return NodesTranscript()
+    return Transcript(simulated_cluster)
+
+
 def replay_simulated(text: str) -> str:
     """The script with the output that it has on a simulated cluster; see script.replay."""
-    transcript = Transcript(simulated_cluster)
+    transcript = transcript_of(text)
     try:
         return replay(text, transcript.run)
     finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kreplica.sim.transcript.node_commands import NODE_COMMANDS, NodesTranscript
 from kreplica.sim.transcript.runner import COMMANDS, Transcript
 from kreplica.sim.transcript.script import ScriptError
 from kreplica.sim.transcript.simulated import MODULES, simulated_cluster
@@ -13,17 +14,18 @@ from kreplica.sim.transcript.simulated import MODULES, simulated_cluster
 MANUAL = Path(__file__).parents[4] / "docs" / "SIMULATOR.md"
 
 
-def table_of_commands():
+def table_of(commands):
     lines = ["| command | what it does |", "|---|---|"]
-    for command in COMMANDS.values():
+    for command in commands.values():
         usage = " or ".join(f"`{way}`" for way in command.usage.split(" | ")).replace("|", "\\|")
         lines.append(f"| {usage} | {command.help} |")
     return lines
 
 
-def test_the_manual_lists_the_language():
+@pytest.mark.parametrize("commands", [COMMANDS, NODE_COMMANDS], ids=["brokers", "nodes"])
+def test_the_manual_lists_the_language(commands):
     assert MODULES
-    missing = [line for line in table_of_commands() if line not in MANUAL.read_text().splitlines()]
+    missing = [line for line in table_of(commands) if line not in MANUAL.read_text().splitlines()]
     assert missing == []
 
 
@@ -60,3 +62,45 @@ def test_what_is_wrong_is_said(lines, match):
         transcript.run(line)
     with pytest.raises(ScriptError, match=match):
         transcript.run(lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        (["isr hold"], "no command 'isr'"),
+        (["start 1"], "begins with its"),
+        (["topic t 1"], "begins with its nodes"),
+        (["nodes"], "how many brokers is missing"),
+        (["nodes 1 now"], "not understood: now"),
+        (["nodes 1", "nodes 1"], "there already"),
+        (["nodes 1", "kill 7"], "there is no broker 7"),
+        (["nodes 1", "status t-0"], "there is no partition t-0"),
+        (["nodes 1", "kill controller", "kill controller"], "there is no active controller"),
+        (["nodes 1", "topic t 1", "kill 1", "clock +20000", "produce m"], "nobody leads t-0"),
+    ],
+)
+def test_what_is_wrong_in_a_script_of_nodes_is_said(lines, match):
+    transcript = NodesTranscript()
+    for line in lines[:-1]:
+        transcript.run(line)
+    with pytest.raises(ScriptError, match=match):
+        transcript.run(lines[-1])
+
+
+def test_a_script_of_nodes_tells_what_the_controllers_do():
+    transcript = NodesTranscript()
+    transcript.run("nodes 2 controllers=3")
+    assert transcript.run("topic t 2,1") == [
+        "controller: t-0: leader 2 in epoch 0, ISR 1,2 (partition epoch 0)"
+    ]
+    assert transcript.run("topic t 2,1") == ["refused: TopicAlreadyExists"]
+    active = transcript.node_of("controller")
+    assert f"{active}  leader    1      {active}" in transcript.run("quorum")
+    told = [*transcript.run("kill controller"), *transcript.run("clock +5000")]
+    assert f"{transcript.node_of('controller')} is the active controller, in epoch 2" in told
+    assert f"{active}  down" in transcript.run("quorum")
+    assert transcript.run("config t retention.ms=1") == []
+    moved = "".join([*transcript.run("reassign 1,2"), *transcript.run("elect")])
+    assert "leader 1 in epoch 1" in moved
+    assert "leader 2 in epoch 2" in "".join(transcript.run("stop 1"))
+    assert transcript.run("partition") == ["t-0: leader 2 in epoch 2, ISR 2 (partition epoch 3)"]

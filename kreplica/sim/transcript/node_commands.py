@@ -1,0 +1,335 @@
+"""Scripts of whole nodes: the quorum and its controller decide who leads, and nobody else does.
+
+A script begins with `nodes` instead of `brokers`; what it has in common with scripts of brokers are the same
+commands. What the controller's log commits is told under the line that caused it. Timeouts are Kafka's
+defaults, so that a script's moments lie far from them. Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kreplica.common.errors import KreplicaError
+from kreplica.common.future import Future
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration
+from kreplica.sim.network import LinkConditions
+from kreplica.sim.nodes.node_cluster import FIRST_CLIENT_ID, NodeCluster
+from kreplica.sim.scheduler import SimEvent
+from kreplica.sim.transcript import client_commands, cluster_commands, network_commands
+from kreplica.sim.transcript.client_commands import table
+from kreplica.sim.transcript.cluster_commands import SCRIPT_LOG
+from kreplica.sim.transcript.runner import (
+    COMMANDS,
+    Arguments,
+    Command,
+    Transcript,
+    brokers_of,
+    command,
+    error_name,
+    listed,
+    number_of,
+    refused,
+)
+from kreplica.sim.transcript.script import ScriptError
+
+# Kafka's defaults, but that a commit of metadata does not wait for others to share its flush.
+SETTINGS: Mapping[str, object] = {
+    "quorum.election.timeout.ms": 1_000,
+    "quorum.fetch.timeout.ms": 2_000,
+    "quorum.election.backoff.max.ms": 1_000,
+    "quorum.request.timeout.ms": 2_000,
+    "quorum.append.linger.ms": 0,
+    "broker.session.timeout.ms": 9_000,
+    "broker.session.hint.ms": 9_000,
+    "broker.session.max.timeout.ms": 9_000,
+    "broker.heartbeat.interval.ms": 2_000,
+    "broker.heartbeat.timeout.ms": 4_000,
+    "leader.imbalance.check.interval.seconds": 300,
+    "replica.lag.time.max.ms": 30_000,
+    "replica.fetch.wait.max.ms": 500,
+    "replica.fetch.backoff.ms": 1_000,
+    "replica.socket.timeout.ms": 30_000,
+    "replica.high.watermark.checkpoint.interval.ms": 5_000,
+    "metadata.log.max.record.bytes.between.snapshots": 20 << 20,
+}
+# Of scripts of brokers, what says nothing of a scripted controller.
+_SHARED = (
+    *("start", "kill", "power-cut", "pause", "resume", "disk", "flush", "checkpoint"),
+    *("hold", "release", "deliver", "drop", "messages", "cut", "heal", "disconnect", "clock", "date"),
+    *("produce", "read", "delete-records", "status", "records", "epochs", "recovery", "why", "history"),
+)
+MODULES = (client_commands, cluster_commands, network_commands)
+NODE_COMMANDS: dict[str, Command] = {name: COMMANDS[name] for name in _SHARED}
+
+
+class ScriptedNodes(NodeCluster):
+    """Nodes whose messages take no time and whose events come in the order in which they are said."""
+
+    def __init__(self, brokers: int, controllers: int, settings: Mapping[str, object]) -> None:
+        super().__init__(
+            brokers,
+            controllers=controllers,
+            shuffle=False,
+            conditions=LinkConditions(),
+            as_bytes=False,
+            settings={**SETTINGS, **settings},
+        )
+
+    def send(self, broker_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
+        """Send a client's request."""
+        return self.client.endpoint.send(broker_id, request, timeout_ms=timeout_ms)
+
+
+class CommittedNews:
+    """Tells of each change of what is committed, as the node knows it that knows most."""
+
+    def __init__(self, cluster: NodeCluster) -> None:
+        self._cluster = cluster
+        self._known: ClusterMetadata | None = None
+        self._partitions: dict[TopicPartition, PartitionRegistration] = {}
+        self._brokers: dict[int, BrokerRegistration] = {}
+        self._active: tuple[int, int] | None = None
+        self._news: list[str] = []
+
+    def take(self) -> list[str]:
+        """What there was since the last time."""
+        news, self._news = self._news, []
+        return news
+
+    def look(self) -> None:
+        """After an event."""
+        if not self._cluster.live():
+            return
+        metadata = self._cluster.metadata()
+        if metadata is not self._known:
+            self._known = metadata
+            self._news += self._of_brokers(metadata)
+            self._news += self._of_partitions(metadata)
+        active = self._cluster.controller
+        node = None if active is None else self._cluster.node(active)
+        if active is not None and node is not None:
+            told = active, node.raft.leader_and_epoch.epoch
+            if self._active is not None and told != self._active:
+                self._news.append(f"{active} is the active controller, in epoch {told[1]}")
+            self._active = told
+
+    def _of_brokers(self, metadata: ClusterMetadata) -> Iterator[str]:
+        for broker_id, now in sorted(metadata.brokers.items()):
+            before = self._brokers.get(broker_id)
+            if before is not None and before.epoch != now.epoch:
+                yield f"controller: broker {broker_id} is registered anew"
+            if before is not None and before.fenced != now.fenced:
+                yield f"controller: broker {broker_id} is {'fenced' if now.fenced else 'no longer fenced'}"
+        self._brokers = dict(metadata.brokers)
+
+    def _of_partitions(self, metadata: ClusterMetadata) -> Iterator[str]:
+        now = {at: registration for at, _, registration in metadata.partitions()}
+        for at, registration in sorted(now.items()):
+            if self._partitions.get(at) != registration:
+                yield f"controller: {at}: {stands(registration)}"
+        for at in sorted(self._partitions.keys() - now.keys()):
+            yield f"controller: {at} is no more"
+        self._partitions = now
+
+
+def stands(registration: PartitionRegistration) -> str:
+    """How a partition stands by the controller."""
+    leader = "no leader" if registration.leader == NO_LEADER else f"leader {registration.leader}"
+    parts = [f"{leader} in epoch {registration.leader_epoch}", f"ISR {listed(registration.isr)}"]
+    if registration.elr:
+        parts.append(f"ELR {listed(registration.elr)}")
+    if registration.adding_replicas:
+        parts.append(f"adding {listed(registration.adding_replicas)}")
+    if registration.removing_replicas:
+        parts.append(f"removing {listed(registration.removing_replicas)}")
+    return f"{', '.join(parts)} (partition epoch {registration.partition_epoch})"
+
+
+class NodesTranscript(Transcript):
+    """One run of a script of whole nodes. `check(cluster)` hooks what is to be looked at after each event."""
+
+    NAMES: Mapping[str, int] = {"client": FIRST_CLIENT_ID}
+
+    def __init__(self, check: Callable[[NodeCluster], object] | None = None) -> None:
+        super().__init__(_no_brokers, NODE_COMMANDS)
+        self._check = check
+        self._nodes: ScriptedNodes | None = None
+        self._committed: CommittedNews | None = None
+
+    def begin_nodes(self, brokers: int, controllers: int, settings: Mapping[str, object]) -> None:
+        """Make the cluster, and start it."""
+        if self._nodes is not None:
+            raise ScriptError("the nodes are there already")
+        nodes = self._nodes = ScriptedNodes(brokers, controllers, settings)
+        self._cluster = nodes  # type: ignore[assignment]  # it has no scripted controller
+        if self._check is not None:
+            self._check(nodes)
+        news = self._committed = CommittedNews(nodes)
+        checks = nodes.scheduler.after_event
+
+        def after(event: SimEvent) -> None:
+            if checks is not None:
+                checks(event)
+            news.look()
+
+        nodes.scheduler.after_event = after
+        nodes.boot()
+        news.take()
+
+    @property
+    def nodes(self) -> ScriptedNodes:
+        if self._nodes is None:
+            raise ScriptError("a script begins with its nodes")
+        return self._nodes
+
+    def _told_of_itself(self) -> Iterator[str]:
+        if self._committed is not None:
+            yield from self._committed.take()
+        if self._nodes is not None:
+            while self._nodes.fatal:
+                node_id, error = self._nodes.fatal.pop(0)
+                yield f"{node_id} cannot go on: {error_name(error)}"
+
+    # ---- what commands need -------------------------------------------------------------------------------
+
+    def node_of(self, text: str) -> int:
+        if text != "controller":
+            return super().node_of(text)
+        active = self.nodes.controller
+        if active is None:
+            raise ScriptError("there is no active controller")
+        return active
+
+    def name_of(self, node_id: int) -> str:
+        if self.nodes.voters == [node_id] and node_id not in self.nodes.broker_ids:
+            return "controller"
+        return super().name_of(node_id)
+
+    def topic_name(self, topic_id: Uuid) -> str:
+        if topic_id == Uuid.METADATA_TOPIC:
+            return "metadata"
+        found = self.nodes.metadata().topic_by_id(topic_id)
+        return str(topic_id) if found is None else found.name
+
+    def decided(self, topic_partition: TopicPartition) -> LeaderAndIsr:
+        metadata = self.nodes.metadata()
+        registration = metadata.partition(topic_partition)
+        if registration is None:
+            raise ScriptError(f"there is no partition {topic_partition}")
+        return registration.leader_and_isr(topic_partition, metadata.topics[topic_partition.topic].topic_id)
+
+    def leader_of(self, topic_partition: TopicPartition) -> int:
+        leader = super().leader_of(topic_partition)
+        if leader == NO_LEADER:
+            raise ScriptError(f"nobody leads {topic_partition}")
+        return leader
+
+    def ask(self, future: Future[Any]) -> Iterator[str]:
+        """Let the answer come; prints what is refused."""
+        try:
+            self.nodes.result(future)
+        except KreplicaError as error:
+            yield refused(error)
+
+
+def _no_brokers(_: Mapping[str, str]) -> Any:
+    raise ScriptError("this script is of nodes")
+
+
+def _nodes_of(script: Transcript) -> NodesTranscript:
+    assert isinstance(script, NodesTranscript)
+    return script
+
+
+# ---- commands --------------------------------------------------------------------------------------------
+
+
+@command("nodes BROKERS [controllers=N] [SETTING=VALUE...]", NODE_COMMANDS)
+def nodes(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Start so many brokers, and controllers of their own with ids from 1001 on (one, unless said); settings
+    are Kafka's, of all nodes."""
+    brokers = arguments.number("how many brokers")
+    controllers = number_of(arguments.option("controllers", "1"), "how many controllers")
+    settings, arguments.options = dict(arguments.options), {}
+    arguments.end()
+    _nodes_of(script).begin_nodes(brokers, controllers, settings)
+    yield from ()
+
+
+@command("topic NAME REPLICAS [partitions=N] [SETTING=VALUE...]", NODE_COMMANDS)
+def topic(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let the controller create a topic; the first of the replicas is to lead."""
+    cluster = _nodes_of(script).nodes
+    name = arguments.word("a name")
+    replicas = brokers_of(arguments.word("the replicas"))
+    count = number_of(arguments.option("partitions", "1"), "the number of partitions")
+    settings = {**SCRIPT_LOG, **arguments.options}
+    asked = cluster.client.admin.create_topic(
+        name, assignment=dict.fromkeys(range(count), replicas), config=settings
+    )
+    script.partition = script.partition or TopicPartition(name, 0)
+    yield from _nodes_of(script).ask(asked)
+
+
+@command("config TOPIC SETTING=VALUE...", NODE_COMMANDS)
+def config(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Change a topic's settings."""
+    name = arguments.word("a topic")
+    cluster = _nodes_of(script).nodes
+    yield from _nodes_of(script).ask(cluster.client.admin.alter_config(name, arguments.options))
+
+
+@command("stop NODE", NODE_COMMANDS)
+def stop(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let a node leave in order, and stop it."""
+    cluster = _nodes_of(script).nodes
+    yield from _nodes_of(script).ask(cluster.shut_down(script.broker(arguments.word("a node"), runs=True)))
+
+
+@command("reassign [PARTITION] IDS", NODE_COMMANDS)
+def reassign(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let the controller begin to move a partition to these brokers."""
+    at = script.the_partition(arguments)
+    replicas = brokers_of(arguments.word("the replicas"))
+    arguments.end()
+    yield from _nodes_of(script).ask(_nodes_of(script).nodes.client.admin.reassign(at, replicas))
+
+
+@command("elect [PARTITION] [unclean=yes]", NODE_COMMANDS)
+def elect(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """Let the preferred replica lead, or, unclean, any that is there."""
+    at = script.the_partition(arguments)
+    unclean = arguments.option("unclean", "no") == "yes"
+    arguments.end()
+    admin = _nodes_of(script).nodes.client.admin
+    yield from _nodes_of(script).ask(admin.elect_leader(at, "unclean" if unclean else "preferred"))
+
+
+@command("partition [PARTITION]", NODE_COMMANDS)
+def partition(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """How a partition stands by the controller."""
+    at = script.the_partition(arguments)
+    arguments.end()
+    registration = _nodes_of(script).nodes.partition(*at)
+    yield f"{at} is no more" if registration is None else f"{at}: {stands(registration)}"
+
+
+@command("quorum", NODE_COMMANDS)
+def quorum(script: Transcript, arguments: Arguments) -> Iterator[str]:
+    """A table of the controllers: the state of each in the quorum, its epoch, and the leader it knows."""
+    arguments.end()
+    cluster = _nodes_of(script).nodes
+    rows = [("node", "state", "epoch", "leader")]
+    for voter in cluster.voters:
+        node = cluster.node(voter)
+        if node is None:
+            rows.append((str(voter), "down", "", ""))
+            continue
+        state = node.raft.quorum.state
+        leader = "none" if state.leader_id is None else str(state.leader_id)
+        rows.append((str(voter), state.NAME, str(state.epoch), leader))
+    yield from table(rows)
