@@ -35,7 +35,12 @@ from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.cluster_metadata import (
+    BROKER_RESOURCE,
+    CLUSTER_DEFAULT,
+    TOPIC_RESOURCE,
+    ClusterMetadata,
+)
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
 from kreplica.metadata.registrations import (
@@ -137,7 +142,7 @@ class BrokerMetadataPublisher:
         self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> Iterator[None]:
         self._cache.set_image(metadata)
-        self._configure(delta)
+        self._configure(delta, metadata)
         if self._is_first:
             self._is_first = False
             yield from self._move_strays_aside(metadata)
@@ -151,7 +156,7 @@ class BrokerMetadataPublisher:
 
     # ---- settings -----------------------------------------------------------------------------------------
 
-    def _configure(self, delta: MetadataDelta) -> None:
+    def _configure(self, delta: MetadataDelta, metadata: ClusterMetadata) -> None:
         configs = {
             name: None if change.new is None else self._config_of(name, change.new)
             for (kind, name), change in delta.configs.items()
@@ -159,6 +164,9 @@ class BrokerMetadataPublisher:
         }
         if configs:
             self._logs.set_configs(configs)
+        if any(kind == BROKER_RESOURCE for kind, _ in delta.configs):
+            of_all = metadata.config(BROKER_RESOURCE, CLUSTER_DEFAULT)
+            self._replicas.set_quotas({**of_all, **metadata.config(BROKER_RESOURCE, str(self._broker_id))})
 
     def _config_of(self, topic: str, settings: Mapping[str, str]) -> LogConfig:
         """The topic's configuration; settings that are not known here, or no value of theirs, are left out:

@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidConfig
-from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.cluster_metadata import (
+    BROKER_RESOURCE,
+    CLUSTER_DEFAULT,
+    TOPIC_RESOURCE,
+    ClusterMetadata,
+)
 from kreplica.metadata.records import ConfigRecord, MetadataRecord, RemoveTopicRecord
-
-CLUSTER_DEFAULT = ""
 
 
 class ElectionSettings(NamedTuple):

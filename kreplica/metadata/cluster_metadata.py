@@ -29,6 +29,8 @@ from kreplica.metadata.serde import ApiMessageAndVersion
 # The types of resources that configurations are for.
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
+# The name that stands for all brokers.
+CLUSTER_DEFAULT = ""
 
 # Whom a quota is for: its types of entity, sorted, each with a name, None for the default.
 QuotaKey = tuple[tuple[str, str | None], ...]

@@ -60,7 +60,7 @@ from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
-from kreplica.replica.replication_quota import quota_of
+from kreplica.replica.replication_quota import FOLLOWER_RATE, LEADER_RATE, quota_of
 from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
@@ -370,6 +370,18 @@ class ReplicaManager:
             on_moved=self.fetches.moved,
             on_storage_failure=self._check_storage,
         )
+
+    def set_quotas(self, settings: Mapping[str, str]) -> None:
+        """Take over the rates of replication, in bytes a second, from a broker's settings under their names;
+        those of the start where they are not told.
+        """
+        config = self.config
+        for name, quota, default in (
+            (LEADER_RATE, self.leader_quota, config.leader_replication_throttled_rate),
+            (FOLLOWER_RATE, self.follower_quota, config.follower_replication_throttled_rate),
+        ):
+            told = settings.get(name, "")
+            quota.bytes_per_second = int(told) if told.isdecimal() else default
 
     def _take_configs(self, configs: Mapping[str, LogConfig | None]) -> None:
         """Take over which replicas of these topics the quotas throttle; None: none of them."""

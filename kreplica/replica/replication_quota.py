@@ -16,6 +16,9 @@ from kreplica.common.ports import Clock
 from kreplica.common.types import TopicPartition
 from kreplica.replica.replica_config import ReplicaConfig
 
+# A broker's settings, in bytes a second.
+LEADER_RATE = "leader.replication.throttled.rate"
+FOLLOWER_RATE = "follower.replication.throttled.rate"
 ALL_REPLICAS = "*"
 UNLIMITED = (1 << 62) - 1
 
