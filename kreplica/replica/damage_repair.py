@@ -89,7 +89,8 @@ class DamageRepair:
     """The repairs of broker `broker_id`.
 
     `on_wants_handover(partition)`: another replica should lead, since this broker cannot put into its log
-    what an in-sync follower has, or was to lead with a log at whose rot recovery stopped.
+    what an in-sync follower has, was to lead with a log at whose rot recovery stopped, or has rot above the
+    high watermark, which no follower can get past.
     `on_moved(partition)`: records can be read again.
     """
 
@@ -239,6 +240,9 @@ class DamageRepair:
                 self._on_failure(partition.topic_partition, error)
             self._again_later(repair)
             return
+        if partition.is_leader and damage.stop_offset > log.high_watermark and len(partition.isr) > 1:
+            # Not all of it is committed, and nobody will ever have it: who is in sync can lead without it.
+            self._want_handover(partition)
         repair.passed_over.add(damage)
         self._next_range(repair)
 

@@ -79,7 +79,8 @@ def fetch_records(
     term = log_with_epoch(partition, current_leader_epoch, only_leader)
     log = term.log
     assert log is not None
-    if replica_id >= 0 and partition.replica(replica_id) is None:
+    replica = None if replica_id < 0 else partition.replica(replica_id)
+    if replica_id >= 0 and replica is None:
         _refuse_follower(partition, replica_id, current_leader_epoch)
     state = log.state
     end = state.log_end_offset
@@ -95,8 +96,10 @@ def fetch_records(
     try:
         read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)
         # A follower in sync asks for what was just written, and checks it itself; what is older may have
-        # rotted, and a consumer is never given that.
-        if read.records is not None and (replica_id < 0 or fetch_offset < mark):
+        # rotted, and so has, perhaps, what a follower could not take. A consumer is never given that.
+        if read.records is not None and (
+            replica is None or fetch_offset < mark or replica.asks_again(fetch_offset)
+        ):
             log_reader.check_records(log, read.records)
     except LogClosed as error:
         # The replica was stopped after the look at its role.

@@ -137,6 +137,10 @@ class Replica:
             if self.last_fetch_time_ms > self.last_caught_up_time_ms:
                 self.last_caught_up_time_ms = self.last_fetch_time_ms
 
+    def asks_again(self, fetch_offset: int) -> bool:
+        """Whether its fetch before was from there, too, and there were records for it to take."""
+        return self.log_end_offset == fetch_offset < self.last_fetch_leader_log_end_offset
+
     def is_caught_up(self, leader_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
         """Whether it has all that the leader has, or had it no longer than `max_lag_ms` ago."""
         return self.log_end_offset == leader_end_offset or now_ms - self.last_caught_up_time_ms <= max_lag_ms

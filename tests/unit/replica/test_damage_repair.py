@@ -304,6 +304,32 @@ def test_a_leader_that_cannot_write_the_range_wants_an_in_sync_follower_to_lead(
     assert image(at, 1) == image(at, 2)
 
 
+def test_a_leader_with_rot_that_nobody_has_fetched_wants_an_in_sync_follower_to_lead() -> None:
+    """No follower can get past it. Were nobody else to lead, the ISR would shrink to the one broker that
+    cannot read what it has, for ever."""
+    at = filled()
+    asked = []
+    at.manager(1).repairs.on_wants_handover = lambda partition: asked.append(partition.topic_partition)
+    end = at.cluster.hold(lambda message: message.is_request and message.receiver == 1)
+    at.pass_time(1_000)
+    append(at, 3)
+    assert [at.partition(each).log_end_offset for each in at.ids] == [RECORDS + 3, RECORDS, RECORDS]
+    rot(at, 1, RECORDS + 1)
+    end()
+    for message in at.cluster.held():
+        at.cluster.release(message)
+    at.pass_time(3_000)
+    assert set(asked) == {T0}
+    assert set(at.partition(1).isr) == {1, 2, 3}
+    at.elect(2)
+    append(at, 1, leader=2)
+    at.pass_time(3_000)
+    assert [gauge(at, each) for each in at.ids] == [0, 0, 0]
+    assert image(at, 1) == image(at, 2) == image(at, 3)
+    assert at.partition(1).log_end_offset == RECORDS + 2
+    assert set(at.partition(2).isr) == {1, 2, 3}
+
+
 class Died(Exception):
     """The broker's machine stops here."""
 
