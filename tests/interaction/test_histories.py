@@ -76,7 +76,11 @@ CAUGHT = [
         "maximal_isr_and_an_election",
         "m1..m3: acknowledged at offset 1",
     ),
-    ("forget_broker_epochs", "kip_903_lossy_restart", "3 is in the ISR"),
+    (
+        "forget_broker_epochs",
+        "kip_903_lossy_restart",
+        "1       leader    0      0      1   1    1,2,3  1,2,3",
+    ),
     ("reassign_within_an_epoch and remember_who_went", "reassignment_aba", "3 is in the ISR"),
     (
         "forget_unclean_shutdowns",
