@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.types import TopicPartition
+from kreplica.sim.actions import Actions
 from kreplica.sim.history import History, Operation, Poll, Polled, Send
 from kreplica.sim.history_checker import check
 from kreplica.sim.invariants.cluster_view import PartitionView
@@ -36,14 +37,20 @@ LOOK_MS = 50
 
 
 class NodeDriver:
-    """One run. `counts` tells what has happened in it; each of node_observer.EXPECTED should, over many."""
+    """One run. `counts` tells what has happened in it; each of node_observer.EXPECTED should, over many.
+
+    `without`: the numbers of the actions that are left out.
+    """
 
     def __init__(
         self,
         seed: int,
         workload: NodeWorkload | None = None,
         invariants: Sequence[type[Invariant]] = NODE_INVARIANTS,
+        *,
+        without: Container[int] = (),
     ) -> None:
+        self.actions = Actions(seed, without)
         self.workload = workload or draw_node_workload(random.Random(f"{seed}/workload"))
         self.counts: Counter[str] = Counter()
         self.cluster = NodeCluster(
@@ -55,43 +62,57 @@ class NodeDriver:
         )
         self.checker = NodeChecker(self.cluster, invariants)
         self.observer = NodeObserver(self.cluster, self.checker, self.counts)
-        self.faults = NodeFaults(self.cluster, self.counts)
-        self.load = NodeLoad(self.cluster, self.checker, self.counts)
+        self.faults = NodeFaults(self.cluster, self.counts, self.actions.random)
+        self.load = NodeLoad(self.cluster, self.checker, self.counts, self.actions.random)
+        # When each round of faults has ended, so far.
+        self.round_ends_ms: list[int] = []
         self.cluster.on_fatal = self._died
         self.checker.is_harmed = self.faults.may_die
 
-    def run(self, events: int = 2_000) -> None:
-        """Let so many events happen, and see that all becomes well. Raises InvariantViolated."""
-        scheduler = self.cluster.scheduler
+    def run(self, events: int = 2_000, *, round_ends_ms: Sequence[int] = ()) -> None:
+        """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
+
+        `round_ends_ms`: when each round of faults ends, instead, in ms of virtual time.
+        """
         self.cluster.boot(BOOT_MS)
         for _ in range(FIRST_TOPICS):
             self.load.create_topic(2)
         self._require_well()
-        for number in range(ROUNDS):
+        for number in range(len(round_ends_ms) or ROUNDS):
             self.faults.begin()
             self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
             self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
-            while scheduler.events < events * (number + 1) // ROUNDS:
-                if scheduler.step() is None:
-                    raise AssertionError("nothing is left to happen")
+            if round_ends_ms:
+                self._pass_until_ms(round_ends_ms[number])
+            else:
+                self._pass_events(events * (number + 1) // ROUNDS)
+            self.round_ends_ms.append(self.cluster.now_ms())
             self._heal()
         self._check_history()
         self.observer.finish()
 
     # ---- within -------------------------------------------------------------------------------------------
 
+    def _pass_events(self, until: int) -> None:
+        while self.cluster.scheduler.events < until:
+            if self.cluster.scheduler.step() is None:
+                raise AssertionError("nothing is left to happen")
+
+    def _pass_until_ms(self, end_ms: int) -> None:
+        self.cluster.pass_time(max(end_ms - self.cluster.now_ms(), 0))
+
     def _operate(self) -> None:
         if not self.faults.is_calm:
             self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
-            self.load.operate()
+            self.actions.run(self.load.operate)
 
     def _strike(self) -> None:
         if not self.faults.is_calm:
             self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
-            self.faults.strike()
+            self.actions.run(self.faults.strike)
 
     def _later(self, mean_ms: int, kind: str, summary: str, action: Callable[[], None]) -> None:
-        delay_ms = self.cluster.random.expovariate(1 / mean_ms)
+        delay_ms = self.actions.delay_ms(mean_ms)
         self.cluster.scheduler.add(kind, summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
 
     def _died(self, node_id: int, error: BaseException) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from random import Random
 
 from kreplica.common.errors import KreplicaError, StorageIOError
 from kreplica.sim.network import LinkConditions
@@ -28,11 +29,11 @@ FLUSHES = ("flush", "sync_directory")
 class NodeFaults:
     """Of `cluster`; `counts` tells what has happened."""
 
-    def __init__(self, cluster: NodeCluster, counts: Counter[str]) -> None:
+    def __init__(self, cluster: NodeCluster, counts: Counter[str], random: Random) -> None:
         self.is_calm = True
         self._cluster = cluster
         self._counts = counts
-        self._random = cluster.random
+        self._random = random
         # Whose disk has refused something in this life or the one before.
         self.failing: set[int] = set()
         # How often each is drawn, for all together.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Any
 
 from kreplica.client.fetcher import EARLIEST
@@ -48,7 +49,9 @@ class Consumer:
 class NodeLoad:
     """Client operations, one by one, drawn by chance. `pending`: how many have no answer yet."""
 
-    def __init__(self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str]) -> None:
+    def __init__(
+        self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random
+    ) -> None:
         self.pending = 0
         self.operations: list[Operation] = []
         # Sends in the order in which they were made, which answers need not keep.
@@ -56,7 +59,7 @@ class NodeLoad:
         self._cluster = cluster
         self._checker = checker
         self._counts = counts
-        self._random = cluster.random
+        self._random = random
         self._values = 0
         self._topics = 0
         self._producers = [cluster.add_client() for _ in range(PRODUCERS)]
