@@ -45,9 +45,8 @@ def maker(entity: Callable[P, E]) -> Callable[P, E]:
         else:
             scope[f"default_{name}"] = field.default
             parameters.append(f"{name}=default_{name}")
-    source = (
-        f"def make(*, {', '.join(parameters)}):\n    made = new(entity)\n{''.join(steps)}    return made\n"
-    )
+    given = f"*, {', '.join(parameters)}" if parameters else ""
+    source = f"def make({given}):\n    made = new(entity)\n{''.join(steps)}    return made\n"
     exec(source, scope)
     make: Callable[P, E] = scope["make"]
     return make

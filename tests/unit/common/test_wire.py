@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kio.schema.api_versions.v0.request import ApiVersionsRequest
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v17 import request, response
 
@@ -46,6 +47,10 @@ def test_a_made_entity_is_what_its_constructor_makes(entity: Any, data: st.DataO
     assert hash(made) == hash(constructed)
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(entity)[0].name, 1)
+
+
+def test_an_entity_without_fields_is_made_too() -> None:
+    assert maker(ApiVersionsRequest)() == ApiVersionsRequest()
 
 
 def test_what_is_missing_or_unknown_is_refused() -> None:

@@ -1,0 +1,91 @@
+"""The versions of Kafka's requests: which are advertised, which are read, and which one the handlers take.
+
+A handler takes one version of a message. Requests and answers of the others are turned into it and back
+(message_conversion). The low ends that are advertised and not read stand for clients which look for them:
+librdkafka before 2.11.1 does without compression where Produce 0 is missing (KAFKA-18659). Nobody sends them,
+for whoever knows them knows later ones; one that comes closes the connection, as there is no answer to it in
+kio. No state; any thread may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from kio.index import load_request_schema, load_response_schema
+
+API_VERSIONS = 18
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_TOPICS = 0, 1, 2, 3, 20
+
+
+class ApiVersionRange(NamedTuple):
+    """One API: versions that are advertised, the first that is read, and the one that its handler takes."""
+
+    api_key: int
+    min_version: int
+    max_version: int
+    first_read: int
+    handled: int
+
+    def reads(self, version: int) -> bool:
+        return self.first_read <= version <= self.max_version
+
+
+def _range(
+    api_key: int, low: int, high: int, first_read: int | None = None, handled: int | None = None
+) -> ApiVersionRange:
+    return ApiVersionRange(
+        api_key, low, high, low if first_read is None else first_read, high if handled is None else handled
+    )
+
+
+# What a node answers: to clients first, then what nodes alone ask each other, who are of one version.
+API_RANGES: Mapping[int, ApiVersionRange] = {
+    each.api_key: each
+    for each in (
+        _range(PRODUCE, 0, 11, 3),
+        _range(FETCH, 0, 17, 4),  # 13 and later name topics by id
+        _range(LIST_OFFSETS, 0, 8, 1),
+        _range(METADATA, 0, 12),
+        _range(API_VERSIONS, 0, 3),
+        _range(19, 0, 7, 2),  # CreateTopics
+        _range(DELETE_TOPICS, 0, 6, 1),
+        _range(22, 0, 4),  # InitProducerId
+        _range(23, 2, 4),  # OffsetForLeaderEpoch
+        _range(33, 0, 2),  # AlterConfigs
+        _range(37, 0, 3),  # CreatePartitions
+        _range(43, 0, 2),  # ElectLeaders
+        _range(44, 0, 1),  # IncrementalAlterConfigs
+        _range(45, 0, 1),  # AlterPartitionReassignments
+        _range(46, 0, 0),  # ListPartitionReassignments
+        _range(55, 0, 2),  # DescribeQuorum
+        _range(57, 1, 1),  # UpdateFeatures
+        _range(64, 0, 0),  # UnregisterBroker
+        _range(80, 0, 0),  # AddRaftVoter
+        _range(81, 0, 0),  # RemoveRaftVoter
+        _range(52, 2, 2),  # Vote
+        _range(53, 1, 1),  # BeginQuorumEpoch
+        _range(54, 1, 1),  # EndQuorumEpoch
+        _range(56, 3, 3),  # AlterPartition
+        _range(59, 1, 1),  # FetchSnapshot
+        _range(62, 4, 4),  # BrokerRegistration
+        _range(63, 1, 1),  # BrokerHeartbeat
+        _range(67, 0, 0),  # AllocateProducerIds
+        _range(70, 0, 0),  # ControllerRegistration
+        _range(73, 0, 0),  # AssignReplicasToDirs
+        _range(82, 0, 0),  # UpdateRaftVoter
+    )
+}
+
+
+@lru_cache(None)
+def request_type(api_key: int, version: int) -> type[Any]:
+    """kio's class of that request; its module is imported with the first."""
+    return load_request_schema(api_key, version)
+
+
+@lru_cache(None)
+def response_type(api_key: int, version: int) -> type[Any]:
+    """kio's class of that response."""
+    return load_response_schema(api_key, version)

@@ -1,0 +1,241 @@
+"""Turning a message of one version into the same message of another.
+
+Fields are taken over by name. One that the other version does not have is left out, and one that is new gets
+the default of Kafka's schema, or what such a field holds where nothing is said. Fetch, DeleteTopics and
+Metadata have changed more than that. Owns no state but the plans, one for each pair of classes; any thread
+may call.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Protocol
+
+from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v17.request import FetchPartition as AskedPartition
+from kio.schema.fetch.v17.request import FetchRequest, FetchTopic, ReplicaState
+from kio.schema.fetch.v17.response import FetchResponse
+
+from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, request_type, response_type
+from kreplica.common.errors import InvalidRequest
+from kreplica.common.message_reader import kind_of
+from kreplica.common.types import Uuid
+from kreplica.common.wire import maker, topic_id_of, uuid_of
+
+# From here on Fetch names topics by id, from there its replica's state is a structure (KIP-903).
+FETCH_BY_ID, FETCH_REPLICA_STATE = 13, 15
+# From here on its answer has a place for an error of the whole request.
+FETCH_WITH_ERROR = 7
+DELETE_TOPICS_BY_ID = 6
+NO_SESSION, NO_SESSION_EPOCH = 0, -1
+
+Convert = Callable[[Any], Any]
+
+
+class TopicIds(Protocol):
+    """What tells the ids of topics; the metadata cache is one."""
+
+    def topic_id(self, topic: str) -> Uuid | None: ...
+
+
+@dataclasses.dataclass(slots=True)
+class FetchedNames:
+    """The topics that a Fetch named: those that there are, by id, and the partitions of the others."""
+
+    known: dict[uuid.UUID, str] = dataclasses.field(default_factory=dict)
+    unknown: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+
+
+def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
+    """The request in the version that its handler takes, and what `downgrade` needs to remember."""
+    api_key, version = request.__api_key__, request.__version__
+    if version == handled:
+        return request, None
+    if api_key == FETCH:
+        return _upgrade_fetch(request, topics)
+    if api_key == DELETE_TOPICS and version < DELETE_TOPICS_BY_ID:
+        named = tuple(DeleteTopicState(name=name, topic_id=None) for name in request.topic_names)
+        return DeleteTopicsRequest(topics=named, timeout=request.timeout), None
+    upgraded = converter(type(request), request_type(api_key, handled))(request)
+    if api_key == METADATA and version == 0 and not upgraded.topics:
+        # Before there was null, no topics stood for all of them.
+        upgraded = dataclasses.replace(upgraded, topics=None)
+    return upgraded, None
+
+
+def downgrade(response: Any, version: int, remembered: Any) -> Any:
+    """The response in the version that was asked. Raises InvalidRequest where it cannot say what happened."""
+    api_key = response.__api_key__
+    if response.__version__ == version:
+        return response
+    target = response_type(api_key, version)
+    if api_key == FETCH:
+        return _downgrade_fetch(response, version, target, remembered)
+    return converter(type(response), target)(response)
+
+
+# ---- Fetch -------------------------------------------------------------------------------------------------
+
+
+def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, FetchedNames | None]:
+    upgraded = converter(type(request), FetchRequest)(request)
+    changes: dict[str, Any] = {}
+    if request.__version__ < FETCH_REPLICA_STATE:
+        changes["replica_state"] = ReplicaState(replica_id=request.replica_id)
+    if request.__version__ >= FETCH_BY_ID:
+        return dataclasses.replace(upgraded, **changes), None
+    names, changes["topics"] = FetchedNames(), []
+    for topic in request.topics:
+        topic_id = topics.topic_id(topic.topic)
+        if topic_id is None:
+            names.unknown.append((topic.topic, tuple(each.partition for each in topic.partitions)))
+            continue
+        names.known[uuid_of(topic_id)] = topic.topic
+        to_asked = converter(type(topic.partitions[0]), AskedPartition) if topic.partitions else _same
+        changes["topics"].append(
+            FetchTopic(topic_id=uuid_of(topic_id), partitions=tuple(map(to_asked, topic.partitions)))
+        )
+    changes["topics"] = tuple(changes["topics"])
+    changes["forgotten_topics_data"] = ()
+    if upgraded.session_id == NO_SESSION:
+        # A session is kept by ids, and an answer in names cannot tell of one that went: it is declined.
+        changes["session_epoch"] = NO_SESSION_EPOCH
+    if names.unknown:
+        changes["max_wait"] = timedelta(0)
+    return dataclasses.replace(upgraded, **changes), names
+
+
+def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], names: Any) -> Any:
+    if version < FETCH_WITH_ERROR and response.error_code is not ErrorCode.none:
+        raise InvalidRequest(f"Fetch {version} has no place for {response.error_code}")
+    if names is None:
+        return converter(FetchResponse, target)(response)
+    topic_type = kind_of(_field(target, "responses")).entity
+    assert topic_type is not None
+    partition_type = kind_of(_field(topic_type, "partitions")).entity
+    assert partition_type is not None
+    make_topic: Callable[..., Any] = maker(topic_type)
+    topics = []
+    for topic in response.responses:
+        answers = [_answer_by_name(each, partition_type) for each in topic.partitions]
+        topics.append(make_topic(topic=_name_of(topic.topic_id, names), partitions=tuple(answers)))
+    for name, numbers in names.unknown:
+        answers = [_unknown_partition(number, partition_type) for number in numbers]
+        topics.append(make_topic(topic=name, partitions=tuple(answers)))
+    empty = dataclasses.replace(response, responses=())
+    return dataclasses.replace(converter(FetchResponse, target)(empty), responses=tuple(topics))
+
+
+def _name_of(topic_id: uuid.UUID | None, names: FetchedNames) -> str:
+    name = None if topic_id is None else names.known.get(topic_id)
+    if name is None:
+        raise InvalidRequest(f"an answer about topic {topic_id_of(topic_id)}, which was not asked for")
+    return name
+
+
+def _answer_by_name(answer: Any, target: type[Any]) -> Any:
+    made = converter(type(answer), target)(answer)
+    if made.error_code in (ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id):
+        made = dataclasses.replace(made, error_code=ErrorCode.unknown_topic_or_partition)
+    return made
+
+
+def _unknown_partition(number: int, target: type[Any]) -> Any:
+    values = {field.name: _default(field) for field in dataclasses.fields(target)}
+    values |= {
+        "partition_index": number,
+        "error_code": ErrorCode.unknown_topic_or_partition,
+        "high_watermark": -1,
+    }
+    return target(**values)
+
+
+# ---- fields by name ----------------------------------------------------------------------------------------
+
+
+@lru_cache(None)
+def converter(source: type[Any], target: type[Any]) -> Convert:
+    """What makes a `target` of a `source`, two versions of one message or of one part of it."""
+    if source is target:
+        return _same
+    given = {field.name: field for field in dataclasses.fields(source)}
+    taken: list[tuple[str, Convert]] = []
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(target):
+        name = field.name
+        if name in given:
+            taken.append((name, _field_converter(given[name], field)))
+        else:
+            defaults[name] = _default(field)
+    make: Callable[..., Any] = maker(target)
+
+    def convert(message: Any) -> Any:
+        return make(**defaults, **{name: of(getattr(message, name)) for name, of in taken})
+
+    return convert
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _field_converter(given: dataclasses.Field[Any], wanted: dataclasses.Field[Any]) -> Convert:
+    source, target = kind_of(given), kind_of(wanted)
+    of: Convert = _same
+    if source.entity is not None and target.entity is not None:
+        of = converter(source.entity, target.entity)
+    if target.is_array and of is not _same:
+        of = _each(of)
+    if source.is_nullable:
+        return _or_default(of, None if target.is_nullable else _default(wanted))
+    return of
+
+
+def _each(of: Convert) -> Convert:
+    def convert(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([of(value) for value in values])
+
+    return convert
+
+
+def _or_default(of: Convert, default: Any) -> Convert:
+    return lambda value: default if value is None else of(value)
+
+
+def _field(entity: type[Any], name: str) -> dataclasses.Field[Any]:
+    return next(field for field in dataclasses.fields(entity) if field.name == name)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """What the field holds where nothing is said: the schema's default, else null, zero or nothing."""
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    kind = kind_of(field)
+    if kind.is_nullable:
+        return None
+    if kind.is_array:
+        return ()
+    if kind.entity is not None:
+        return kind.entity(**{each.name: _default(each) for each in dataclasses.fields(kind.entity)})
+    return _ZERO[kind.type_name]
+
+
+_ZERO: dict[str, Any] = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), 0),
+    "float64": 0.0,
+    "bool": False,
+    "string": "",
+    "bytes": b"",
+    "records": b"",
+    "uuid": None,
+    "error_code": ErrorCode.none,
+    "timedelta_i32": timedelta(0),
+    "timedelta_i64": timedelta(0),
+}

@@ -1,0 +1,152 @@
+"""RequestChannel: between the bytes of a connection and a node's handlers.
+
+A frame becomes a request of kio, in the version that its handler takes; the handler's answer goes back in
+the version that was asked, as buffers that refer to the records of a log. ApiVersions is answered here, since
+it is about the versions themselves. Whatever cannot be answered in Kafka's protocol fails the future, and the
+connection is to be closed: a request that cannot be read, an API or a version that is not there, a handler
+that fails.
+
+Keeps no state and holds no lock; any thread may call. A frame's memory is held by whoever holds the records
+of its request.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from kio.schema.api_versions.v0.response import ApiVersion as OldApiVersion
+from kio.schema.api_versions.v0.response import ApiVersionsResponse as OldApiVersionsResponse
+from kio.schema.api_versions.v3.response import ApiVersion, ApiVersionsResponse
+from kio.schema.errors import ErrorCode
+
+from kreplica.broker.api_versions import (
+    API_RANGES,
+    API_VERSIONS,
+    ApiVersionRange,
+    request_type,
+)
+from kreplica.broker.message_conversion import TopicIds, downgrade, upgrade
+from kreplica.common.errors import InvalidRequest, KreplicaError, UnsupportedVersion
+from kreplica.common.future import Future, failed, resolved
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_writer import BufferList, write_message
+
+Handle = Callable[[Any], Future[Any]]
+# The buffers of an answer's frame; None where there is none to give.
+Answer = list[Any] | None
+
+NO_THROTTLE = timedelta(0)
+
+
+class RequestHeader(NamedTuple):
+    """What stands before a request, in versions 1 and 2 alike."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+
+
+class RequestChannel:
+    """See the module. `handle` answers requests of the versions that `ranges` names; `topics` knows ids."""
+
+    def __init__(
+        self, handle: Handle, topics: TopicIds, ranges: Mapping[int, ApiVersionRange] = API_RANGES
+    ) -> None:
+        self._handle = handle
+        self._topics = topics
+        self._ranges = ranges
+
+    def receive(self, frame: memoryview) -> Future[Answer]:
+        """The answer to one frame, which is given without its size.
+
+        The future fails with InvalidRequest, UnsupportedVersion, or as the handler does; never raises.
+        """
+        try:
+            return self._receive(MessageReader(frame))
+        except KreplicaError as error:
+            return failed(error)
+
+    def _receive(self, reader: MessageReader) -> Future[Answer]:
+        api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
+        known = self._ranges.get(api_key)
+        if known is None:
+            raise UnsupportedVersion(f"no API of key {api_key}")
+        if not known.reads(version):
+            if api_key == API_VERSIONS:
+                # Any client understands version 0, and finds there which to use instead (KIP-511).
+                return resolved(_frame(0, correlation_id, self._refused_versions(known)))
+            raise UnsupportedVersion(f"version {version} of API {api_key}")
+        kind = request_type(api_key, version)
+        header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
+        request = read_message(kind, reader)
+        if api_key == API_VERSIONS:
+            return resolved(self._write(header, self._versions(), None))
+        upgraded, remembered = upgrade(request, known.handled, self._topics)
+        answer: Future[Answer] = Future()
+        self._handle(upgraded).add_done_callback(partial(self._answer, header, remembered, answer))
+        return answer
+
+    def _answer(
+        self, header: RequestHeader, remembered: Any, answer: Future[Answer], done: Future[Any]
+    ) -> None:
+        try:
+            response = done.result()
+            buffers = None if response is None else self._write(header, response, remembered)
+        except BaseException as error:
+            # Also what the answer's fields cannot hold: there is no other answer to give then.
+            answer.set_exception(error)
+        else:
+            answer.set_result(buffers)
+
+    def _write(self, header: RequestHeader, response: Any, remembered: Any) -> list[Any]:
+        asked = downgrade(response, header.api_version, remembered)
+        if asked.__api_key__ != header.api_key:
+            raise InvalidRequest(f"{type(response).__name__} answers no request of API {header.api_key}")
+        return _frame(_header_version(header.api_key, asked), header.correlation_id, asked)
+
+    # ---- ApiVersions --------------------------------------------------------------------------------------
+
+    def _versions(self) -> ApiVersionsResponse:
+        return ApiVersionsResponse(
+            error_code=ErrorCode.none,
+            api_keys=tuple(
+                ApiVersion(api_key=each.api_key, min_version=each.min_version, max_version=each.max_version)
+                for each in sorted(self._ranges.values())
+            ),
+            throttle_time=NO_THROTTLE,
+        )
+
+    def _refused_versions(self, known: ApiVersionRange) -> OldApiVersionsResponse:
+        version = OldApiVersion(
+            api_key=known.api_key, min_version=known.min_version, max_version=known.max_version
+        )
+        return OldApiVersionsResponse(error_code=ErrorCode.unsupported_version, api_keys=(version,))
+
+
+def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:
+    # Also in version 2 it has the length of a version 1.
+    size = reader.int16()
+    client_id = None if size == -1 else reader.text(size)
+    if kind.__flexible__:
+        reader.tags({}, {})
+    return client_id
+
+
+def _header_version(api_key: int, response: Any) -> int:
+    # A client that asks for ApiVersions does not know yet which header it will get (KIP-511).
+    return 1 if response.__flexible__ and api_key != API_VERSIONS else 0
+
+
+def _frame(header_version: int, correlation_id: int, response: Any) -> list[Any]:
+    into = BufferList()
+    into.write(correlation_id.to_bytes(4, "big", signed=True))
+    if header_version:
+        into.write(b"\0")  # no tagged fields
+    write_message(response, into)
+    return into.buffers()
