@@ -159,6 +159,13 @@ class Loop(Protocol):
         """Run `task` in this loop after `delay_ms`."""
         ...
 
+    def about_to_wait(self) -> None:
+        """The loop's task is going to wait for the disk: whoever else can may run other loops meanwhile.
+
+        Only a hint, for tasks of which somebody waits for several that wait so.
+        """
+        ...
+
 
 class Transport(Protocol):
     """Carries requests to other nodes, and their answers back: entities of the package kio.

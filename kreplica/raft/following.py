@@ -150,7 +150,7 @@ class Following:
             # Also what came before a batch that was refused.
             if log.end_offset > before:
                 self._context.control.update()
-                log.flush()
+                self._context.flush()
                 self._context.metrics.fetched_records.mark(log.end_offset - before)
 
     def _take_mark(self, leader_mark: int) -> None:

@@ -116,6 +116,7 @@ class KafkaRaftClient:
             clock=clock,
             random=random,
             on_change=self._changed,
+            about_to_wait=loop.about_to_wait,
         )
         self._context = RaftContext(
             config=config,
@@ -130,6 +131,7 @@ class KafkaRaftClient:
             metrics=KafkaRaftMetrics(metrics, self._gauges(), clock),
             fetches=ThresholdPurgatory("a fetch", clock),
             appends=ThresholdPurgatory("an append", clock),
+            about_to_wait=loop.about_to_wait,
         )
         self._leadership = Leadership(self._context, self._update_listeners)
         self._following = Following(self._context, self._update_listeners)

@@ -100,7 +100,7 @@ class Leadership:
     # ---- appends ------------------------------------------------------------------------------------------
 
     def _append(self, state: LeaderState) -> int:
-        log = self._context.log
+        context, log = self._context, self._context.log
         is_in_flight = log.end_offset > (state.high_watermark or 0)
         wait_ms = state.accumulator.time_until_drain_ms(in_flight=is_in_flight)
         if wait_ms is None:
@@ -111,8 +111,8 @@ class Leadership:
         for batch in batches:
             self._append_batch(batch)
         self._update_voters(state)
-        self._context.fetches.maybe_complete(log.end_offset)
-        log.flush()
+        context.fetches.maybe_complete(log.end_offset)
+        context.flush()
         self.update_high_watermark(state)
         # What came meanwhile is due at once, and so is leaving where this has committed the leader's removal.
         return 0 if self._is_removed(state) or not state.accumulator.is_empty else NEVER_MS

@@ -41,7 +41,7 @@ class QuorumState:
     """`voters()`: who votes now. `kraft_version()`: 1 where voters come and go; it names the file's version.
     `may_be_elected()`: whether this node is a voter, or may be the only one to know that it is none.
 
-    `on_change(old, new)` is called after each transition.
+    `on_change(old, new)` is called after each transition, `about_to_wait()` before one is put on disk.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class QuorumState:
         clock: Clock,
         random: Random,
         on_change: Callable[[EpochState, EpochState], None],
+        about_to_wait: Callable[[], None],
     ) -> None:
         self.local_key = local_key
         self._cluster_id = cluster_id
@@ -68,6 +69,7 @@ class QuorumState:
         self._clock = clock
         self._random = random
         self._on_change = on_change
+        self._about_to_wait = about_to_wait
         self._written: QuorumStateData | None = None
         self.state: EpochState = UnattachedState(0)
 
@@ -290,6 +292,7 @@ class QuorumState:
             voters = tuple(sorted(self._voters().voters))
             election = replace(election, voted_directory_id=Uuid.ZERO, current_voters=voters, data_version=0)
         if election != self._written:
+            self._about_to_wait()
             self._store.write(election)
             self._written = election
 

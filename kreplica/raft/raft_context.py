@@ -6,6 +6,7 @@ Thread rule: the client's loop.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,8 @@ LOGGER = logging.getLogger(__name__)
 class RaftContext:
     """`fetches`: fetches that wait for the log's end or the mark. `appends`: what waits for the mark.
 
-    `shutdown_until_ms`: when a graceful shutdown gives up; None while there is none.
+    `shutdown_until_ms`: when a graceful shutdown gives up; None while there is none. `about_to_wait()`: as
+    Loop.about_to_wait.
     """
 
     config: RaftConfig
@@ -49,11 +51,17 @@ class RaftContext:
     metrics: KafkaRaftMetrics
     fetches: ThresholdPurgatory
     appends: ThresholdPurgatory
+    about_to_wait: Callable[[], None]
     shutdown_until_ms: int | None = None
 
     def now_ms(self) -> int:
         """The time that deadlines are told in."""
         return self.clock.monotonic_ns() // 1_000_000
+
+    def flush(self) -> None:
+        """Put the log on disk. Other members in the process may do the same meanwhile."""
+        self.about_to_wait()
+        self.log.flush()
 
     def standing(self, error: KreplicaError | None = None) -> Standing:
         """What an answer says: the error, if there is one, and who leads which epoch."""

@@ -8,7 +8,10 @@ thread, which also goes on where a caller has done its share, and runs what is d
 `post` or `send`, so both may be called under locks; a `draining` block must be left without any, and must not
 wait for a future.
 
-Ownership: the network owns its thread, from `start` to `shutdown`. Thread rule: any thread may call anything.
+A task that is about to wait for the disk says so, and helpers, threads that do nothing else, run what is
+ready meanwhile: the voters of a process flush one and the same batch at once, not one after the other.
+
+Ownership: the network owns its threads, from `start` to `shutdown`. Thread rule: any thread may call all.
 `_lock` guards queues, timers, lives and calls; nothing is called under it. A queue is run by one thread at
 a time, different ones by several.
 """
@@ -37,6 +40,8 @@ Handler = Callable[[Any], Future[Any]]
 TURNS_OF_A_CALLER = 256
 # How many tasks of one queue are run before the next queue has its turn.
 TASKS_OF_A_TURN = 16
+# Beside the thread that waits for the disk: so many that the three nodes of most quorums wait at once.
+HELPERS = 2
 
 
 class Gate(Protocol):
@@ -67,6 +72,10 @@ class LocalLoop:
     def post_later(self, task: Task, delay_ms: int) -> LocalTimer:
         """Run `task` in this loop after `delay_ms`."""
         return self._network._arm(LocalTimer(self._network, self, task, None), delay_ms)
+
+    def about_to_wait(self) -> None:
+        """Let the helpers run what is ready in other loops."""
+        self._network._call_helpers()
 
 
 class LocalTimer:
@@ -209,6 +218,7 @@ class LocalNetwork:
         # Apart, so that nobody who waits for rest takes a wake-up that is meant for the network's thread.
         self._work = Condition(self._lock)
         self._changed = Condition(self._lock)
+        self._help = Condition(self._lock)
         # Guarded by _lock:
         self._ready: deque[LocalLoop] = deque()
         self._lives: dict[int, LocalEndpoint] = {}
@@ -220,9 +230,10 @@ class LocalNetwork:
         self._tickets = 0
         self._wakes_at_ms = 0  # when the network's thread will look for what is due
         self._running = 0  # threads that run a queue
+        self._calls_for_help = 0  # helpers that are to look for a queue that is ready
         self._idlers = 0  # threads that wait until nothing is left to do
         self._is_stopping = False
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     # ---- nodes --------------------------------------------------------------------------------------------
 
@@ -307,18 +318,24 @@ class LocalNetwork:
     # ---- threads ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the network's thread."""
-        assert self._thread is None, "started already"
-        self._thread = threading.Thread(target=self._run, name="kreplica-network", daemon=True)
-        self._thread.start()
+        """Start the network's thread, and its helpers."""
+        assert not self._threads, "started already"
+        self._threads = [threading.Thread(target=self._run, name="kreplica-network", daemon=True)]
+        for number in range(HELPERS):
+            name = f"kreplica-network-helper-{number}"
+            self._threads.append(threading.Thread(target=self._run_helper, name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def shutdown(self) -> None:
-        """Stop the thread after the task that it is running; what waits is dropped."""
+        """Stop the threads after the tasks that they are running; what waits is dropped."""
         with self._lock:
             self._is_stopping = True
             self._work.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._help.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
     def draining(self) -> _Draining:
         """A context in which this thread may post and send; leaving it runs what there is to do.
@@ -369,6 +386,24 @@ class LocalNetwork:
                 for timer in due:
                     self._queue(timer.loop, timer.run)
             self._drain(TURNS_OF_A_CALLER)
+
+    def _run_helper(self) -> None:
+        self._thread_local.depth = 1
+        while True:
+            with self._lock:
+                while not (self._calls_for_help and self._ready) and not self._is_stopping:
+                    self._calls_for_help = 0
+                    self._help.wait()
+                if self._is_stopping:
+                    return
+                self._calls_for_help -= 1
+            self._drain(TURNS_OF_A_CALLER)
+
+    def _call_helpers(self) -> None:
+        with self._lock:
+            self._calls_for_help = min(len(self._ready), HELPERS)
+            if self._calls_for_help:
+                self._help.notify(self._calls_for_help)
 
     def _drain(self, turns: int) -> None:
         """Run queues until none is ready, at most so many turns; the network's thread has what is left."""

@@ -304,6 +304,9 @@ class SimLoop:
         # Events happen one by one, so a task of a timer never meets another one of the loop.
         return SimTimer(self._scheduler, self._incarnation, self._name, task, delay_ms)
 
+    def about_to_wait(self) -> None:
+        """Events happen one by one, so nothing else could run meanwhile."""
+
     def _queue_turn(self) -> None:
         self._scheduler.add("turn", self._name, self._turn, incarnation=self._incarnation)
 

@@ -30,6 +30,8 @@ class NoLoop:
 
     def post_later(self, task: object, delay_ms: int) -> Any: ...
 
+    def about_to_wait(self) -> None: ...
+
 
 def delayed_requests() -> DelayedRequests:
     """Requests that wait until they are completed or failed."""

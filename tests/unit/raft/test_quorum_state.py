@@ -55,6 +55,7 @@ def made(stored=None, *, key=OWN, voters=(OWN, *OTHERS), kraft_version=1, last_e
         clock=clock,
         random=random.Random(1),
         on_change=lambda *_: None,
+        about_to_wait=lambda: None,
     )
     quorum.initialize(last_epoch)
     return quorum
@@ -141,6 +142,7 @@ def made_with(store):
         clock=VirtualClock(),
         random=random.Random(1),
         on_change=lambda *_: None,
+        about_to_wait=lambda: None,
     ).initialize(0)
 
 

@@ -64,6 +64,40 @@ def test_a_caller_that_drains_needs_no_other_thread():
     assert threads == [threading.get_ident()]
 
 
+def test_loops_run_while_others_wait_for_the_disk(network):
+    """Three tasks each of which waits for the other two: only threads of their own can end that."""
+    together = threading.Barrier(3)
+    passed = [Future() for _ in range(3)]
+    endpoint = add_node(network, 1)
+    loops = [endpoint.loop(f"disk {number}") for number in range(3)]
+
+    def wait_for_the_disk(number):
+        loops[number].about_to_wait()
+        together.wait(PATIENCE)
+        passed[number].set_result(None)
+
+    for _ in range(3):
+        passed[:] = [Future() for _ in range(3)]
+        with network.draining():
+            for number, loop in enumerate(loops):
+                loop.post(partial(wait_for_the_disk, number))
+        for each in passed:
+            each.result(PATIENCE)
+
+
+def test_nobody_is_called_where_nothing_is_ready(network):
+    ran = Future()
+    loop = add_node(network, 1).loop("disk")
+
+    def task():
+        loop.about_to_wait()
+        ran.set_result(network._calls_for_help)
+
+    with network.draining():
+        loop.post(task)
+    assert ran.result(PATIENCE) == 0
+
+
 def test_post_runs_nothing_itself():
     network = LocalNetwork()
     seen = []
