@@ -112,8 +112,7 @@ class Cluster:
         try:
             self._make_client(self._nodes)
             self._network.start()
-            for node_id in self._nodes.ids:
-                self._nodes.start(node_id)
+            self._nodes.start_all()
             self.wait_until_ready(startup_timeout)
         except BaseException:
             self.close()

@@ -461,7 +461,7 @@ class LocalNetwork:
                 tasks.popleft()()
             except BaseException as error:
                 self._on_error(loop.name, error)
-                if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
                     raise
 
     def _post(self, loop: LocalLoop, task: Task) -> None:
