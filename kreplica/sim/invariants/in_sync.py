@@ -21,6 +21,9 @@ class WeakIsr:
                 if leader.leader_epoch < partition.unclean_epoch <= member.leader_epoch:
                     # It follows whom an unclean election has made the leader, and may begin anew there.
                     continue
+                if leader.leader_epoch < member.leader_epoch and leader.high_watermark <= leader.log_start:
+                    # All that was committed is deleted: who goes to a later leader may begin anew there, too.
+                    continue
                 _require_same(self.name, partition, leader, member)
 
 
@@ -89,11 +92,11 @@ class IsrGrowth:
     def _require_fit(self, partition: PartitionView, leader: ReplicaView, broker_id: int) -> None:
         replica = partition.replicas.get(broker_id)
         known = leader.partition.replica(broker_id)
-        if not known.fetched_in_epoch:
-            raise InvariantViolated(self.name, f"{leader} admits {broker_id} before it fetched; {partition}")
         pending = leader.state[1]
         # Who has been started anew since the proposal is refused by the controller (KIP-903).
         proposed = dict(zip(pending.sent.isr, pending.isr_broker_epochs, strict=True)).get(broker_id)
+        if known.broker_epoch == proposed and not known.fetched_in_epoch:
+            raise InvariantViolated(self.name, f"{leader} admits {broker_id} before it fetched; {partition}")
         if replica is None or not replica.is_running or replica.broker_epoch != proposed:
             return
         if replica.leader_epoch > leader.leader_epoch:
