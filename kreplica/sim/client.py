@@ -20,8 +20,9 @@ from kio.schema.fetch.v17.response import FetchResponse
 from kreplica._core.records import batches
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.future import Future
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import AppendOrigin, TopicPartition, Uuid
 from kreplica.common.wire import error_of
+from kreplica.record.control import ControlRecordType
 
 FETCH_BYTES = 1 << 20
 # More than a script lasts: its produces end because of what happens, not because time is up.
@@ -41,23 +42,26 @@ class Produced(NamedTuple):
 
 class Consumed(NamedTuple):
     """What a consumer got: (offset, leader epoch, value) of each record, the bound of what it may see, an
-    error."""
+    error; `next_offset`: what was told goes up to there."""
 
     records: Sequence[tuple[int, int, bytes | None]]
     high_watermark: int
     error: BaseException | None
+    next_offset: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ProduceRequest:
     """Appends one batch of `values`; travels as any request, and is carried out by the broker's own
-    method. `batch`: the batch as an idempotent producer built it; a plain one leaves that to the broker."""
+    method. `batch`: the batch as an idempotent producer, or a coordinator (`origin`), built it; a plain one
+    leaves that to the broker."""
 
     topic_partition: TopicPartition
     values: Sequence[bytes]
     acks: int
     timeout_ms: int
     batch: bytes | None = None
+    origin: AppendOrigin = AppendOrigin.CLIENT
 
     def run(self, broker: Any) -> Future[Produced]:
         """Do it, at the broker that it has come to."""
@@ -68,7 +72,7 @@ class ProduceRequest:
         if self.batch is None:
             append = partial(replicas.append_values, at, self.values)
         else:
-            append = partial(replicas.append, at, self.batch)
+            append = partial(replicas.append, at, self.batch, origin=self.origin)
         appended = append(required_acks=self.acks, timeout_ms=self.timeout_ms)
         appended.add_done_callback(lambda done: answer.set_result(_produced(done, self.acks, epoch)))
         return answer
@@ -133,23 +137,37 @@ def consumed(answer: Future[FetchResponse], offset: int) -> Consumed:
     error = error_of(partition.error_code)
     if error is not None:
         return Consumed((), partition.high_watermark, error)
+    aborted = [(each.first_offset, each.producer_id) for each in partition.aborted_transactions or ()]
     try:
-        records = records_in(partition.records, offset)
+        records, next_offset = records_in(partition.records, offset, aborted)
     except CorruptMessage as corrupt:
         # A broker looks at what it reads, so this one has given away what rotted.
         return Consumed((), partition.high_watermark, corrupt)
-    return Consumed(records, partition.high_watermark, None)
+    return Consumed(records, partition.high_watermark, None, next_offset)
 
 
-def records_in(data: Any, offset: int) -> list[tuple[int, int, bytes | None]]:
-    """(offset, leader epoch, value) of the records from `offset` on in whole batches; control ones are left
-    out."""
+def records_in(
+    data: Any, offset: int, aborted: Sequence[tuple[int, int]] = ()
+) -> tuple[list[tuple[int, int, bytes | None]], int]:
+    """(offset, leader epoch, value) of the records from `offset` on in whole batches, and where those end.
+
+    Left out are control records and those of `aborted` transactions: (first offset, producer id) of each.
+    """
+    records: list[tuple[int, int, bytes | None]] = []
     if data is None or not len(data):
-        return []
-    return [
-        (record.offset, batch.leader_epoch, record.value)
-        for batch in batches(data)
-        if not batch.is_control
-        for record in batch
-        if record.offset is not None and record.offset >= offset
-    ]
+        return records, offset
+    left = sorted(aborted)
+    without: set[int] = set()
+    for batch in batches(data):
+        offset, begin = batch.next_offset, offset
+        while left and left[0][0] < batch.next_offset:
+            without.add(left.pop(0)[1])
+        if batch.control_type == ControlRecordType.ABORT:
+            without.discard(batch.producer_id)
+        elif not batch.is_control and not (batch.is_transactional and batch.producer_id in without):
+            records += [
+                (record.offset, batch.leader_epoch, record.value)
+                for record in batch
+                if record.offset is not None and record.offset >= begin
+            ]
+    return records, offset

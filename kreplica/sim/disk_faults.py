@@ -68,7 +68,12 @@ class DiskFaults:
         for partition in replicas.partitions:
             at = partition.topic_partition
             offset = self._offset_to_rot(at)
-            if offset is not None and flip_a_bit(self._storage(broker_id), DIRECTORY, at, offset):
+            if offset is None:
+                continue
+            # What rots has lain on the disk for long, and so has the word that it was flushed: else a power
+            # cut would let it pass for a torn end.
+            partition.local_log.flush_state()
+            if flip_a_bit(self._storage(broker_id), DIRECTORY, at, offset):
                 self._counts["rotten bits"] += 1
                 self._rotten[at] = broker_id, offset
                 return
@@ -91,19 +96,38 @@ class DiskFaults:
                 self._counts["rotten ranges made whole"] += 1
                 del self._rotten[at]
 
-    def lost_for_good(self, state: LeaderAndIsr) -> bool:
+    def cannot_lead(self, state: LeaderAndIsr) -> bool:
         """Whether the partition has one replica in sync, whose recovery stopped at a range that no other one
         knows to be committed and has not deleted."""
-        at = state.topic_partition
-        log = self._log(state.leader, at)
+        log = self._log(state.leader, state.topic_partition)
         if log is None or log.stopped_at is None or state.isr != (state.leader,):
             return False
         first, stop = log.stopped_at.first_offset, log.stopped_at.stop_offset
-        others = [self._log(each, at) for each in state.replicas if each != state.leader]
         return not any(
-            other is not None and other.log_start_offset <= first and stop <= other.high_watermark
-            for other in others
+            other.log_start_offset <= first and stop <= other.high_watermark for other in self._others(state)
         )
+
+    def lost_before(self, state: LeaderAndIsr) -> int:
+        """Where the last range ends that rotted in the leader's log, and of which no other replica has
+        anything; -1 where there is none."""
+        log = self._log(state.leader, state.topic_partition)
+        if log is None or log.stopped_at is not None:
+            return -1
+        lost = [
+            damage.stop_offset
+            for damage in log.damages
+            if log.log_start_offset < damage.stop_offset <= log.high_watermark
+            and not any(
+                other.log_start_offset < damage.stop_offset and damage.first_offset < other.log_end_offset
+                for other in self._others(state)
+            )
+        ]
+        return max(lost, default=-1)
+
+    def _others(self, state: LeaderAndIsr) -> list[Any]:
+        """The logs of the other replicas."""
+        logs = [self._log(each, state.topic_partition) for each in state.replicas if each != state.leader]
+        return [log for log in logs if log is not None]
 
     def end_of(self, broker_id: int, at: TopicPartition) -> tuple[int, int]:
         """The last leader epoch of a replica's log, and where it ends."""

@@ -93,7 +93,7 @@ class Faults:
                 self._will.unfence(broker_id, broker.life)
         self._disks.look()
         delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
-        self._cluster.scheduler.add("fault", "an operator looks", self._elect_past_rot, delay_ns=delay_ns)
+        self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
 
     def healed(self) -> None:
         """All is well again."""
@@ -263,19 +263,23 @@ class Faults:
             if broker.is_alive:
                 broker.program.log_manager.set_configs({name: config})
 
-    def _elect_past_rot(self) -> None:
-        """Let another replica lead where the last one in sync cannot, for rot at which its recovery stopped.
+    def _look_for_loss(self) -> None:
+        """An operator has to choose where rot took what no replica can give any more.
 
-        Nobody can give it the range: the others do not know that it is committed, or have deleted it, and a
-        power cut made this one forget that. So an operator has to choose, here an unclean election.
+        A log whose recovery stopped there cannot lead: where it is alone in the ISR, another one is elected
+        uncleanly. A leader that runs, which an unclean election made the only one that had not deleted the
+        range, has its records deleted up to there.
         """
         for state in list(self._controller.partitions.values()):
-            lost = self._disks.lost_for_good(state)
+            at = state.topic_partition
             others = [each for each in state.replicas if each != state.leader and self._will.may_lead(each)]
-            if lost and others:
+            if self._disks.cannot_lead(state) and others:
                 self._counts["elections past rot"] += 1
-                leader = max(others, key=lambda each: self._disks.end_of(each, state.topic_partition))
+                leader = max(others, key=lambda each: self._disks.end_of(each, at))
                 self._will.elect(state, leader, (leader,), unclean=True)
+            elif (offset := self._disks.lost_before(state)) >= 0:
+                self._counts["deletions past rot"] += 1
+                self._cluster.program(state.leader).replica_manager.delete_records({at: offset})
 
     def _retain(self, broker_id: int) -> None:
         """The broker deletes what is too much for its topics."""

@@ -1,4 +1,5 @@
-"""Load: the clients of a random run. Producers, plain and idempotent, consumers, and who deletes records.
+"""Load: the clients of a random run. Producers, plain, idempotent and transactional, consumers, and who
+deletes records.
 
 What producers and consumers were told goes to the view, which holds the cluster to it. Thread rule: one
 thread.
@@ -18,6 +19,9 @@ from kreplica.common.types import TopicPartition
 from kreplica.sim import client
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.checker import InvariantChecker
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.transactions import READ_COMMITTED, Transactions
 
 PRODUCE_TIMEOUT_MS = 400
 # So often an idempotent producer sends a batch before it begins anew with another producer id.
@@ -49,16 +53,20 @@ class Load:
         self._positions: Counter[TopicPartition] = Counter()
         self._producer_ids = 0
         self._producers: dict[TopicPartition, IdempotentProducer] = {}
+        self._transactions = Transactions(self._random, counts, PRODUCE_TIMEOUT_MS)
 
     def operate(self) -> None:
         """One operation of some client."""
         at = self._random.choice(list(self._controller.partitions))
         self._look_for_a_frozen_mark(at)
         chance = self._random.randrange(100)
-        if chance < 45:
+        if chance < 38:
             self._produce(at)
-        elif chance < 65:
+        elif chance < 53:
             self._produce_once(at)
+        elif chance < 65:
+            now_ms = self._cluster.brokers[1].clock.time_ms()
+            self._send(self._transactions.next_request(at, self._new_values, now_ms), None)
         elif chance < 97:
             self._consume(at)
         else:
@@ -116,6 +124,7 @@ class Load:
                 self._counts["refused for too few in sync"] += 1
             return
         self._counts["acked"] += 1
+        self._transactions.acknowledged(request)
         if producer is not None and producer.request is request:
             self._counts["acked by a retry"] += producer.tries > 1
             producer.sequence += len(request.values)
@@ -135,28 +144,54 @@ class Load:
         unclean_epoch = self._view.partitions[at].unclean_epoch
         # Once there was an unclean election, only who names the leader epoch is safe from a leader of before.
         names_epoch = unclean_epoch >= 0 or self._random.randrange(2) == 0
+        read_committed = self._random.randrange(2) == 0
         request = client.fetch_request(
             state.topic_id,
             at.partition,
             offset,
-            read_committed=self._random.randrange(2) == 0,
+            read_committed=read_committed,
             leader_epoch=state.leader_epoch if names_epoch else -1,
         )
         answer = self._cluster.send(state.leader, request, timeout_ms=PRODUCE_TIMEOUT_MS)
-        answer.add_done_callback(self._checker.watched(partial(self._consumed, at, offset, unclean_epoch)))
+        consumed = partial(self._consumed, at, offset, unclean_epoch, read_committed)
+        answer.add_done_callback(self._checker.watched(consumed))
 
-    def _consumed(self, at: TopicPartition, offset: int, unclean_epoch: int, answer: Future[Any]) -> None:
+    def _consumed(
+        self,
+        at: TopicPartition,
+        offset: int,
+        unclean_epoch: int,
+        read_committed: bool,
+        answer: Future[Any],
+    ) -> None:
         got = client.consumed(answer, offset)
         view = self._view.partitions[at]
         if got.error is not None or view.unclean_epoch != unclean_epoch:
             leader = view.leader
             self._positions[at] = 0 if leader is None else leader.log_start
-        elif got.records:
+        elif got.next_offset > offset:
             self._counts["read"] += len(got.records)
             self._view.consumed(at, got.records)
+            if read_committed:
+                self._check_read_committed(view, offset, got)
             # Now and then somebody reads from the beginning again.
             again = self._random.random() < 0.1
-            self._positions[at] = 0 if again else got.records[-1][0] + 1
+            self._positions[at] = 0 if again else got.next_offset
+
+    def _check_read_committed(self, view: PartitionView, offset: int, got: client.Consumed) -> None:
+        """Nothing of an open or an aborted transaction may be among what was given, and nothing else may be
+        left out."""
+        wrong = self._transactions.wrongly_given(value for _, _, value in got.records)
+        if wrong:
+            raise InvariantViolated(READ_COMMITTED, f"a consumer got {wrong}, not committed; {view}")
+        given = {at for at, _, _ in got.records}
+        for at, cell in enumerate(view.committed[offset : got.next_offset], offset):
+            # The values of markers are no numbers.
+            if at in given or cell is None or cell.value is None or not cell.value.isdigit():
+                continue
+            if self._transactions.is_visible(cell.value):
+                raise InvariantViolated(READ_COMMITTED, f"a consumer was not given {cell} at {at}; {view}")
+            self._counts["aborted records left out"] += 1
 
     def _delete(self, at: TopicPartition) -> None:
         leader = self._view.partitions[at].leader

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kreplica.common.future import resolved
+from kreplica.log import log_reader
 from kreplica.replica import partition_fetch, partition_isr
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition import Partition
@@ -168,6 +169,26 @@ def show_the_uncommitted(fetch_records: Replacement) -> Replacement:
         return fetch_records(partition, fetch_offset, max_bytes, **{**options, "isolation": "log_end"})
 
     return fetch
+
+
+@mutant(log_reader, "upper_bound")
+def show_open_transactions(upper_bound: Replacement) -> Replacement:
+    """Who reads what is committed is given what all replicas have, whatever becomes of its transaction."""
+
+    def bound(log: Any, isolation: str) -> Any:
+        return upper_bound(log, "high_watermark" if isolation == "txn_committed" else isolation)
+
+    return bound
+
+
+@mutant(log_reader, "aborted_transactions")
+def keep_quiet_about_aborts(_: Replacement) -> Replacement:
+    """Readers are not told which transactions were aborted."""
+
+    def none(*_: Any) -> list[Any]:
+        return []
+
+    return none
 
 
 @mutant(ScriptedController, "decide")

@@ -193,7 +193,7 @@ def _fetch_brings(script: Transcript, response: Any) -> Iterator[str]:
 
 
 def _records(data: Any) -> str:
-    found = client.records_in(data, 0)
+    found, _ = client.records_in(data, 0)
     return " ".join(value_text(value) for _, _, value in found) or "no records"
 
 
