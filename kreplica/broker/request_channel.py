@@ -31,7 +31,7 @@ from kreplica.broker.api_versions import (
     request_type,
 )
 from kreplica.broker.message_conversion import TopicIds, downgrade, upgrade
-from kreplica.common.errors import InvalidRequest, KreplicaError, UnsupportedVersion
+from kreplica.common.errors import InvalidRequest, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import BufferList, write_message
@@ -69,7 +69,8 @@ class RequestChannel:
         """
         try:
             return self._receive(MessageReader(frame))
-        except KreplicaError as error:
+        except Exception as error:
+            # A handler's own failure is its client's too: whoever holds the connection tells of it.
             return failed(error)
 
     def _receive(self, reader: MessageReader) -> Future[Answer]:

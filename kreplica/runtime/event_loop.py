@@ -1,0 +1,206 @@
+"""A node's loops and its schedule over one asyncio event loop, which is uvloop's where that is installed.
+
+`EventLoopThread` is the thread; what is posted to it runs there, in order, between what the sockets bring.
+`NodeLoops` is one life of a node on it: it makes the Loops, is the Scheduler, and after `leave` none of its
+tasks runs any more. A task must not block: it would hold up the sockets of the whole process.
+
+Ownership: the thread owns its event loop, from `start` to `stop`. Thread rule: any thread may call anything;
+`leave` and `stop` wait for the task that runs, so they are not called from one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from kreplica.runtime.scheduler import OnError, log_error
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # the extra "server" is not installed
+    from asyncio import new_event_loop
+
+T = TypeVar("T")
+Task = Callable[[], object]
+
+# How many tasks run before the sockets have their turn.
+TASKS_OF_A_TURN = 64
+
+
+class EventLoopThread:
+    """See the module. An error of a task is reported to `on_error` (name, error), by default to the log."""
+
+    def __init__(self, name: str = "kreplica-loop", on_error: OnError = log_error) -> None:
+        self.on_error = on_error
+        self.loop: asyncio.AbstractEventLoop = new_event_loop()
+        # What belongs to no node fails the tests that cause it, and is in the log otherwise.
+        self.loop.set_exception_handler(self._failed)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # Appended to by any thread, taken from by the loop's own.
+        self._tasks: deque[Task] = deque()
+        self._is_woken = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the task that runs, and close the loop; what waits is dropped."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+        self.loop.close()
+
+    def is_current(self) -> bool:
+        """Whether the caller is in the loop's thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def post(self, task: Task) -> None:
+        """Run `task` soon; it has to see to its own errors."""
+        self._tasks.append(task)
+        # Whoever finds the flag set has appended before the drain that cleared it begins to take.
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, computed in the loop; not to be called from there."""
+        assert not self.is_current(), "it would wait for itself"
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def _wake(self) -> None:
+        if self.is_current():
+            self.loop.call_soon(self._drain)
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:
+            if not self.loop.is_closed():
+                raise
+
+    def _drain(self) -> None:
+        self._is_woken = False
+        tasks = self._tasks
+        for _ in range(TASKS_OF_A_TURN):
+            if not tasks:
+                return
+            tasks.popleft()()
+        self._is_woken = True
+        self.loop.call_soon(self._drain)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError(context["message"])
+        self.on_error("event loop", error)
+
+
+class NodeLoops:
+    """One life of a node: implements the port Scheduler, and makes its Loops."""
+
+    def __init__(self, thread: EventLoopThread) -> None:
+        self.thread = thread
+        self.is_alive = True
+
+    def loop(self, name: str) -> EventLoop:
+        """A Loop for an object of this life of the node."""
+        return EventLoop(self, name)
+
+    def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LoopTimer:
+        """Run `task` after `delay_ms`, then every `period_ms`, counted from the end of a run, if given."""
+        timer = LoopTimer(self, name, task, period_ms)
+        timer.arm(delay_ms)
+        return timer
+
+    def leave(self) -> None:
+        """End this life: none of its tasks runs any more when this returns."""
+        self.is_alive = False
+        self.thread.run(_nothing())
+
+    def run_task(self, name: str, task: Task) -> None:
+        """Run a task of this life, unless it is over; in the loop's thread."""
+        if not self.is_alive:
+            return
+        try:
+            task()
+        except Exception as error:
+            self.thread.on_error(name, error)
+
+
+class EventLoop:
+    """Implements `kreplica.common.ports.Loop`; all loops of a thread share one queue."""
+
+    __slots__ = ("_life", "name")
+
+    def __init__(self, life: NodeLoops, name: str) -> None:
+        self._life = life
+        self.name = name
+
+    def post(self, task: Task) -> None:
+        """Run `task` soon."""
+        self._life.thread.post(partial(self._life.run_task, self.name, task))
+
+    def post_later(self, task: Task, delay_ms: int) -> LoopTimer:
+        """Run `task` in this loop after `delay_ms`."""
+        return self._life.schedule(self.name, task, delay_ms)
+
+
+class LoopTimer:
+    """A task that waits for its time; `cancel` keeps it from running again."""
+
+    __slots__ = ("_handle", "_life", "_name", "_period_ms", "_task", "is_cancelled")
+
+    def __init__(self, life: NodeLoops, name: str, task: Task, period_ms: int | None) -> None:
+        self._life = life
+        self._name = name
+        self._task = task
+        self._period_ms = period_ms
+        self.is_cancelled = False
+        # The loop's own:
+        self._handle: asyncio.TimerHandle | None = None
+
+    def arm(self, delay_ms: int) -> None:
+        """Wait for so long."""
+        if self._life.thread.is_current():
+            self._arm(delay_ms)
+        else:
+            self._life.thread.post(partial(self._arm, delay_ms))
+
+    def cancel(self) -> None:
+        """Never run it again; a run that has begun goes on."""
+        self.is_cancelled = True
+        if self._life.thread.is_current():
+            self._drop()
+        else:
+            self._life.thread.post(self._drop)
+
+    def _arm(self, delay_ms: int) -> None:
+        if not self.is_cancelled and self._life.is_alive:
+            # One more, since a part of this millisecond is over: a timer never runs early.
+            self._handle = self._life.thread.loop.call_later((max(delay_ms, 0) + 1) / 1000, self._fire)
+
+    def _drop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        if self.is_cancelled:
+            return
+        self._life.run_task(self._name, self._task)
+        if self._period_ms is not None:
+            self._arm(self._period_ms)
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,296 @@
+"""TcpServer: listens on a port and answers Kafka's frames.
+
+    socket ──▶ FrameReader ──frame──▶ receive ──future──▶ answers, in the order of their requests ──▶ socket
+
+Requests of one connection are handed on in their order and may be answered in any; their answers leave in
+the order of the requests, as the protocol has it. A connection that has too much under way, or does not take
+its answers, is not read from until it does. What cannot be answered closes the connection, after the answers
+before it. Buffers of an answer are written as they are, so a slice of a log stays pinned until it is sent.
+
+A full server lets go the connection that has been silent longest, one that never sent a whole frame first, so
+that a flood of mute ones keeps nobody out. Ownership: the server owns its socket and its connections, from
+`start` to `close`. Thread rule: `start` and `close` from outside of the event loop; all else happens in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kreplica.common.errors import KreplicaError
+from kreplica.common.future import Future
+from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.runtime.frame_reader import FrameReader
+
+LOGGER = logging.getLogger(__name__)
+
+# API key, version and correlation id.
+SMALLEST_REQUEST = 8
+BACKLOG = 512
+
+Receive = Callable[[memoryview], Future[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketServerConfig:
+    """Bounds of a listener. Kafka has no bound for most of them.
+
+    `max_in_flight_requests` and `max_in_flight_bytes`: of one connection, beyond which it is not read from.
+    `max_unsent_bytes`: so much of its answers may wait for its reading before that. A connection is closed
+    that has asked nothing for `connections_max_idle_ms`, got no frame whole, or taken nothing of an answer.
+    """
+
+    socket_request_max_bytes: int = 100 << 20
+    max_connections: int = 1000
+    connections_max_idle_ms: int = 600_000
+    max_in_flight_requests: int = 64
+    max_in_flight_bytes: int = 16 << 20
+    max_unsent_bytes: int = 1 << 20
+
+
+class TcpServer:
+    """See the module. `receive(frame)` gives the future of an answer's buffers, or of None for none."""
+
+    def __init__(
+        self, thread: EventLoopThread, receive: Receive, config: SocketServerConfig | None = None
+    ) -> None:
+        self.config = config or SocketServerConfig()
+        self.thread = thread
+        self.receive = receive
+        # The event loop's own; in the order in which they were last active, the idlest first.
+        self.connections: dict[ServerConnection, None] = {}
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; port 0 takes a free one. The address that is listened on. Raises OSError."""
+        return self.thread.run(self._start(host, port))
+
+    def close(self) -> None:
+        """Listen no more and cut all connections."""
+        self.thread.run(self._close())
+
+    async def _start(self, host: str, port: int) -> tuple[str, int]:
+        loop = self.thread.loop
+        self._server = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=BACKLOG)
+        self._sweep_later()
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    async def _close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self.connections):
+            connection.cut()
+
+    # ---- connections --------------------------------------------------------------------------------------
+
+    def add(self, connection: ServerConnection) -> None:
+        """One more connection, for which the idlest one may have to go."""
+        if len(self.connections) >= self.config.max_connections:
+            idle = [each for each in self.connections if not each.is_busy]
+            mute = next((each for each in idle if not each.has_asked), None)
+            # All are waiting for answers: then it is the new one.
+            (mute or next(iter(idle), connection)).cut()
+        if not connection.is_closed:
+            self.connections[connection] = None
+
+    def touch(self, connection: ServerConnection) -> None:
+        """The connection was active now."""
+        connection.active_at = self.thread.loop.time()
+        if connection in self.connections:
+            # To the end, where the last active one is.
+            del self.connections[connection]
+            self.connections[connection] = None
+
+    def _sweep_later(self) -> None:
+        delay = self.config.connections_max_idle_ms / 4000
+        self._sweep = self.thread.loop.call_later(delay, self._close_idle)
+
+    def _close_idle(self) -> None:
+        oldest = self.thread.loop.time() - self.config.connections_max_idle_ms / 1000
+        for connection in list(self.connections):
+            if connection.active_at > oldest:
+                break
+            if not connection.is_handled:
+                LOGGER.info("%s: idle too long", connection)
+                connection.cut()
+        self._sweep_later()
+
+
+class _Slot:
+    """The place of an answer among those of its connection."""
+
+    __slots__ = ("buffers", "error", "is_done", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size  # of the request
+        self.is_done = False
+        self.buffers: list[Any] | None = None
+        self.error: BaseException | None = None
+
+
+class ServerConnection(asyncio.BufferedProtocol):
+    """One client's connection. `active_at`: when it last asked, or took of an answer, in the loop's time."""
+
+    def __init__(self, server: TcpServer) -> None:
+        self.active_at = server.thread.loop.time()
+        self.has_asked = False
+        self.is_closed = False
+        self._server = server
+        self._config = server.config
+        self._reader = FrameReader(
+            min_bytes=SMALLEST_REQUEST, max_bytes=server.config.socket_request_max_bytes
+        )
+        self._transport: Any = None
+        self._peer: Any = None
+        self._slots: deque[_Slot] = deque()
+        self._in_flight_bytes = 0
+        self._is_paused = False  # it is not read from
+        self._is_reader_slow = False  # it does not take its answers
+        self._is_ending = False  # nothing that comes now is looked at
+
+    def __repr__(self) -> str:
+        return f"<connection of {self._peer}>"
+
+    @property
+    def is_handled(self) -> bool:
+        """Whether somebody is about to answer it."""
+        return bool(self._slots) and not self._slots[0].is_done
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it waits for an answer, or has one to take."""
+        return bool(self._slots) or bool(self._transport.get_write_buffer_size())
+
+    # ---- asyncio ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._peer = transport.get_extra_info("peername")
+        transport.set_write_buffer_limits(high=self._config.max_unsent_bytes)
+        self._server.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.is_closed = self._is_ending = True
+        self._server.connections.pop(self, None)
+        self._slots.clear()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.buffer_updated(nbytes)
+        self._serve()
+
+    def pause_writing(self) -> None:
+        self._is_reader_slow = True
+        self._hold()
+
+    def resume_writing(self) -> None:
+        self._is_reader_slow = False
+        self._server.touch(self)
+        self._go_on()
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Close it now, whatever is under way."""
+        self.is_closed = self._is_ending = True
+        self._server.connections.pop(self, None)
+        self._transport.abort()
+
+    def _serve(self) -> None:
+        try:
+            for frame in self._reader.frames():
+                if self._is_ending:
+                    return
+                self._ask(frame)
+                if self._has_enough:
+                    self._hold()
+                    return
+        except KreplicaError as error:
+            self._refuse(error)
+
+    def _ask(self, frame: memoryview) -> None:
+        self.has_asked = True
+        self._server.touch(self)
+        slot = _Slot(len(frame))
+        self._slots.append(slot)
+        self._in_flight_bytes += slot.size
+        self._server.receive(frame).add_done_callback(partial(self._answered, slot))
+
+    def _refuse(self, error: BaseException) -> None:
+        # What was asked before is answered first.
+        slot = _Slot(0)
+        slot.error, slot.is_done = error, True
+        self._slots.append(slot)
+        self._hold()
+        self._flush()
+
+    @property
+    def _has_enough(self) -> bool:
+        return (
+            self._is_reader_slow
+            or len(self._slots) >= self._config.max_in_flight_requests
+            or self._in_flight_bytes >= self._config.max_in_flight_bytes
+        )
+
+    def _hold(self) -> None:
+        if not self._is_paused and not self.is_closed:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if not self._is_paused or self._is_ending or self._has_enough:
+            return
+        self._is_paused = False
+        # What came before the pause first.
+        self._serve()
+        if not self._is_paused and not self._is_ending:
+            self._transport.resume_reading()
+
+    # ---- answers ------------------------------------------------------------------------------------------
+
+    def _answered(self, slot: _Slot, done: Future[Any]) -> None:
+        slot.error = done.exception()
+        slot.buffers = None if slot.error is not None else done.result()
+        slot.is_done = True
+        if self._server.thread.is_current():
+            self._flush()
+        else:
+            self._server.thread.post(self._flush)
+
+    def _flush(self) -> None:
+        slots, ready = self._slots, []
+        while slots and slots[0].is_done and not self._is_ending:
+            slot = slots.popleft()
+            self._in_flight_bytes -= slot.size
+            if slot.error is not None:
+                self._end(slot.error)
+            elif slot.buffers is not None:
+                ready += slot.buffers
+        if ready and not self.is_closed:
+            self._transport.writelines(ready)
+        if self._is_ending:
+            self._close()
+        else:
+            self._go_on()
+
+    def _end(self, error: BaseException) -> None:
+        self._is_ending = True
+        level = logging.INFO if isinstance(error, KreplicaError) else logging.ERROR
+        LOGGER.log(level, "%r: closed, for %r", self, error, exc_info=level == logging.ERROR and error)
+
+    def _close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._transport.close()

@@ -1,0 +1,164 @@
+"""The loops of a node over one asyncio loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from kreplica.runtime.event_loop import TASKS_OF_A_TURN, EventLoopThread, NodeLoops
+
+WAIT_S = 20.0
+
+
+class Failures(list[Any]):
+    def __call__(self, name: str, error: BaseException) -> None:
+        self.append((name, error))
+
+
+@pytest.fixture
+def failures() -> Failures:
+    return Failures()
+
+
+@pytest.fixture
+def thread(failures: Failures) -> Iterator[EventLoopThread]:
+    thread = EventLoopThread(on_error=failures)
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture
+def life(thread: EventLoopThread) -> NodeLoops:
+    return NodeLoops(thread)
+
+
+def test_tasks_run_in_order_in_one_thread_and_not_inside_post(life: NodeLoops) -> None:
+    ran: list[int] = []
+    threads: set[int] = set()
+    done: SimpleQueue[bool] = SimpleQueue()
+    first, second = life.loop("first"), life.loop("second")
+
+    def task(number: int) -> None:
+        threads.add(threading.get_ident())
+        ran.append(number)
+
+    def begin() -> None:
+        for number in range(3 * TASKS_OF_A_TURN):
+            (first if number % 2 else second).post(lambda number=number: task(number))
+        assert ran == []
+        first.post(lambda: done.put(True))
+
+    first.post(begin)
+    assert done.get(timeout=WAIT_S)
+    assert ran == list(range(3 * TASKS_OF_A_TURN))
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_what_several_threads_post_is_all_run(life: NodeLoops) -> None:
+    ran: list[tuple[int, int]] = []
+    loop = life.loop("counted")
+
+    def post(thread: int) -> None:
+        for number in range(1000):
+            loop.post(lambda: ran.append((thread, number)))  # noqa: B023
+            loop.post(lambda number=number: ran.append((thread, number)))
+
+    threads = [threading.Thread(target=post, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    done: SimpleQueue[bool] = SimpleQueue()
+    loop.post(lambda: done.put(True))
+    assert done.get(timeout=WAIT_S)
+    assert len(ran) == 8000
+
+
+def test_a_failing_task_is_told_and_the_next_one_runs(life: NodeLoops, failures: Failures) -> None:
+    done: SimpleQueue[bool] = SimpleQueue()
+    error = ValueError("a bug")
+
+    def fail() -> None:
+        raise error
+
+    loop = life.loop("faulty")
+    loop.post(fail)
+    loop.post(lambda: done.put(True))
+    assert done.get(timeout=WAIT_S)
+    assert failures == [("faulty", error)]
+
+
+def test_a_timer_is_never_early(life: NodeLoops) -> None:
+    fired: SimpleQueue[int] = SimpleQueue()
+    for delay_ms in (0, 1, 5, 20):
+        began = time.monotonic_ns()
+        life.loop("late").post_later(lambda: fired.put(time.monotonic_ns()), delay_ms)
+        assert fired.get(timeout=WAIT_S) - began >= delay_ms * 1_000_000
+
+
+def test_a_periodic_task_goes_on_until_it_is_cancelled(life: NodeLoops, failures: Failures) -> None:
+    ticks: SimpleQueue[bool] = SimpleQueue()
+
+    def tick() -> None:
+        ticks.put(True)
+        raise ValueError("each time")
+
+    timer = life.schedule("periodic", tick, 0, period_ms=1)
+    for _ in range(3):
+        assert ticks.get(timeout=WAIT_S)
+    timer.cancel()
+    assert timer.is_cancelled
+    settled: SimpleQueue[int] = SimpleQueue()
+    # The cancellation is in the queue before this.
+    life.loop("last").post(lambda: settled.put(len(failures)))
+    count = settled.get(timeout=WAIT_S)
+    life.leave()
+    assert len(failures) == count
+    assert {name for name, _ in failures} == {"periodic"}
+
+
+def test_a_cancelled_timer_does_not_run(life: NodeLoops) -> None:
+    ran: SimpleQueue[str] = SimpleQueue()
+    life.loop("cancelled").post_later(lambda: ran.put("cancelled"), 5).cancel()
+    life.loop("other").post_later(lambda: ran.put("other"), 30)
+    assert ran.get(timeout=WAIT_S) == "other"
+
+
+def test_nothing_of_a_life_runs_after_it(thread: EventLoopThread, life: NodeLoops) -> None:
+    ran: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        ran.append("begun before")
+
+    life.loop("held").post(hold)
+    life.loop("held").post(lambda: ran.append("posted before"))
+    life.schedule("timer", lambda: ran.append("timer"), 0)
+    assert begun.wait(WAIT_S)
+    leaving = threading.Thread(target=life.leave)
+    leaving.start()
+    while life.is_alive:
+        assert leaving.is_alive()
+    go_on.set()
+    leaving.join(WAIT_S)
+    assert ran == ["begun before"]
+    other: SimpleQueue[bool] = SimpleQueue()
+    NodeLoops(thread).loop("other life").post(lambda: other.put(True))
+    assert other.get(timeout=WAIT_S)
+    assert ran == ["begun before"]
+
+
+def test_what_is_posted_after_the_end_is_dropped() -> None:
+    thread = EventLoopThread()
+    thread.start()
+    thread.stop()
+    NodeLoops(thread).loop("late").post(lambda: pytest.fail("it ran"))

@@ -1,0 +1,285 @@
+"""A listener with a handler that the test resolves: order, back-pressure, bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from kreplica._core.region import Region
+from kreplica.common.errors import InvalidRequest
+from kreplica.common.future import Future, failed, resolved
+from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.runtime.frame_reader import RECEIVE_BYTES
+from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
+from tests.support.sockets import connected, eventually, framed, read_exactly, read_frame
+
+WAIT_S = 20.0
+Address = tuple[str, int]
+Start = Callable[..., Address]
+
+
+@pytest.fixture
+def thread() -> Iterator[EventLoopThread]:
+    failures: list[Any] = []
+    thread = EventLoopThread(on_error=lambda name, error: failures.append((name, error)))
+    thread.start()
+    yield thread
+    thread.stop()
+    assert failures == []
+
+
+@pytest.fixture
+def start(thread: EventLoopThread) -> Iterator[Start]:
+    servers: list[TcpServer] = []
+
+    def start(receive: Any, **settings: int) -> Address:
+        server = TcpServer(thread, receive, SocketServerConfig(**settings))
+        servers.append(server)
+        return server.start("127.0.0.1", 0)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def echo(frame: memoryview) -> Future[Any]:
+    return resolved([framed(bytes(frame))])
+
+
+class Waiting:
+    """Keeps requests until the test answers them."""
+
+    def __init__(self) -> None:
+        self.asked: SimpleQueue[tuple[bytes, Future[Any]]] = SimpleQueue()
+
+    def __call__(self, frame: memoryview) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self.asked.put((bytes(frame), answer))
+        return answer
+
+
+def body(number: int, size: int = 8) -> bytes:
+    return number.to_bytes(8, "big").ljust(size, b".")
+
+
+SIZES = [8, 9, RECEIVE_BYTES - 5, RECEIVE_BYTES - 4, RECEIVE_BYTES - 3, 70_000, 3 << 20]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_frame_of_any_size_comes_whole(start: Start, size: int) -> None:
+    with connected(start(echo)) as client:
+        for number in range(3):
+            client.sendall(framed(body(number, size)))
+            assert read_frame(client) == body(number, size)
+
+
+def test_frames_that_come_together_and_in_pieces(start: Start) -> None:
+    bodies = [body(number, size) for number, size in enumerate(SIZES[:-1] * 3)]
+    stream = b"".join(map(framed, bodies))
+    with connected(start(echo)) as client:
+        for step in (1, 3, 1000, RECEIVE_BYTES, len(stream)):
+            part = stream[: 60 * step] if step < 1000 else stream
+            whole = len(part) == len(stream)
+            for at in range(0, len(part), step):
+                client.sendall(part[at : at + step])
+            if not whole:
+                client.sendall(stream[len(part) :])
+            assert [read_frame(client) for _ in bodies] == bodies
+
+
+def test_answers_leave_in_the_order_of_their_requests(start: Start) -> None:
+    waiting = Waiting()
+    with connected(start(waiting)) as client:
+        client.sendall(b"".join(framed(body(number)) for number in range(3)))
+        asked = [waiting.asked.get(timeout=WAIT_S) for _ in range(3)]
+        for found, answer in reversed(asked):
+            answer.set_result([framed(b"to " + found)])
+        assert [read_frame(client) for _ in range(3)] == [b"to " + body(number) for number in range(3)]
+
+
+def test_none_is_no_answer(start: Start) -> None:
+    def receive(frame: memoryview) -> Future[Any]:
+        return resolved(None) if frame[7] % 2 else echo(frame)
+
+    with connected(start(receive)) as client:
+        client.sendall(b"".join(framed(body(number)) for number in range(5)))
+        assert [read_frame(client) for _ in range(3)] == [body(0), body(2), body(4)]
+
+
+def test_what_fails_closes_the_connection_after_the_answers_before_it(start: Start) -> None:
+    waiting = Waiting()
+    with connected(start(waiting)) as client:
+        client.sendall(b"".join(framed(body(number)) for number in range(3)))
+        asked = [waiting.asked.get(timeout=WAIT_S) for _ in range(3)]
+        asked[2][1].set_result([framed(b"never sent")])
+        asked[1][1].set_exception(InvalidRequest("no"))
+        asked[0][1].set_result([framed(b"sent")])
+        assert read_frame(client) == b"sent"
+        assert read_frame(client) == b""
+
+
+def test_a_slice_of_a_log_is_sent_as_it_is_and_let_go(start: Start, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 4096
+    with Region(str(tmp_path / "log"), len(content), writable=True, create=True) as region:
+        region.ensure(len(content))
+        region.write(0, content)
+        region.publish(len(content))
+
+        def receive(_frame: memoryview) -> Future[Any]:
+            return resolved([len(content).to_bytes(4, "big"), region.slice(0, len(content))])
+
+        with connected(start(receive)) as client:
+            client.sendall(framed(body(0)) * 3)
+            for _ in range(3):
+                assert read_frame(client) == content
+        eventually(lambda: region.pins == 0)
+
+
+def test_no_more_is_asked_while_enough_is_under_way(start: Start) -> None:
+    waiting = Waiting()
+    with connected(start(waiting, max_in_flight_requests=4)) as client:
+        client.sendall(b"".join(framed(body(number)) for number in range(20)))
+        asked = [waiting.asked.get(timeout=WAIT_S) for _ in range(4)]
+        for number in range(20):
+            assert waiting.asked.empty()
+            found, answer = asked.pop(0)
+            answer.set_result([framed(found)])
+            assert read_frame(client) == body(number)
+            if number < 16:
+                asked.append(waiting.asked.get(timeout=WAIT_S))
+
+
+def test_a_client_that_does_not_read_is_not_read_from(start: Start) -> None:
+    answered: list[int] = []
+    large = bytes(1 << 20)
+
+    def receive(frame: memoryview) -> Future[Any]:
+        answered.append(int.from_bytes(frame[:8], "big"))
+        return resolved([framed(large)])
+
+    address = start(receive, max_in_flight_requests=1000)
+    with connected(address) as stalled, connected(address) as other:
+        stalled.setblocking(False)
+        stream = b"".join(framed(body(number)) for number in range(400_000))
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while sent < len(stream):
+                sent += stalled.send(stream[sent : sent + 65536])
+        # The next client is served meanwhile.
+        other.sendall(framed(body(7)))
+        assert read_frame(other) == large
+        # What the kernel's buffers take, and a little more.
+        assert len(answered) < 100
+        stalled.settimeout(WAIT_S)
+        for _ in range(200):
+            assert len(read_frame(stalled)) == len(large)
+
+
+def test_idle_connections_are_closed_and_waiting_ones_are_not(start: Start) -> None:
+    waiting = Waiting()
+    address = start(waiting, connections_max_idle_ms=100)
+    with connected(address) as waits, connected(address) as mute, connected(address) as half:
+        waits.sendall(framed(body(1)))
+        _, answer = waiting.asked.get(timeout=WAIT_S)
+        half.sendall(framed(body(2))[:9])
+        assert read_frame(mute) == b""
+        assert read_frame(half) == b""
+        answer.set_result([framed(b"late")])
+        assert read_frame(waits) == b"late"
+        assert read_frame(waits) == b""
+
+
+def test_one_byte_at_a_time_is_idle_too(start: Start) -> None:
+    with connected(start(echo, connections_max_idle_ms=200)) as slow:
+        slow.sendall(b"\0\0\x10\0")
+        with pytest.raises(ConnectionError):  # noqa: PT012
+            while True:
+                slow.sendall(b"x")
+                slow.settimeout(0.02)
+                with contextlib.suppress(TimeoutError):
+                    assert slow.recv(1) == b""
+                    raise ConnectionResetError
+
+
+def test_a_flood_of_connections_keeps_nobody_out(start: Start) -> None:
+    address = start(echo, max_connections=10)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(connected(address))
+        client.sendall(framed(body(1)))
+        assert read_frame(client) == body(1)
+        flood = [stack.enter_context(connected(address)) for _ in range(50)]
+        late = stack.enter_context(connected(address))
+        for each in (late, client):
+            each.sendall(framed(body(2)))
+            assert read_frame(each) == body(2)
+        assert read_frame(flood[0]) == b""
+
+
+def test_whoever_waits_for_an_answer_is_not_let_go(start: Start) -> None:
+    waiting = Waiting()
+    address = start(waiting, max_connections=2)
+    with contextlib.ExitStack() as stack:
+        waits = [stack.enter_context(connected(address)) for _ in range(2)]
+        for each in waits:
+            each.sendall(framed(body(1)))
+        asked = [waiting.asked.get(timeout=WAIT_S) for _ in waits]
+        assert read_frame(stack.enter_context(connected(address))) == b""
+        for _, answer in asked:
+            answer.set_result([framed(b"done")])
+        assert [read_frame(each) for each in waits] == [b"done", b"done"]
+
+
+def test_an_answer_may_come_from_another_thread(start: Start) -> None:
+    waiting = Waiting()
+    with connected(start(waiting)) as client:
+        for number in range(100):
+            client.sendall(framed(body(number)))
+            found, answer = waiting.asked.get(timeout=WAIT_S)
+            answer.set_result([framed(found)])
+            assert read_frame(client) == body(number)
+
+
+def test_answers_to_one_that_left_are_dropped(start: Start) -> None:
+    waiting = Waiting()
+    address = start(waiting)
+    with connected(address) as gone:
+        gone.sendall(framed(body(1)))
+        _, answer = waiting.asked.get(timeout=WAIT_S)
+    answer.set_result([framed(b"nobody")])
+    with connected(address) as client:
+        client.sendall(framed(body(2)))
+        waiting.asked.get(timeout=WAIT_S)[1].set_result([framed(b"somebody")])
+        assert read_frame(client) == b"somebody"
+
+
+@pytest.mark.parametrize("size", [-(2**31), -1, 0, 7, (1 << 20) + 1, 2**31 - 1])
+def test_a_frame_out_of_bounds_closes_the_connection(start: Start, size: int) -> None:
+    address = start(echo, socket_request_max_bytes=1 << 20)
+    with connected(address) as hostile:
+        hostile.sendall(framed(body(1)) + size.to_bytes(4, "big", signed=True) + b"x" * 20)
+        assert read_frame(hostile) == body(1)
+        assert read_frame(hostile) == b""
+
+
+def test_failing_at_once_is_as_failing_later(start: Start) -> None:
+    with connected(start(lambda _frame: failed(InvalidRequest("no")))) as client:
+        client.sendall(framed(body(1)) * 5)
+        assert read_exactly(client, 1) == b""
+
+
+def test_a_closed_server_takes_nobody(thread: EventLoopThread) -> None:
+    server = TcpServer(thread, echo)
+    address = server.start("127.0.0.1", 0)
+    with connected(address) as client:
+        client.sendall(framed(body(1)))
+        assert read_frame(client) == body(1)
+        server.close()
+        assert read_frame(client) == b""
+        with pytest.raises(OSError):
+            socket.create_connection(address, 1)
