@@ -65,28 +65,31 @@ class NodeDriver:
         self.faults = NodeFaults(self.cluster, self.counts, self.actions.random)
         self.load = NodeLoad(self.cluster, self.checker, self.counts, self.actions.random)
         # When each round of faults has ended, so far.
-        self.round_ends_ms: list[int] = []
+        self.round_ends_ns: list[int] = []
+        self.is_in_round = False
         self.cluster.on_fatal = self._died
         self.checker.is_harmed = self.faults.may_die
 
-    def run(self, events: int = 2_000, *, round_ends_ms: Sequence[int] = ()) -> None:
+    def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
         """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
 
-        `round_ends_ms`: when each round of faults ends, instead, in ms of virtual time.
+        `round_ends_ns`: when each round of faults ends, instead, in virtual time.
         """
         self.cluster.boot(BOOT_MS)
         for _ in range(FIRST_TOPICS):
             self.load.create_topic(2)
         self._require_well()
-        for number in range(len(round_ends_ms) or ROUNDS):
+        for number in range(len(round_ends_ns) or ROUNDS):
             self.faults.begin()
+            self.is_in_round = True
             self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
             self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
-            if round_ends_ms:
-                self._pass_until_ms(round_ends_ms[number])
+            if round_ends_ns:
+                self._pass_time(round_ends_ns[number])
             else:
                 self._pass_events(events * (number + 1) // ROUNDS)
-            self.round_ends_ms.append(self.cluster.now_ms())
+            self.round_ends_ns.append(self.cluster.time.now_ns)
+            self.is_in_round = False
             self._heal()
         self._check_history()
         self.observer.finish()
@@ -98,8 +101,9 @@ class NodeDriver:
             if self.cluster.scheduler.step() is None:
                 raise AssertionError("nothing is left to happen")
 
-    def _pass_until_ms(self, end_ms: int) -> None:
-        self.cluster.pass_time(max(end_ms - self.cluster.now_ms(), 0))
+    def _pass_time(self, until_ns: int) -> None:
+        while self.cluster.scheduler.step(until_ns) is not None:
+            pass
 
     def _operate(self) -> None:
         if not self.faults.is_calm:

@@ -14,9 +14,8 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration
 from kreplica.sim.network import LinkConditions
+from kreplica.sim.nodes.committed_news import CommittedNews, stands
 from kreplica.sim.nodes.node_cluster import FIRST_CLIENT_ID, NodeCluster
 from kreplica.sim.scheduler import SimEvent
 from kreplica.sim.transcript import client_commands, cluster_commands, network_commands
@@ -30,7 +29,6 @@ from kreplica.sim.transcript.runner import (
     brokers_of,
     command,
     error_name,
-    listed,
     number_of,
     refused,
 )
@@ -82,71 +80,6 @@ class ScriptedNodes(NodeCluster):
     def send(self, broker_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send a client's request."""
         return self.client.endpoint.send(broker_id, request, timeout_ms=timeout_ms)
-
-
-class CommittedNews:
-    """Tells of each change of what is committed, as the node knows it that knows most."""
-
-    def __init__(self, cluster: NodeCluster) -> None:
-        self._cluster = cluster
-        self._known: ClusterMetadata | None = None
-        self._partitions: dict[TopicPartition, PartitionRegistration] = {}
-        self._brokers: dict[int, BrokerRegistration] = {}
-        self._active: tuple[int, int] | None = None
-        self._news: list[str] = []
-
-    def take(self) -> list[str]:
-        """What there was since the last time."""
-        news, self._news = self._news, []
-        return news
-
-    def look(self) -> None:
-        """After an event."""
-        if not self._cluster.live():
-            return
-        metadata = self._cluster.metadata()
-        if metadata is not self._known:
-            self._known = metadata
-            self._news += self._of_brokers(metadata)
-            self._news += self._of_partitions(metadata)
-        active = self._cluster.controller
-        node = None if active is None else self._cluster.node(active)
-        if active is not None and node is not None:
-            told = active, node.raft.leader_and_epoch.epoch
-            if self._active is not None and told != self._active:
-                self._news.append(f"{active} is the active controller, in epoch {told[1]}")
-            self._active = told
-
-    def _of_brokers(self, metadata: ClusterMetadata) -> Iterator[str]:
-        for broker_id, now in sorted(metadata.brokers.items()):
-            before = self._brokers.get(broker_id)
-            if before is not None and before.epoch != now.epoch:
-                yield f"controller: broker {broker_id} is registered anew"
-            if before is not None and before.fenced != now.fenced:
-                yield f"controller: broker {broker_id} is {'fenced' if now.fenced else 'no longer fenced'}"
-        self._brokers = dict(metadata.brokers)
-
-    def _of_partitions(self, metadata: ClusterMetadata) -> Iterator[str]:
-        now = {at: registration for at, _, registration in metadata.partitions()}
-        for at, registration in sorted(now.items()):
-            if self._partitions.get(at) != registration:
-                yield f"controller: {at}: {stands(registration)}"
-        for at in sorted(self._partitions.keys() - now.keys()):
-            yield f"controller: {at} is no more"
-        self._partitions = now
-
-
-def stands(registration: PartitionRegistration) -> str:
-    """How a partition stands by the controller."""
-    leader = "no leader" if registration.leader == NO_LEADER else f"leader {registration.leader}"
-    parts = [f"{leader} in epoch {registration.leader_epoch}", f"ISR {listed(registration.isr)}"]
-    if registration.elr:
-        parts.append(f"ELR {listed(registration.elr)}")
-    if registration.adding_replicas:
-        parts.append(f"adding {listed(registration.adding_replicas)}")
-    if registration.removing_replicas:
-        parts.append(f"removing {listed(registration.removing_replicas)}")
-    return f"{', '.join(parts)} (partition epoch {registration.partition_epoch})"
 
 
 class NodesTranscript(Transcript):

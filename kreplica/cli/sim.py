@@ -1,0 +1,125 @@
+"""`kreplica sim`: random runs of the simulator, what they end with, and the short form of one that fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from kreplica.cli.output import console, print_json
+from kreplica.sim.driver import RandomDriver
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.quorum.quorum_driver import QuorumDriver
+from kreplica.sim.reduction import NodeRun, reduced, run_nodes
+
+ROUNDS = 2
+NANOSECONDS_PER_MINUTE = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `transcript`: what happened in its shortest form that fails as it did."""
+
+    seed: int
+    events: int
+    virtual_ms: int
+    event_hash: str
+    counts: dict[str, int]
+    violation: InvariantViolated | None
+    transcript: Sequence[str] = field(default_factory=list)
+
+
+def run(
+    driver: str, seeds: Iterable[int], minutes: float | None, events: int, reduce: float, as_json: bool
+) -> int:
+    """Run the seeds until one fails; returns the exit code."""
+    # What nodes say of the faults that a run makes is no news here.
+    logging.getLogger("kreplica").setLevel(logging.CRITICAL)
+    for seed in seeds:
+        started = time.monotonic()
+        try:
+            outcome = _run_one(driver, seed, minutes, events, reduce)
+        except Exception:
+            console(stderr=True).print(f"seed {seed}: {traceback.format_exc()}", markup=False)
+            return 2
+        if as_json:
+            print_json(_fact(driver, outcome))
+        else:
+            _print(driver, outcome, time.monotonic() - started)
+        if outcome.violation is not None:
+            return 1
+    return 0
+
+
+def _run_one(driver: str, seed: int, minutes: float | None, events: int, reduce: float) -> Outcome:
+    if driver == "nodes":
+        return _run_nodes(seed, minutes, events, reduce)
+    made = RandomDriver(seed) if driver == "brokers" else QuorumDriver(seed)
+    violation: InvariantViolated | None = None
+    try:
+        made.run(events)
+    except InvariantViolated as violated:
+        violation = violated
+    cluster = made.cluster if isinstance(made, RandomDriver) else made.quorum
+    scheduler = cluster.scheduler
+    return Outcome(
+        seed, scheduler.events, cluster.now_ms(), scheduler.event_hash, dict(made.counts), violation
+    )
+
+
+def _run_nodes(seed: int, minutes: float | None, events: int, reduce: float) -> Outcome:
+    ends: list[int] = []
+    if minutes is not None:
+        ends = [int(minutes * NANOSECONDS_PER_MINUTE * n / ROUNDS) for n in range(1, ROUNDS + 1)]
+    ran = run_nodes(seed, events, round_ends_ns=ends)
+    transcript: Sequence[str] = ()
+    if ran.violation is not None:
+        transcript = _shortened(ran, reduce).story
+    return Outcome(
+        ran.seed,
+        ran.events,
+        ran.virtual_ms,
+        ran.event_hash,
+        dict(ran.counts),
+        ran.violation,
+        transcript,
+    )
+
+
+def _shortened(ran: NodeRun, seconds: float) -> NodeRun:
+    return reduced(ran, partial(_is_over, time.monotonic() + seconds))
+
+
+def _is_over(deadline: float) -> bool:
+    return time.monotonic() >= deadline
+
+
+def _fact(driver: str, outcome: Outcome) -> dict[str, object]:
+    violation = outcome.violation
+    return {
+        "seed": outcome.seed,
+        "driver": driver,
+        "events": outcome.events,
+        "virtual_ms": outcome.virtual_ms,
+        "event_hash": outcome.event_hash,
+        "counts": outcome.counts,
+        "violations": []
+        if violation is None
+        else [{"invariant": violation.invariant, "facts": violation.facts}],
+        "transcript": list(outcome.transcript),
+    }
+
+
+def _print(driver: str, outcome: Outcome, seconds: float) -> None:
+    out = console()
+    passed = f"{outcome.events:,} events in {outcome.virtual_ms / 1000:.1f} virtual s ({seconds:.1f} s)"
+    ended = "no violation" if outcome.violation is None else f"violated: {outcome.violation}"
+    out.print(f"seed {outcome.seed}, {driver}: {passed}, hash {outcome.event_hash}: {ended}", markup=False)
+    if outcome.violation is None:
+        return
+    for line in outcome.transcript:
+        out.print(line, markup=False, soft_wrap=True)
+    out.print(f"to replay: kreplica sim --driver {driver} --seed {outcome.seed}", markup=False)

@@ -1,0 +1,109 @@
+"""Reduction: of a random run of whole nodes that fails, the few actions that it takes to fail so.
+
+A run is repeated without some of its actions, and where the same invariant is violated they are left out for
+good: first halves, then ever smaller parts (delta debugging; Zeller and Hildebrandt, 2002). What the others
+draw does not change by that, but when messages arrive does, so not every failure survives. Thread rule: one
+thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.nodes.driver import NodeDriver
+from kreplica.sim.nodes.story import Story
+from kreplica.sim.scheduler import NANOSECONDS_PER_MS
+
+# After its last action a run that is repeated goes on as long as a violation may need to show.
+GRACE_MS = 50
+
+
+class AllBut:
+    """All numbers but those of `kept`."""
+
+    def __init__(self, kept: Iterable[int]) -> None:
+        self._kept = frozenset(kept)
+
+    def __contains__(self, number: object) -> bool:
+        return number not in self._kept
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """A run that is over. `actions`: how many were drawn; `violation`: what it ended with, if it failed;
+    `story`: what happened in it, where it was told."""
+
+    seed: int
+    events: int
+    virtual_ms: int
+    event_hash: str
+    counts: Counter[str]
+    actions: int
+    violation: InvariantViolated | None
+    round_ends_ns: tuple[int, ...]
+    story: list[str] = field(default_factory=list)
+
+
+def run_nodes(
+    seed: int,
+    events: int = 2_000,
+    *,
+    round_ends_ns: Sequence[int] = (),
+    without: Container[int] = (),
+    tells: bool = False,
+) -> NodeRun:
+    """One run of NodeDriver; a violation ends it, and is told in the result."""
+    driver = NodeDriver(seed, without=without)
+    story = Story(driver) if tells else None
+    violation: InvariantViolated | None = None
+    try:
+        driver.run(events, round_ends_ns=round_ends_ns)
+    except InvariantViolated as violated:
+        violation = violated
+        if story is not None:
+            story.tell(f"violated: {violated}")
+    ends = list(driver.round_ends_ns)
+    if violation is not None and driver.is_in_round:
+        ends.append(driver.cluster.time.now_ns + GRACE_MS * NANOSECONDS_PER_MS)
+    return NodeRun(
+        seed=seed,
+        events=driver.cluster.scheduler.events,
+        virtual_ms=driver.cluster.now_ms(),
+        event_hash=driver.cluster.scheduler.event_hash,
+        counts=driver.counts,
+        actions=driver.actions.number,
+        violation=violation,
+        round_ends_ns=tuple(ends),
+        story=[] if story is None else story.lines,
+    )
+
+
+def reduced(failed: NodeRun, is_over: Callable[[], bool]) -> NodeRun:
+    """The same failure with as few actions as were found until `is_over()`, with its story."""
+    assert failed.violation is not None
+    name = failed.violation.invariant
+    ends = failed.round_ends_ns
+
+    def fails(kept: Sequence[int]) -> bool:
+        again = run_nodes(failed.seed, round_ends_ns=ends, without=AllBut(kept))
+        return again.violation is not None and again.violation.invariant == name
+
+    kept: Sequence[int] = range(1, failed.actions + 1)
+    parts = 2
+    while len(kept) > 1 and not is_over():
+        size = -(-len(kept) // parts)
+        for at in range(0, len(kept), size):
+            left = [*kept[:at], *kept[at + size :]]
+            if is_over():
+                break
+            if fails(left):
+                kept, parts = left, max(parts - 1, 2)
+                break
+        else:
+            if parts >= len(kept):
+                break
+            parts = min(2 * parts, len(kept))
+    return run_nodes(failed.seed, round_ends_ns=ends, without=AllBut(kept), tells=True)

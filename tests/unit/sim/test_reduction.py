@@ -1,0 +1,54 @@
+"""A run that fails is reduced to one that fails the same way with less, and is told in lines."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kreplica.sim.mutants import switched_on
+from kreplica.sim.nodes.driver import NodeDriver
+from kreplica.sim.reduction import AllBut, reduced, run_nodes
+
+EVENTS = 600
+
+
+@pytest.fixture(scope="module")
+def failed():
+    with switched_on("show_the_uncommitted"):
+        return next(ran for ran in (run_nodes(seed, EVENTS) for seed in range(1, 50)) if ran.violation)
+
+
+def test_a_run_that_fails_is_reduced(failed):
+    tries = itertools.count()
+    with switched_on("show_the_uncommitted"):
+        short = reduced(failed, lambda: next(tries) > 60)
+    assert short.violation.invariant == failed.violation.invariant
+    done = [line for line in short.story if "produce" in line or "read" in line]
+    assert 0 < len(done) < failed.actions / 2
+    assert "violated: " in short.story[-1]
+
+
+def test_without_time_for_it_the_run_is_told_as_it_was(failed):
+    with switched_on("show_the_uncommitted"):
+        same = reduced(failed, lambda: True)
+    assert (same.violation.invariant, same.event_hash) == (failed.violation.invariant, failed.event_hash)
+
+
+def test_a_story_changes_nothing_and_tells_what_was_done():
+    plain, told = run_nodes(3, EVENTS), run_nodes(3, EVENTS, tells=True)
+    assert plain.violation is told.violation is None
+    assert plain.event_hash == told.event_hash
+    text = "\n".join(told.story)
+    for word in ("start 1", "produce", "acknowledged at offset", "controller: topic-1-0: leader"):
+        assert word in text
+
+
+def test_an_action_that_is_left_out_changes_nothing_of_what_others_draw():
+    whole, part = NodeDriver(5), NodeDriver(5, without=AllBut([2]))
+    drawn = []
+    for driver in (whole, part):
+        for _ in range(3):
+            driver.actions.run(lambda driver=driver: drawn.append(driver.actions.random.random()))
+    assert drawn[1] == drawn[3]
+    assert len(drawn) == 4
