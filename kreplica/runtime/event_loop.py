@@ -19,16 +19,20 @@ from typing import Any, TypeVar
 
 from kreplica.runtime.scheduler import OnError, log_error
 
-try:
-    from uvloop import new_event_loop
-except ImportError:  # the extra "server" is not installed
-    from asyncio import new_event_loop
-
 T = TypeVar("T")
 Task = Callable[[], object]
 
 # How many tasks run before the sockets have their turn.
 TASKS_OF_A_TURN = 64
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, or asyncio's where the extra "server" is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 class EventLoopThread:
