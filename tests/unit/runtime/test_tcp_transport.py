@@ -1,0 +1,316 @@
+"""Requests to another node: over a listener that answers, and over one that does what it should not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v17.request import FetchRequest
+from kio.schema.metadata.v12.request import MetadataRequest
+from kio.schema.metadata.v12.response import MetadataResponse
+from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
+from kio.schema.vote.v2.request import VoteRequest
+
+from kreplica.broker.api_versions import response_type
+from kreplica.broker.request_channel import RequestChannel
+from kreplica.common.errors import NetworkException
+from kreplica.common.future import Future, resolved
+from kreplica.common.types import Uuid
+from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.tcp_server import TcpServer
+from kreplica.runtime.tcp_transport import TcpTransport, TcpTransportConfig
+from tests.support.messages import written
+from tests.support.sockets import eventually, framed, read_frame
+
+WAIT_S = 20.0
+LONG_MS = 20_000
+PEER = 2
+ASKED = MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False)
+FETCH = FetchRequest(max_wait=timedelta(seconds=1), min_bytes=1, topics=(), forgotten_topics_data=())
+VOTE = VoteRequest(cluster_id="c", voter_id=1, topics=())
+
+
+def told(number: int) -> MetadataResponse:
+    return MetadataResponse(
+        throttle_time=timedelta(0), brokers=(), cluster_id="c", controller_id=number, topics=()
+    )
+
+
+def produce(records: bytes, acks: int) -> ProduceRequest:
+    partition = PartitionProduceData(index=0, records=records)
+    return ProduceRequest(
+        acks=acks,
+        timeout=timedelta(seconds=1),
+        topic_data=(TopicProduceData(name="t", partition_data=(partition,)),),
+    )
+
+
+class Peer:
+    """A node that listens; its requests wait until the test answers them."""
+
+    def __init__(self, thread: EventLoopThread) -> None:
+        self.asked: SimpleQueue[tuple[Any, Future[Any]]] = SimpleQueue()
+        self.thread = thread
+        self.server: TcpServer | None = None
+        self.address = ("127.0.0.1", 0)
+
+    def start(self) -> None:
+        self.server = TcpServer(self.thread, RequestChannel(self.handle, self).receive)
+        self.address = self.server.start(*self.address)
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+
+    def handle(self, request: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self.asked.put((request, answer))
+        return answer
+
+    def topic_id(self, _topic: str) -> Uuid | None:
+        return None
+
+    def next(self) -> tuple[Any, Future[Any]]:
+        return self.asked.get(timeout=WAIT_S)
+
+
+@pytest.fixture
+def thread() -> Iterator[EventLoopThread]:
+    failures: list[Any] = []
+    thread = EventLoopThread(on_error=lambda name, error: failures.append((name, error)))
+    thread.start()
+    yield thread
+    thread.stop()
+    assert failures == []
+
+
+@pytest.fixture
+def peer(thread: EventLoopThread) -> Iterator[Peer]:
+    peer = Peer(thread)
+    peer.start()
+    yield peer
+    peer.stop()
+
+
+@pytest.fixture
+def connect(thread: EventLoopThread) -> Iterator[Callable[..., TcpTransport]]:
+    made: list[TcpTransport] = []
+    life = NodeLoops(thread)
+
+    def connect(address: Callable[[], Any], **settings: int) -> TcpTransport:
+        config = TcpTransportConfig(**settings)
+        transport = TcpTransport(
+            life, lambda node_id: address() if node_id == PEER else None, client_id="node-1", config=config
+        )
+        made.append(transport)
+        return transport
+
+    yield connect
+    for transport in made:
+        transport.close()
+    life.leave()
+
+
+@pytest.fixture
+def transport(peer: Peer, connect: Callable[..., TcpTransport]) -> TcpTransport:
+    return connect(lambda: peer.address)
+
+
+def test_a_request_and_its_answer(peer: Peer, transport: TcpTransport) -> None:
+    reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    request, answer = peer.next()
+    assert request == ASKED
+    answer.set_result(told(7))
+    assert reply.result(WAIT_S) == told(7)
+
+
+def test_requests_arrive_in_the_order_they_were_sent(peer: Peer, transport: TcpTransport) -> None:
+    replies = [
+        transport.send(PEER, produce(bytes([number]), acks=0), timeout_ms=LONG_MS) for number in range(200)
+    ]
+    for number in range(200):
+        request, answer = peer.next()
+        assert bytes(request.topic_data[0].partition_data[0].records) == bytes([number])
+        answer.set_result(None)
+    assert [reply.result(WAIT_S) for reply in replies] == [None] * 200
+
+
+def test_records_of_any_size_travel(peer: Peer, transport: TcpTransport) -> None:
+    for size in (0, 10, 100_000, 5 << 20):
+        records = bytes(size)
+        transport.send(PEER, produce(records, acks=0), timeout_ms=LONG_MS)
+        request, answer = peer.next()
+        assert request.topic_data[0].partition_data[0].records == records
+        answer.set_result(None)
+
+
+def test_what_waits_for_records_holds_up_nobody(peer: Peer, transport: TcpTransport) -> None:
+    waits = [transport.send(PEER, FETCH, timeout_ms=LONG_MS) for _ in range(3)]
+    fetches = [peer.next() for _ in waits]
+    control = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    asked, answer = peer.next()
+    # Nor does a request to the controller hold up an election.
+    vote = transport.send(PEER, VOTE, timeout_ms=LONG_MS)
+    voted, ballot = peer.next()
+    ballot.set_result(response_type(52, 2)(error_code=ErrorCode.none, topics=()))
+    assert (asked, voted) == (ASKED, VOTE)
+    assert vote.exception(WAIT_S) is None
+    answer.set_result(told(1))
+    assert control.result(WAIT_S) == told(1)
+    empty = response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
+    for (_, answer), reply in reversed(list(zip(fetches, waits, strict=True))):
+        answer.set_result(
+            response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
+        )
+        assert reply.result(WAIT_S).responses == ()
+
+
+def test_a_peer_that_goes_fails_what_waits_and_is_told(peer: Peer, transport: TcpTransport) -> None:
+    closed: SimpleQueue[int] = SimpleQueue()
+    transport.watch_connections(closed.put)
+    replies = [transport.send(PEER, request, timeout_ms=LONG_MS) for request in (ASKED, ASKED, FETCH)]
+    for _ in replies:
+        peer.next()
+    peer.stop()
+    for reply in replies:
+        assert isinstance(reply.exception(WAIT_S), NetworkException)
+    assert closed.get(timeout=WAIT_S) == PEER
+
+
+def test_one_that_comes_back_is_found_again(peer: Peer, transport: TcpTransport) -> None:
+    transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    peer.next()
+    peer.stop()
+
+    def fails() -> bool:
+        return transport.send(PEER, ASKED, timeout_ms=LONG_MS).exception(WAIT_S) is not None
+
+    eventually(fails)
+    peer.start()
+
+    def works() -> bool:
+        reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+        eventually(lambda: reply.done() or not peer.asked.empty())
+        if reply.done():
+            return False
+        peer.next()[1].set_result(told(3))
+        return reply.result(WAIT_S) == told(3)
+
+    eventually(works)
+
+
+def test_one_that_cannot_be_reached_is_left_alone_for_a_while(
+    connect: Callable[..., TcpTransport],
+) -> None:
+    tries: list[int] = []
+
+    def address() -> tuple[str, int]:
+        tries.append(1)
+        return "127.0.0.1", 1
+
+    transport = connect(address, reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=60_000)
+    for _ in range(10):
+        reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+        assert isinstance(reply.exception(WAIT_S), NetworkException)
+    assert len(tries) == 1
+
+
+def test_a_node_that_nobody_knows_cannot_be_reached(transport: TcpTransport) -> None:
+    reply = transport.send(9, ASKED, timeout_ms=LONG_MS)
+    assert isinstance(reply.exception(WAIT_S), NetworkException)
+
+
+def test_a_request_without_an_answer_ends_and_takes_its_connection_along(
+    peer: Peer, transport: TcpTransport
+) -> None:
+    closed: SimpleQueue[int] = SimpleQueue()
+    transport.watch_connections(closed.put)
+    behind = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    late = transport.send(PEER, ASKED, timeout_ms=20)
+    for reply in (late, behind):
+        assert isinstance(reply.exception(WAIT_S), NetworkException)
+    for _ in range(2):
+        peer.next()[1].set_result(told(1))
+    fresh = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    peer.next()[1].set_result(told(5))
+    assert fresh.result(WAIT_S) == told(5)
+    # It was this side that closed it, which tells nothing about the peer.
+    assert closed.empty()
+
+
+def test_what_cannot_be_written_fails_by_itself(peer: Peer, transport: TcpTransport) -> None:
+    broken = MetadataRequest(
+        topics=(uuid.UUID(int=1),), allow_auto_topic_creation=False, include_topic_authorized_operations=False
+    )
+    reply = transport.send(PEER, broken, timeout_ms=LONG_MS)
+    good = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    assert isinstance(reply.exception(WAIT_S), AttributeError)
+    peer.next()[1].set_result(told(1))
+    assert good.result(WAIT_S) == told(1)
+
+
+ANSWER = b"\0" + written(told(1))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(framed((2).to_bytes(4, "big") + ANSWER), id="of another request"),
+        pytest.param(framed((1).to_bytes(4, "big") + ANSWER + b"\0"), id="with a byte too many"),
+        pytest.param(framed((1).to_bytes(4, "big") + b"\0\xff\xff\xff\xff\x0f" * 3), id="of noise"),
+        pytest.param(b"\xff\xff\xff\xff" + ANSWER, id="of length -1"),
+        pytest.param(b"\x7f\xff\xff\xff" + ANSWER, id="of length 2^31-1"),
+        pytest.param(b"\0\0", id="half a length"),
+        pytest.param(b"", id="none"),
+    ],
+)
+def test_a_peer_that_answers_nonsense_is_let_go(connect: Callable[..., TcpTransport], answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = connect(lambda: listener.getsockname())
+        listener.settimeout(WAIT_S)
+        reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+        connection, _ = listener.accept()
+        with connection:
+            assert read_frame(connection)
+            connection.sendall(answer)
+            connection.shutdown(socket.SHUT_WR)
+            assert isinstance(reply.exception(WAIT_S), NetworkException)
+
+
+def test_requests_may_come_from_several_threads(peer: Peer, transport: TcpTransport) -> None:
+    peer.handle = lambda _request: resolved(told(4))  # type: ignore[method-assign]
+    peer.stop()
+    peer.start()
+    replies: SimpleQueue[Future[Any]] = SimpleQueue()
+
+    def send() -> None:
+        for _ in range(200):
+            replies.put(transport.send(PEER, ASKED, timeout_ms=LONG_MS))
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for _ in range(800):
+        assert replies.get().result(WAIT_S) == told(4)
+
+
+def test_nothing_is_told_after_the_end(peer: Peer, transport: TcpTransport) -> None:
+    closed: SimpleQueue[int] = SimpleQueue()
+    transport.watch_connections(closed.put)
+    transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    peer.next()
+    transport.close()
+    reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    peer.stop()
+    assert not reply.done()
+    assert closed.empty()
