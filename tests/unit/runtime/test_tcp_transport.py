@@ -167,9 +167,7 @@ def test_what_waits_for_records_holds_up_nobody(peer: Peer, transport: TcpTransp
     assert control.result(WAIT_S) == told(1)
     empty = response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
     for (_, answer), reply in reversed(list(zip(fetches, waits, strict=True))):
-        answer.set_result(
-            response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
-        )
+        answer.set_result(empty)
         assert reply.result(WAIT_S).responses == ()
 
 
