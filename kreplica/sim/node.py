@@ -83,7 +83,9 @@ class SimBroker:
         self.flush_us = 0
         # Asked before each change of the disk and each flush; what it raises is what the disk refuses.
         self.disk_fault: Callable[[str, str], None] | None = None
-        self.lost_power = False  # whether its last life ended so
+        # How its last life ended.
+        self.lost_power = False
+        self.was_stopped = False
         self.life = Incarnation(broker_id, 0)
         self.life.is_alive = False
         self.program: Any = None
@@ -134,6 +136,7 @@ class SimBroker:
         """Shut the broker down in order; what it does for that at once, it has done."""
         self.program.shutdown()
         self._end(silently=False)
+        self.was_stopped = True
         self.storage = self.storage.after_kill()
 
     def kill(self) -> None:
@@ -149,7 +152,7 @@ class SimBroker:
 
     def _end(self, *, silently: bool) -> None:
         self.life.is_alive = False
-        self.lost_power = silently
+        self.lost_power, self.was_stopped = silently, False
         self.storage.before = _revoked
         self._network.leave(self.life, silently=silently)
         self.program = None

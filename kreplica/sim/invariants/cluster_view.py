@@ -79,6 +79,12 @@ class PartitionView:
             self.acks_to_check = list(self.acked)
             self.reads_to_check = list(self.consumed)
 
+    def goes_on(self, broker_id: int, former_epoch: int, epoch: int) -> None:
+        """The broker, which was stopped in order, is registered anew: it is what it was."""
+        for members in (self.members, self.eligible):
+            if members.get(broker_id) == former_epoch:
+                members[broker_id] = epoch
+
     def leaders(self) -> Iterator[ReplicaView]:
         """All that believe they lead."""
         for replica in self.replicas.values():
@@ -209,6 +215,9 @@ class ClusterView:
         self.partitions: dict[TopicPartition, PartitionView] = {}
         self._noted: dict[TopicPartition, PartitionView] = {}  # what was seen between two events
         self._lives: dict[int, int] = {}  # the number of the life that was last seen, by broker
+        # The epoch in which each broker's life is registered, -1 in none yet; and that of the life before.
+        self._epochs: dict[int, int] = {}
+        self._former_epochs: dict[int, int] = {}
 
     def look(self, node_id: int = WORLD) -> list[PartitionView]:
         """See what has changed on the node (WORLD: on whichever), and what was decided: the partitions that
@@ -319,14 +328,20 @@ class ClusterView:
     def _look_at(self, broker_id: int) -> Iterator[PartitionView]:
         broker = self.brokers[broker_id]
         number = broker.life.number if broker.is_alive else -broker.life.number
-        is_new = self._lives.get(broker_id) != number
+        former = self._lives.get(broker_id, 0)
+        is_new = former != number
         self._lives[broker_id] = number
         epoch = self.word.epoch_of(broker_id, broker.program) if broker.is_alive else -1
+        if broker.is_alive:
+            self._note_epoch(broker_id, epoch, is_new=is_new)
         for view in self.partitions.values():
             replica = view.replicas.get(broker_id)
             if replica is None:
                 replica = self._add_replica(view, broker_id)
             elif is_new and broker.is_alive:
+                if former > 0:
+                    # It was down and up again in one event.
+                    replica.end(lost=broker.lost_power)
                 replica.begin(broker.program)
             elif is_new:
                 replica.end(lost=broker.lost_power)
@@ -334,6 +349,18 @@ class ClusterView:
                 replica.broker_epoch = epoch
             if self._see(view, replica) or is_new:
                 yield view
+
+    def _note_epoch(self, broker_id: int, epoch: int, *, is_new: bool) -> None:
+        if is_new:
+            self._former_epochs[broker_id] = self._epochs.get(broker_id, -1)
+            self._epochs[broker_id] = -1
+        if epoch == self._epochs[broker_id]:
+            return
+        former = self._former_epochs[broker_id]
+        if self._epochs[broker_id] == -1 != former and self.brokers[broker_id].was_stopped:
+            for view in self.partitions.values():
+                view.goes_on(broker_id, former, epoch)
+        self._epochs[broker_id] = epoch
 
     def _look_at_one(self, view: PartitionView, broker_id: int) -> None:
         replica = view.replicas.get(broker_id)

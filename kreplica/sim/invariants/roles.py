@@ -30,6 +30,10 @@ class OneFetcher:
             follows = not replica.is_leader and replica.leader not in (NO_LEADER, replica.broker_id)
             # Where recovery stopped at rot, it fetches nothing but what is damaged, until that is mended.
             follows = follows and (replica.log is None or replica.log.stopped_at is None)
+            decided = partition.decided
+            if not found and decided is not None and replica.leader_epoch < decided.leader_epoch:
+                # Its leader has told it that the epoch is over; it will hear of the next one.
+                continue
             if found != ([replica.leader] if follows else []):
                 raise InvariantViolated(self.name, f"{replica} fetches from {found}; {partition}")
 

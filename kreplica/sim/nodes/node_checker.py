@@ -102,6 +102,7 @@ class NodeChecker:
         try:
             self.quorum.heard(what, message)
             self.promises.heard(what, message)
+            self.word.heard(what, message)
             for listener in self.message_listeners:
                 listener(what, message)
         except Exception as error:

@@ -13,13 +13,16 @@ from typing import Any
 
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import topic_id_of
 from kreplica.controller.topic_settings import ElectionSettings, TopicSettings
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.metadata_delta import MetadataDelta
+from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.raft.batch_reader import decoded_batches
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.controllers_word import Decision
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.network import Message
 
 READ_BYTES = 1 << 20
 # A node that is further behind than so many batches is compared when it has caught up.
@@ -51,6 +54,9 @@ class QuorumWord:
         self.states: dict[int, ClusterMetadata] = {0: self.now}
         self.untold: deque[CommittedBatch] = deque()
         self._replayed = ClusterMetadata()
+        self._change: PartitionChange | None = None  # the decision that is told
+        # By topic and partition: a leader epoch, and whom its leader has proposed for the ISR.
+        self._proposed: dict[tuple[Uuid, int], tuple[int, set[int]]] = {}
 
     def committed(self, member: Any, start: int, end: int) -> None:
         """The member's log holds, from `start` to `end`, what has just been committed."""
@@ -71,6 +77,26 @@ class QuorumWord:
         while len(self.states) > KEPT_STATES:
             del self.states[next(iter(self.states))]
 
+    def heard(self, what: str, message: Message) -> None:
+        """The network's tap: who a leader proposes for the ISR, it counts on from then on."""
+        if what != "sent" or not message.is_request or message.name != "AlterPartition":
+            return
+        for topic in message.body.topics:
+            for asked in topic.partitions:
+                key = topic_id_of(topic.topic_id), asked.partition_index
+                epoch, proposed = self._proposed.get(key, (-1, set()))
+                if asked.leader_epoch >= epoch:
+                    new = {each.broker_id for each in asked.new_isr_with_epochs}
+                    known = proposed if asked.leader_epoch == epoch else set()
+                    self._proposed[key] = asked.leader_epoch, known | new
+
+    def _was_proposed(self, state: LeaderAndIsr, leader_epoch: int) -> bool:
+        """Whether one batch has accepted the leader's proposal and elected from it, as where that ends a
+        reassignment."""
+        key = state.topic_id, state.topic_partition.partition
+        epoch, proposed = self._proposed.get(key, (-1, set()))
+        return epoch == leader_epoch and state.leader in proposed
+
     # ---- the word -----------------------------------------------------------------------------------------
 
     @property
@@ -81,8 +107,10 @@ class QuorumWord:
         while self.untold:
             batch = self.untold.popleft()
             self.now = batch.metadata
-            for at, topic_id, _, new in batch.delta.partitions:
-                yield at, None if new is None else new.leader_and_isr(at, topic_id)
+            for change in batch.delta.partitions:
+                self._change = change
+                at, new = change.topic_partition, change.new
+                yield at, None if new is None else new.leader_and_isr(at, change.topic_id)
 
     def epoch_of(self, _broker_id: int, program: Any, /) -> int:
         lifecycle = program.node.lifecycle
@@ -107,12 +135,21 @@ class QuorumWord:
         return topic in self.unclean_topics or self.settings_of(topic).unclean_leader_election_enable
 
     def makes_void(self, view: PartitionView, state: LeaderAndIsr) -> bool:
-        """An election outside of ISR and ELR does where the topic allows that; where nobody was left in
-        either, that of the last leader does (KIP-966), if its disk has lost something."""
-        former = view.former
+        """An election outside of ISR and ELR does where the topic allows that; where nobody is left in
+        either, that of the last leader does (KIP-966), if its disk has lost something. Raises
+        InvariantViolated for one that nothing allows."""
+        assert self._change is not None
+        former, leader = self._change.old, state.leader
         assert former is not None
-        if state.leader in former.isr or state.leader in former.elr:
+        if leader in former.isr or leader in former.elr or self._was_proposed(state, former.leader_epoch):
             return False
         if self.may_be_unclean(state.topic_partition.topic):
             return True
-        return not former.isr and not former.elr and view.replicas[state.leader].is_harmed
+        # Who has registered since it was last eligible may have lost what it had: it is so no more.
+        epochs = self.broker_epochs
+        eligible = {**view.eligible, **view.members}
+        left = [each for each in (*former.isr, *former.elr) if epochs.get(each) == eligible.get(each)]
+        if left or leader not in (*former.last_known_elr, former.leader):
+            facts = f"{leader} is elected, and {left} were eligible: {former}; {view}"
+            raise InvariantViolated("LegalElection", facts)
+        return view.replicas[leader].is_harmed
