@@ -11,7 +11,7 @@ the controller's loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -36,8 +36,9 @@ from kreplica.common.errors import (
 )
 from kreplica.controller.controller_result import ControllerResult, Records
 from kreplica.controller.feature_control import ELIGIBLE_LEADER_REPLICAS
+from kreplica.controller.topic_settings import settings_by
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
-from kreplica.metadata.records import ClearElrRecord, ConfigRecord, MetadataRecord
+from kreplica.metadata.records import ConfigRecord, MetadataRecord, PartitionChangeRecord
 from kreplica.metadata.serde import in_lowest_version
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -59,6 +60,8 @@ CLEANER_SETTINGS = frozenset(CleanerConfig().properties())
 LOG_MANAGER_SETTINGS = frozenset(LogManagerConfig().properties())
 
 Change = Callable[[dict[str, str]], None]
+# Settings by type and name of resource.
+Configs = Mapping[tuple[int, str], Mapping[str, str]]
 
 
 class ConfigurationControl:
@@ -88,8 +91,10 @@ class ConfigurationControl:
     def records_for(self, resource_type: int, name: str, changed: Mapping[str, str]) -> Records:
         """The records that make a resource's settings `changed`. Raises as `check` does.
 
-        Where min.insync.replicas becomes another one, who was eligible to lead is forgotten: it was eligible
-        by the old one (KIP-966).
+        Where enough are in sync by another min.insync.replicas, who was eligible besides is so no more: from
+        now on it may lack what is committed (KIP-966). Where too few are, nothing is committed, and everybody
+        stays eligible: to forget them all, as a ClearElrRecord does, would leave a partition without anybody
+        in sync to nobody.
         """
         self.check(resource_type, name, changed)
         before = self._metadata.config(resource_type, name)
@@ -100,8 +105,18 @@ class ConfigurationControl:
         ]
         is_for_topics = resource_type == TOPIC_RESOURCE or name == ALL_BROKERS
         if MIN_ISR in names and is_for_topics and self._metadata.features.get(ELIGIBLE_LEADER_REPLICAS):
-            records.append(ClearElrRecord(topic_name=name))
+            records += self._no_longer_eligible({**self._metadata.configs, (resource_type, name): changed})
         return tuple(in_lowest_version(record) for record in records)
+
+    def _no_longer_eligible(self, configs: Configs) -> Iterator[PartitionChangeRecord]:
+        """The partitions in which enough are in sync by these settings lose who was eligible besides."""
+        for topic in self._metadata.topics.values():
+            min_isr = settings_by(configs, topic.name).min_insync_replicas
+            for number, partition in topic.partitions.items():
+                if partition.elr and len(partition.isr) >= min(min_isr, len(partition.replicas)):
+                    yield PartitionChangeRecord(
+                        partition_id=number, topic_id=topic.topic_id, eligible_leader_replicas=()
+                    )
 
     def check(self, resource_type: int, name: str, settings: Mapping[str, str]) -> None:
         """Raises InvalidConfig unless a resource can have these settings, InvalidRequest for a type of

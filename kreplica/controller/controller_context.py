@@ -24,6 +24,7 @@ from kreplica.metadata.records import (
     ClearElrRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    PartitionChangeRecord,
     RemoveTopicRecord,
 )
 from kreplica.metadata.registrations import (
@@ -333,7 +334,7 @@ class ControllerContext:
         self.metadata.replay(message, version, offset)
         if partition is not None:
             self._take_partition(partition)
-        elif isinstance(message, ClearElrRecord):
+        elif isinstance(message, (ClearElrRecord, PartitionChangeRecord)):
             self._refresh()
         elif isinstance(message, FeatureLevelRecord):
             self._is_elr_enabled = has_elr(self.metadata)

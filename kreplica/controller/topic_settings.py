@@ -44,12 +44,7 @@ class TopicSettings:
         """What counts for the topic now; of one that is not there, the defaults."""
         known = self._known.get(topic)
         if known is None:
-            configs = self._metadata.configs
-            known = DEFAULTS
-            for key in ((BROKER_RESOURCE, CLUSTER_DEFAULT), (TOPIC_RESOURCE, topic)):
-                if key in configs:
-                    known = _over(known, configs[key])
-            self._known[topic] = known
+            known = self._known[topic] = settings_by(self._metadata.configs, topic)
         return known
 
     def forget(self, message: MetadataRecord) -> None:
@@ -61,6 +56,15 @@ class TopicSettings:
                 self._known.clear()
         elif isinstance(message, RemoveTopicRecord):
             self._known.clear()
+
+
+def settings_by(configs: Mapping[tuple[int, str], Mapping[str, str]], topic: str) -> ElectionSettings:
+    """What counts for the topic where `configs` are the settings, by type and name of resource."""
+    known = DEFAULTS
+    for key in ((BROKER_RESOURCE, CLUSTER_DEFAULT), (TOPIC_RESOURCE, topic)):
+        if key in configs:
+            known = _over(known, configs[key])
+    return known
 
 
 def _over(settings: ElectionSettings, given: Mapping[str, str]) -> ElectionSettings:

@@ -177,11 +177,12 @@ def test_whatever_is_asked_what_is_committed_is_a_configuration(changes: list[Ch
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TOPIC_RESOURCE, "t"), (BROKER_RESOURCE, "")])
-def test_another_min_isr_forgets_who_was_eligible_by_the_old_one(kind: int, name: str) -> None:
+def test_whoever_is_eligible_by_the_old_min_isr_alone_is_so_no_more(kind: int, name: str) -> None:
     # KIP-966.
     stage = OneController()
     stage.start(1, 2)
-    stage.create_topic("t", [1, 2], min_insync_replicas="2")
+    stage.create_topic("t", [1, 2])
+    alter(stage, resource(("min.insync.replicas", SET, "2"), kind=kind, name=name))
     stage.pass_with([2], 240)
     assert stage.partition("t").elr == (1,)
     alter(stage, resource(("retention.ms", SET, "1"), kind=kind, name=name))
@@ -189,6 +190,17 @@ def test_another_min_isr_forgets_who_was_eligible_by_the_old_one(kind: int, name
     alter(stage, resource(("min.insync.replicas", SET, "1"), kind=kind, name=name))
     assert stage.partition("t").elr == ()
     assert stage.do(lambda term: [each.registration.elr for each in term.context.partitions.values()]) == [()]
+
+
+def test_another_min_isr_leaves_a_partition_without_a_leader_those_who_may_lead() -> None:
+    stage = OneController()
+    stage.start(1, 2)
+    stage.create_topic("t", [1, 2], min_insync_replicas="2")
+    stage.pass_with([], 400)
+    partition = stage.partition("t")
+    assert (partition.leader, partition.isr, set(partition.elr)) == (-1, (), {1, 2})
+    alter(stage, resource(("min.insync.replicas", SET, "1"), kind=TOPIC_RESOURCE, name="t"))
+    assert set(stage.partition("t").elr) == {1, 2}
 
 
 # ---- settings: AlterConfigs ------------------------------------------------------------------------------
