@@ -40,6 +40,8 @@ class SimMachines:
         self.scheduler.name = f"seed {seed}, "
         self.network = SimNetwork(self.scheduler, self.random, conditions)
         self.brokers: dict[int, SimBroker] = {}
+        # How often a machine was started or has ended.
+        self.upheavals = 0
 
     def add_machine(self, node_id: int, make_program: MakeBroker, register: Callable[[], int]) -> SimBroker:
         """A new machine with an empty disk; it is not started."""
@@ -51,15 +53,19 @@ class SimMachines:
     # ---- what a script does -------------------------------------------------------------------------------
 
     def start(self, broker_id: int) -> None:
+        self.upheavals += 1
         self.brokers[broker_id].start()
 
     def stop(self, broker_id: int) -> None:
+        self.upheavals += 1
         self.brokers[broker_id].stop()
 
     def kill(self, broker_id: int) -> None:
+        self.upheavals += 1
         self.brokers[broker_id].kill()
 
     def power_cut(self, broker_id: int, chance: Random | None = None, *, keeps_names: bool = False) -> None:
+        self.upheavals += 1
         self.brokers[broker_id].power_cut(chance, keeps_names=keeps_names)
 
     def pause(self, broker_id: int) -> None:

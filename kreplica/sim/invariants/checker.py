@@ -17,7 +17,7 @@ from kreplica.sim.invariants.controllers_word import ScriptedWord
 from kreplica.sim.invariants.in_sync import IsrGrowth, LeaderInIsr, StrongIsr, ValidHighWatermark, WeakIsr
 from kreplica.sim.invariants.invariant import Invariant
 from kreplica.sim.invariants.roles import NeverBack, OneFetcher
-from kreplica.sim.scheduler import WORLD, SimEvent
+from kreplica.sim.scheduler import SimEvent
 
 # LogMatching notes what is committed, and who needs no excuse any more: only NeverBack asks who needed one
 # before.
@@ -66,7 +66,7 @@ class InvariantChecker:
             raise self._failure
         # What a script does to a broker is no event of that one.
         of_broker = event is not None and event.node_id in self.view.brokers
-        touched = self.view.look(event.node_id if event is not None and of_broker else WORLD)
+        touched = self.view.look((event.node_id,) if event is not None and of_broker else None)
         for partition in touched:
             for invariant in self._invariants:
                 invariant.check(partition)

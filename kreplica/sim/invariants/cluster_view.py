@@ -21,7 +21,6 @@ from kreplica.sim.invariants.controllers_word import ControllersWord
 from kreplica.sim.invariants.replica_view import Cell, ReplicaView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.node import SimBroker
-from kreplica.sim.scheduler import WORLD
 
 
 class PartitionView:
@@ -219,12 +218,12 @@ class ClusterView:
         self._epochs: dict[int, int] = {}
         self._former_epochs: dict[int, int] = {}
 
-    def look(self, node_id: int = WORLD) -> list[PartitionView]:
-        """See what has changed on the node (WORLD: on whichever), and what was decided: the partitions that
+    def look(self, broker_ids: Iterable[int] | None = None) -> list[PartitionView]:
+        """See what has changed on these brokers (None: on all), and what was decided: the partitions that
         this touched."""
         touched, self._noted = self._noted, {}
         # What a new leader holds has to be known when it is elected.
-        for broker_id in self.brokers if node_id == WORLD else (node_id,):
+        for broker_id in self.brokers if broker_ids is None else broker_ids:
             for view in self._look_at(broker_id):
                 touched[view.topic_partition] = view
         for view in self._decisions():
@@ -291,7 +290,8 @@ class ClusterView:
                 view = self.partitions[at] = PartitionView(at, state.topic_id)
                 for broker_id in self.brokers:
                     self._add_replica(view, broker_id)
-            view.least_min_isr = min(view.least_min_isr, self.word.min_insync_replicas(at.topic))
+            needed = min(self.word.min_insync_replicas(at.topic), len(state.replicas))
+            view.least_min_isr = min(view.least_min_isr, needed)
             self._decided(view, state)
             yield view
 

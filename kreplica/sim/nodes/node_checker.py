@@ -30,6 +30,35 @@ from kreplica.sim.scheduler import WORLD, SimEvent
 NODE_INVARIANTS: tuple[type[Invariant], ...] = (*INVARIANTS, QuorumSuperset, CandidateCompleteness)
 
 
+# What happens in these loops of a node changes neither its partitions nor its logs of them; what the quorum's
+# does is seen in that one alone, since all others only leave it something to do.
+QUORUM_LOOP = "raft"
+QUIET_LOOPS = frozenset(
+    {QUORUM_LOOP, "controller", "image", "lifecycle", "assignments", "producer-ids", "shutdown"}
+)
+QUIET_MESSAGES = frozenset(
+    {"Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "FetchSnapshot", "BrokerHeartbeat", "BrokerRegistration"}
+)
+
+
+def touches_quorum(event: SimEvent) -> bool:
+    """Whether the event may have changed a member of the quorum."""
+    if event.kind in ("turn", "timer"):
+        return event.summary == QUORUM_LOOP
+    return event.kind not in ("message", "connection", "client")
+
+
+def touches_partitions(event: SimEvent) -> bool:
+    """Whether the event may have changed a partition on a broker."""
+    if event.kind in ("turn", "timer"):
+        return event.summary not in QUIET_LOOPS and not event.summary.startswith("timeout of")
+    if event.kind == "message":
+        # Who gets an answer leaves it to one of its loops.
+        _, name, kind = event.summary.split()
+        return kind == "request" and name not in QUIET_MESSAGES
+    return event.kind not in ("connection", "client")
+
+
 class NodeChecker:
     """Checks `cluster` after each of its events, from now on."""
 
@@ -50,6 +79,7 @@ class NodeChecker:
         self._invariants = [invariant() for invariant in invariants]
         self._published: dict[int, ClusterMetadata] = {}
         self._failure: Exception | None = None
+        self._upheavals = 0
         cluster.network.tap = self._heard
         cluster.scheduler.after_event = self.check
         self.check()
@@ -70,25 +100,32 @@ class NodeChecker:
         the seed and the number of the event as a note."""
         if self._failure is not None:
             raise self._failure
-        node_id = WORLD if event is None else event.node_id
-        if node_id == WORLD:
-            self.quorum.check()
-        elif node_id in self.cluster.brokers:
-            self.quorum.check((node_id,))
-        else:
-            return  # a client's
-        for listener in self.listeners:
-            for each in self.cluster.configs if node_id == WORLD else (node_id,):
-                listener(each)
-        for batch in self.word.untold:
-            self._check_decided(batch.metadata, batch.delta.partitions)
-        if node_id == WORLD or node_id in self.view.brokers:
-            self._check_partitions(node_id)
-        for each in self.cluster.configs if node_id == WORLD else (node_id,):
-            self._check_known(each)
+        if self.cluster.upheavals != self._upheavals:
+            # Maybe outside of any event.
+            self._upheavals = self.cluster.upheavals
+            event = None
+        node_ids = self._nodes_of(event)
+        if event is None or touches_quorum(event):
+            self.quorum.check(node_ids)
+            for listener in self.listeners:
+                for node_id in node_ids:
+                    listener(node_id)
+            for batch in self.word.untold:
+                self._check_decided(batch.metadata, batch.delta.partitions)
+            for node_id in node_ids:
+                self._check_known(node_id)
+        if event is None or touches_partitions(event):
+            self._check_partitions([node_id for node_id in node_ids if node_id in self.view.brokers])
+        elif self.word.untold:
+            self._check_partitions(())
 
-    def _check_partitions(self, node_id: int) -> None:
-        touched = self.view.look(node_id)
+    def _nodes_of(self, event: SimEvent | None) -> Sequence[int]:
+        if event is None or event.node_id == WORLD:
+            return list(self.cluster.configs)
+        return (event.node_id,) if event.node_id in self.cluster.configs else ()
+
+    def _check_partitions(self, broker_ids: Sequence[int]) -> None:
+        touched = self.view.look(broker_ids)
         for partition in touched:
             for invariant in self._invariants:
                 invariant.check(partition)

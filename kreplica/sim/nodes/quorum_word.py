@@ -111,6 +111,10 @@ class QuorumWord:
                 self._change = change
                 at, new = change.topic_partition, change.new
                 yield at, None if new is None else new.leader_and_isr(at, change.topic_id)
+            if batch.delta.configs:
+                # Settings of topics decide, too: how many must be in sync.
+                for at, topic_id, partition in self.now.partitions():
+                    yield at, partition.leader_and_isr(at, topic_id)
 
     def epoch_of(self, _broker_id: int, program: Any, /) -> int:
         lifecycle = program.node.lifecycle
