@@ -317,12 +317,10 @@ class ClusterView:
         view.members_at[state.partition_epoch] = view.members
         for broker_id in state.isr:
             replica = view.replicas.get(broker_id)
-            if (
-                replica is not None
-                and broker_id not in before
-                and not view.is_awaited
-                and replica.broker_epoch == epochs.get(broker_id)
-            ):
+            if replica is None or broker_id in before:
+                continue
+            replica.is_anew = False
+            if not view.is_awaited and replica.broker_epoch == epochs.get(broker_id):
                 view.trust(replica)
 
     def _look_at(self, broker_id: int) -> Iterator[PartitionView]:

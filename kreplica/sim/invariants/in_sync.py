@@ -24,6 +24,9 @@ class WeakIsr:
                 if leader.leader_epoch < member.leader_epoch and leader.high_watermark <= leader.log_start:
                     # All that was committed is deleted: who goes to a later leader may begin anew there, too.
                     continue
+                if member.is_anew and member.broker_id not in partition.members:
+                    # Of its removal a leader that is none any more has not heard.
+                    continue
                 _require_same(self.name, partition, leader, member)
 
 

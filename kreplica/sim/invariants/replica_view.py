@@ -39,6 +39,7 @@ class ReplicaView:
     cut that off; NO_EXCUSE where it may not. `excused_before_cut`: the same before its power was cut.
     `deleted_before`: below it a power cut may have brought back what was deleted. `is_harmed`: a power cut
     took something of it that it has not fetched again since.
+    `is_anew`: it was no replica for a while, deleted all it had, and has been in no ISR since.
     `member_epochs`: of a leader, the broker epoch in which each member of its own ISR came into it.
     """
 
@@ -57,6 +58,7 @@ class ReplicaView:
         "former_high_watermark",
         "former_log_start",
         "high_watermark",
+        "is_anew",
         "is_harmed",
         "is_leader",
         "is_running",
@@ -86,6 +88,7 @@ class ReplicaView:
         self.agreed = 0
         self.excused_from = self.excused_before_cut = NO_EXCUSE
         self.is_harmed = False
+        self.is_anew = False
         self.deleted_before = 0
         self.on_disk = 0
         self.lost_power = False
@@ -265,6 +268,7 @@ class ReplicaView:
         self.high_watermark = self.log_start = 0
         self.former_high_watermark = self.former_epoch = self.former_log_start = -1
         self.is_harmed = False
+        self.is_anew = True
         self.deleted_before = 0
         self.excuse_no_longer()
 
