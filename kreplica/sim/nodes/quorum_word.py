@@ -145,10 +145,12 @@ class QuorumWord:
         assert self._change is not None
         former, leader = self._change.old, state.leader
         assert former is not None
-        if leader in former.isr or leader in former.elr or self._was_proposed(state, former.leader_epoch):
+        if leader in former.isr or leader in former.elr:
             return False
         if self.may_be_unclean(state.topic_partition.topic):
             return True
+        if self._was_proposed(state, former.leader_epoch):
+            return False
         # Who has registered since it was last eligible may have lost what it had: it is so no more.
         epochs = self.broker_epochs
         eligible = {**view.eligible, **view.members}
