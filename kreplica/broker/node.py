@@ -39,6 +39,7 @@ from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.controller_apis import ControllerApis
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis
+from kreplica.broker.node_check import check_files
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.broker.producer_id_manager import ProducerIdManager
@@ -114,12 +115,13 @@ class Node:
         """Open everything and take part.
 
         Raises, before anything is changed on the disk: LogDirLocked where another node has a directory,
-        InvalidFile (not formatted, or another node's), InconsistentClusterId, UnsupportedVersion (of the
-        file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot; and DamagedLog,
-        KafkaStorageError. Whatever it raises, nothing is held then.
+        InvalidFile (not formatted, another node's, or a checkpoint that is cut short), InconsistentClusterId,
+        UnsupportedVersion (of the file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot;
+        and DamagedLog, KafkaStorageError. Whatever it raises, nothing is held then.
         """
         try:
             directory_id = self._open_directories()
+            check_files(self.config, self._ports.storage)
             self._open_quorum(directory_id)
             if "broker" in self.config.roles:
                 self._make_broker()

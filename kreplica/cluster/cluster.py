@@ -47,6 +47,7 @@ from kreplica.cluster.settings import (
 )
 from kreplica.cluster.views import PartitionView, describe_topics
 from kreplica.common.errors import (
+    InvalidConfig,
     InvalidRequest,
     KreplicaError,
     RequestTimedOut,
@@ -75,9 +76,9 @@ class Cluster:
 
     A directory that holds a cluster already is taken up again; further brokers may be added. `controllers`:
     so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of fewer than
-    three). `config`: Kafka's properties for every node and, as defaults, for topics, such as
-    {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context manager, or close
-    it.
+    three), or those that the directory names. `config`: Kafka's properties for every node and, as defaults,
+    for topics, such as {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context
+    manager, or close it.
 
     Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
     """
@@ -93,7 +94,7 @@ class Cluster:
         startup_timeout: float = STARTUP_TIMEOUT,
     ) -> None:
         self._is_temporary = directory is None
-        self.directory = os.path.abspath(directory or tempfile.mkdtemp(prefix="kreplica-"))
+        self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
         # What tasks of nodes failed with, by the loop's name; nothing of it is expected.
         self.failures: list[tuple[str, BaseException]] = []
         self._clock = SystemClock()
@@ -522,4 +523,9 @@ def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | No
         made = str(Uuid.generate(random.SystemRandom()))
         return new_layout(cluster_id or made, brokers, controllers)
     check_cluster_id(found, cluster_id, directory)
+    apart = sum("broker" not in roles for roles in found.roles.values())
+    if controllers and controllers != apart:
+        raise InvalidConfig(
+            f"{directory}: the cluster has {apart} controllers of their own, not {controllers}"
+        )
     return extended(found, brokers)
