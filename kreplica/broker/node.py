@@ -407,7 +407,10 @@ class Node:
                 log.abandon()
         image, self._image = self._image, None
         if image is not None:
-            image.close()
+            if in_order:
+                image.close()
+            else:
+                image.abandon()
         locks, self._locks = self._locks, []
         for lock in locks:
             lock.release()

@@ -378,18 +378,22 @@ class Cluster:
 
     def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
         """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
+        self._pending.require_open()
         self._nodes.stop(node_id, milliseconds(timeout))
 
     def kill(self, node_id: int) -> None:
         """End a node as kill -9 would. Raises InvalidRequest if it does not run."""
+        self._pending.require_open()
         self._nodes.kill(node_id)
 
     def pause(self, node_id: int) -> None:
         """Stall a node, as SIGSTOP would. Raises InvalidRequest if it does not run."""
+        self._pending.require_open()
         self._nodes.pause(node_id)
 
     def resume(self, node_id: int) -> None:
         """Let a paused node go on. Raises InvalidRequest if it does not run."""
+        self._pending.require_open()
         self._nodes.resume(node_id)
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
@@ -436,9 +440,10 @@ class Cluster:
     def close(self) -> None:
         """Stop every node at once, close all files in order, and remove a temporary directory.
 
-        Whoever waits for something, another thread too, gets ClusterClosed.
+        Whoever waits for something, another thread too, gets ClusterClosed. Does nothing in a forked child:
+        the cluster is the parent's.
         """
-        if self._is_closed:
+        if self._is_closed or self._pending.is_forked:
             return
         self._is_closed = True
         self._pending.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -494,6 +495,38 @@ def test_who_waits_for_a_node_that_is_killed_is_told(cluster):
     ready = cluster.node(1).ready
     cluster.kill(1)
     assert isinstance(ready.exception(PATIENCE), errors.BrokerNotAvailable)
+
+
+def test_a_kill_writes_nothing_into_the_image(cluster, tmp_path):
+    image = tmp_path / "data" / "node-2" / "kreplica.image"
+    cluster.create_topic("orders")
+    cluster.pause(2)
+    before = (image / "data.mdb").read_bytes()
+    cluster.kill(2)
+    assert (image / "data.mdb").read_bytes() == before
+    # What a close in order leaves there tells the next start that the file is whole.
+    assert not (image / "data.crc").exists()
+    cluster.start(2)
+
+
+def test_a_forked_child_leaves_the_cluster_alone():
+    with Cluster(1) as cluster:
+        cluster.create_topic("orders")
+        child = os.fork()
+        if child == 0:
+            try:
+                for ask in (lambda: cluster.append("orders", 0, [b"a"]), lambda: cluster.kill(1)):
+                    with pytest.raises(errors.UseAfterFork):
+                        ask()
+                cluster.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert put(cluster, b"a").base_offset == 0
+        cluster.kill(1)
+        cluster.start(1)
+        assert values(cluster) == [b"a"]
 
 
 def test_nobody_waits_for_a_closed_cluster(tmp_path):
