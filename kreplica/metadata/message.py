@@ -8,7 +8,8 @@ it is there, and its tag if it has one:
 
 Fields without a tag stand in the order of their declaration; then come the number of tagged fields and the
 tagged fields by ascending tag, each with its size. One that has its default is not written. Tagged fields
-that the version does not know are kept as they are, and written again.
+that the version does not know are kept as they are, and written again. Versions below a class's
+FLEXIBLE_SINCE have no tagged fields, and the encodings of `classic_types`.
 
 Messages are immutable. A Layout is made once for a class and version, and any thread may use it.
 """
@@ -19,18 +20,22 @@ import base64
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from kreplica._core.varint import encode_unsigned_varint
 from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.metadata.classic_types import ClassicArray, classic
 from kreplica.metadata.wire_types import Array, ByteReader, WireType
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The first version that has the field; before, it has to be left at its default."""
+    """The first version that has the field, and the last where there is one; in others it has to be left at
+    its default.
+    """
 
     version: int
+    last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class TaggedField:
 class Message:
     """What all messages have: the tagged fields that their version does not know, by ascending tag."""
 
+    FLEXIBLE_SINCE: ClassVar[int] = 0
+
     unknown_tagged_fields: tuple[TaggedField, ...] = dataclasses.field(default=(), repr=False)
 
 
@@ -65,8 +72,13 @@ class Field:
     name: str
     type: WireType
     since: int
+    last: int | None
     tag: int | None
     default: Any
+
+    def is_in(self, version: int) -> bool:
+        """Whether the version has the field."""
+        return self.since <= version and (self.last is None or version <= self.last)
 
     @property
     def json_name(self) -> str:
@@ -82,33 +94,38 @@ def declared_fields(kind: type[Message]) -> Iterator[Field]:
         if field.name == "unknown_tagged_fields":
             continue
         wire_type, *marks = hints[field.name].__metadata__
-        since = next((mark.version for mark in marks if isinstance(mark, Since)), 0)
+        since = next((mark for mark in marks if isinstance(mark, Since)), Since(0))
         tag = next((mark.number for mark in marks if isinstance(mark, Tag)), None)
-        if field.default is MISSING and (since or tag is not None):
+        if field.default is MISSING and (since != Since(0) or tag is not None):
             raise TypeError(f"{kind.__name__}.{field.name} is not always there, and has no default")
-        yield Field(field.name, wire_type, since, tag, field.default)
+        yield Field(field.name, wire_type, since.version, since.last, tag, field.default)
 
 
 class Layout(Generic[M]):
-    """How a message of one version stands in bytes."""
+    """How a message of one version stands in bytes; `flexible`: as the message around it, None for the
+    outermost.
+    """
 
-    def __init__(self, kind: type[M], version: int) -> None:
+    def __init__(self, kind: type[M], version: int, flexible: bool | None = None) -> None:
+        self._flexible = version >= kind.FLEXIBLE_SINCE if flexible is None else flexible
         declared = list(declared_fields(kind))
         there = [
-            replace(field, type=_at_version(field.type, version))
+            replace(field, type=_at_version(field.type, version, self._flexible))
             for field in declared
-            if field.since <= version
+            if field.is_in(version)
         ]
         self._kind: type[M] = kind
         self._version = version
         self._plain = [field for field in there if field.tag is None]
         self._tagged = {field.tag: field for field in there if field.tag is not None}
-        self._absent = [field for field in declared if field.since > version]
+        self._absent = [field for field in declared if not field.is_in(version)]
         self._there = there
 
     def read(self, reader: ByteReader) -> M:
         """The message that is next. Raises InvalidRecord."""
         values: dict[str, Any] = {field.name: field.type.read(reader) for field in self._plain}
+        if not self._flexible:
+            return self._kind(**values)
         count = reader.unsigned_varint()
         if count:
             values["unknown_tagged_fields"] = tuple(self._read_tagged(reader, count, values))
@@ -151,6 +168,10 @@ class Layout(Generic[M]):
                 )
         for field in self._plain:
             self._write_field(out, field, message)
+        if not self._flexible:
+            if message.unknown_tagged_fields:
+                raise UnsupportedVersion(f"{self._kind.__name__} of version {self._version} has no tags")
+            return
         tagged = {each.tag: each.data for each in message.unknown_tagged_fields}
         if len(tagged) != len(message.unknown_tagged_fields) or not tagged.keys().isdisjoint(self._tagged):
             raise InvalidRecord(f"{self._kind.__name__}: two tagged fields with one tag")
@@ -184,36 +205,45 @@ class Layout(Generic[M]):
         return shown
 
 
-_LAYOUTS: dict[tuple[type[Message], int], Layout[Any]] = {}
+_LAYOUTS: dict[tuple[type[Message], int, bool | None], Layout[Any]] = {}
 
 
-def layout_of(kind: type[M], version: int) -> Layout[M]:
+def layout_of(kind: type[M], version: int, flexible: bool | None = None) -> Layout[M]:
     """The layout of the class in a version."""
-    layout = _LAYOUTS.get((kind, version))
-    return layout or _LAYOUTS.setdefault((kind, version), Layout(kind, version))
+    key = (kind, version, flexible)
+    layout = _LAYOUTS.get(key)
+    return layout or _LAYOUTS.setdefault(key, Layout(kind, version, flexible))
 
 
 class Structure(Generic[M]):
     """The type of a field that holds messages; a layout takes them in its own version."""
 
-    def __init__(self, kind: type[M], version: int = 0) -> None:
+    def __init__(self, kind: type[M], version: int = 0, flexible: bool = True) -> None:
         self.kind = kind
         self._version = version
+        self._flexible = flexible
 
     def read(self, reader: ByteReader) -> M:
-        return layout_of(self.kind, self._version).read(reader)
+        return self._layout.read(reader)
 
     def write(self, out: bytearray, value: Any) -> None:
         if not isinstance(value, self.kind):
             raise InvalidRecord(f"{str(value)[:60]!r} is no {self.kind.__name__}")
-        layout_of(self.kind, self._version).write(out, value)
+        self._layout.write(out, value)
 
     def to_json(self, value: Any) -> object:
-        return layout_of(self.kind, self._version).to_json(value)
+        return self._layout.to_json(value)
+
+    @property
+    def _layout(self) -> Layout[M]:
+        return layout_of(self.kind, self._version, self._flexible)
 
 
-def _at_version(type: WireType, version: int) -> WireType:
+def _at_version(type: WireType, version: int, flexible: bool) -> WireType:
     """The type as it is in a version of the message around it."""
+    if isinstance(type, Structure):
+        return Structure(type.kind, version, flexible)
     if isinstance(type, Array):
-        return Array(_at_version(type.element, version), type.nullable)
-    return Structure(type.kind, version) if isinstance(type, Structure) else type
+        kind = Array if flexible else ClassicArray
+        return kind(_at_version(type.element, version, flexible), type.nullable)
+    return type if flexible else classic(type)

@@ -209,21 +209,29 @@ class _String:
 
 
 class _Bytes:
-    def read(self, reader: ByteReader) -> bytes:
+    def __init__(self, *, nullable: bool) -> None:
+        self._nullable = nullable
+
+    def read(self, reader: ByteReader) -> bytes | None:
         start = reader.position
         length = reader.length()
         if length is None:
+            if self._nullable:
+                return None
             raise _null(start)
         return reader.take(length)
 
     def write(self, out: bytearray, value: Any) -> None:
+        if value is None and self._nullable:
+            write_length(out, None)
+            return
         if not isinstance(value, bytes):
             raise _misfit(value, "bytes")
         write_length(out, len(value))
         out += value
 
     def to_json(self, value: Any) -> object:
-        return base64.b64encode(value).decode()
+        return None if value is None else base64.b64encode(value).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,4 +281,5 @@ BOOLEAN: WireType = _Boolean()
 UUID: WireType = _UuidType()
 STRING: WireType = _String(nullable=False)
 NULLABLE_STRING: WireType = _String(nullable=True)
-BYTES: WireType = _Bytes()
+BYTES: WireType = _Bytes(nullable=False)
+NULLABLE_BYTES: WireType = _Bytes(nullable=True)
