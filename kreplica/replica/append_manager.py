@@ -81,17 +81,21 @@ class AppendManager:
         required_acks: int = ACKS_ALL,
         timeout_ms: int = PRODUCE_TIMEOUT_MS,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        leader_epoch: int | None = None,
     ) -> Future[PartitionResponse]:
         """Append a producer's batch to one partition; the future is done when `required_acks` is met.
 
         It fails with UnknownTopicOrPartition, KafkaStorageError, NotLeaderOrFollower, NotEnoughReplicas,
-        InvalidRequiredAcks, MessageTooLarge or whatever else is wrong with the batch, and nothing is
-        appended; with NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the
-        append, which may still be committed then.
+        InvalidRequiredAcks, MessageTooLarge, FencedLeaderEpoch where this broker leads in another epoch than
+        `leader_epoch`, or whatever else is wrong with the batch, and nothing is appended; with
+        NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the append, which may
+        still be committed then.
         """
         return self._append_one(
             topic_partition,
-            lambda partition: partition.append_records_to_leader(records, origin, required_acks),
+            lambda partition: partition.append_records_to_leader(
+                records, origin, required_acks, leader_epoch=leader_epoch
+            ),
             required_acks,
             timeout_ms,
             origin,

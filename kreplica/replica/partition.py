@@ -14,7 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kreplica.common.errors import KreplicaError, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
+from kreplica.common.errors import (
+    FencedLeaderEpoch,
+    KreplicaError,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+)
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
@@ -188,15 +193,20 @@ class Partition(PartitionStanding):
         required_acks: int = 0,
         *,
         wait: bool = True,
+        leader_epoch: int | None = None,
     ) -> tuple[LogAppendInfo, LeaderHwChange]:
         """Append a producer's batch. `wait`: for the disk, where the topic's durability asks for that; else
         the caller must call `make_durable` before it acknowledges anything.
 
-        Raises NotLeaderOrFollower; NotEnoughReplicas where `required_acks` is -1 and fewer replicas are in
-        sync than min.insync.replicas; and as UnifiedLog.append_as_leader. Nothing is appended then.
+        Raises NotLeaderOrFollower; FencedLeaderEpoch where it leads in another epoch than `leader_epoch`;
+        NotEnoughReplicas where `required_acks` is -1 and fewer replicas are in sync than
+        min.insync.replicas; and as UnifiedLog.append_as_leader. Nothing is appended then.
         """
         with self.leader_isr_update_lock:
             log = self.require_leader(required_acks)
+            if leader_epoch is not None and leader_epoch != self.term.leader_epoch:
+                text = f"{self.topic_partition}: led in epoch {self.term.leader_epoch}, not {leader_epoch}"
+                raise FencedLeaderEpoch(text)
             end = log.state.log_end_offset
             info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
             change = self._appended(log, end)
