@@ -104,6 +104,12 @@ class StaleControllerEpoch(KreplicaError):
     code = 11
 
 
+class OffsetMetadataTooLarge(KreplicaError):
+    """The text beside a committed offset is longer than offset.metadata.max.bytes."""
+
+    code = 12
+
+
 class NetworkException(InvalidMetadata):
     """The node could not be reached, or the connection was lost before it answered."""
 
@@ -169,16 +175,40 @@ class IllegalGeneration(KreplicaError):
     code = 22
 
 
+class InconsistentGroupProtocol(KreplicaError):
+    """The member has no protocol that all others of the group have, or another type of protocol."""
+
+    code = 23
+
+
+class InvalidGroupId(KreplicaError):
+    """The group's id is empty."""
+
+    code = 24
+
+
 class UnknownMemberId(KreplicaError):
     """The group knows no such member."""
 
     code = 25
 
 
+class InvalidSessionTimeout(KreplicaError):
+    """The session timeout is out of the bounds that the broker sets."""
+
+    code = 26
+
+
 class RebalanceInProgress(KreplicaError):
     """The group is rebalancing."""
 
     code = 27
+
+
+class InvalidCommitOffsetSize(KreplicaError):
+    """The offsets of one commit do not fit into one batch."""
+
+    code = 28
 
 
 class InvalidTimestamp(KreplicaError):
@@ -327,6 +357,18 @@ class ReassignmentInProgress(KreplicaError):
     code = 60
 
 
+class NonEmptyGroup(KreplicaError):
+    """The group has members."""
+
+    code = 68
+
+
+class GroupIdNotFound(KreplicaError):
+    """There is no such group."""
+
+    code = 69
+
+
 class FetchSessionIdNotFound(KreplicaError):
     """There is no such fetch session."""
 
@@ -367,10 +409,29 @@ class OffsetNotAvailable(KreplicaError):
     retriable = True
 
 
+class MemberIdRequired(KreplicaError):
+    """The member has to join again, with the id that it is given here (KIP-394)."""
+
+    code = 79
+    member_id = ""
+
+
 class PreferredLeaderNotAvailable(InvalidMetadata):
     """The preferred leader is not in sync."""
 
     code = 80
+
+
+class GroupMaxSizeReached(KreplicaError):
+    """The group has group.max.size members."""
+
+    code = 81
+
+
+class FencedInstanceId(KreplicaError):
+    """Another member has taken the place of this static one (KIP-345)."""
+
+    code = 82
 
 
 class EligibleLeadersNotAvailable(InvalidMetadata):

@@ -27,6 +27,13 @@ class VirtualMachine:
     def pass_time(self, duration_ms: int) -> None:
         self.scheduler.run_for(duration_ms)
 
+    def stand_still(self, duration_ms: int) -> None:
+        """Let time pass in which the machine does nothing, as one that is suspended."""
+        self.scheduler.pause(self._life)
+        self.scheduler.run_for(duration_ms)
+        self.scheduler.resume(self._life)
+        self.settle()
+
 
 class AnsweringTransport:
     """A Transport whose requests a test answers: (receiver, request, future) in `sent`."""

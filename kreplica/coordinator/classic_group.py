@@ -1,0 +1,349 @@
+"""ClassicGroup: a group of the classic protocol: its members, their votes, its generation, its offsets.
+
+    Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──leader's sync──▶ Stable
+      ▲                    │  ▲                                │                                │
+      └──nobody is left────┘  └────────────a member comes, goes, or changes its protocols───────┘
+
+Dead is a group that was unloaded or has nothing left. The group decides nothing and sends nothing:
+GroupRebalances and GroupOffsets do. It belongs to the coordinator's loop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kreplica.common.errors import InvalidRecord
+from kreplica.common.future import Future
+from kreplica.common.ports import Cancellable
+from kreplica.common.types import TopicPartition
+from kreplica.coordinator.group_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitValue,
+    encode_key,
+    encode_value,
+)
+from kreplica.metadata.classic_types import CLASSIC_STRING, ClassicArray
+from kreplica.metadata.wire_types import ByteReader
+
+CONSUMER = "consumer"
+_VERSION_BYTES = 2
+
+
+class GroupState(enum.Enum):
+    """See the module; the values are what Kafka's tools show."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Protocol(NamedTuple):
+    """A way to divide the work that a member knows, and what it tells the group's leader for it."""
+
+    name: str
+    metadata: bytes
+
+
+class JoinedMember(NamedTuple):
+    """What the leader of a generation is told of a member."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+class Joined(NamedTuple):
+    """The answer to a member that has joined: the generation, and for its leader the members.
+
+    `skip_assignment`: the leader came back, and what it assigned before still holds.
+    """
+
+    generation_id: int
+    protocol_type: str | None
+    protocol_name: str | None
+    leader_id: str
+    member_id: str
+    members: tuple[JoinedMember, ...] = ()
+    skip_assignment: bool = False
+
+
+class Synced(NamedTuple):
+    """The answer to a member that asks what it has to do."""
+
+    protocol_type: str | None
+    protocol_name: str | None
+    assignment: bytes
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset. `log_offset`: of its record in __consumer_offsets."""
+
+    value: OffsetCommitValue
+    log_offset: int
+
+
+class Member:
+    """A member; timeouts in ms. `join` and `sync` are its requests that wait for an answer."""
+
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "deadline_ms",
+        "group_instance_id",
+        "is_new",
+        "join",
+        "member_id",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+        "sync",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        *,
+        group_instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocols: Sequence[Protocol],
+    ) -> None:
+        self.member_id = member_id
+        self.group_instance_id = group_instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.session_timeout_ms = session_timeout_ms
+        self.protocols = tuple(protocols)
+        self.assignment = b""
+        self.join: Future[Joined] | None = None
+        self.sync: Future[Synced] | None = None
+        self.is_new = False
+        self.deadline_ms = 0
+        self.timer: Cancellable | None = None
+
+    def metadata_of(self, protocol_name: str | None) -> bytes:
+        """What the member tells for that protocol; nothing for one that it has not."""
+        return next((each.metadata for each in self.protocols if each.name == protocol_name), b"")
+
+
+class ClassicGroup:
+    """See the module. Generations are counted from 1; `state_timestamp`: ms since 1970."""
+
+    def __init__(self, group_id: str, now_ms: int) -> None:
+        self.group_id = group_id
+        self.state = GroupState.EMPTY
+        self.state_timestamp = now_ms
+        self.generation_id = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader_id: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        # Ids that were given out and did not join yet (KIP-394); members of whom no sync has come yet.
+        self.pending: dict[str, Cancellable] = {}
+        self.pending_sync: set[str] = set()
+        # While a group that was empty waits for others to come (KIP-134), and whether one has come.
+        self.is_delayed = self.new_member_added = False
+        self.rebalance_timer: Cancellable | None = None
+        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        # Of how many commits that are on their way each partition is part.
+        self.pending_commits: Counter[TopicPartition] = Counter()
+        self._supported: Counter[str] = Counter()
+
+    def is_in(self, *states: GroupState) -> bool:
+        return self.state in states
+
+    def move_to(self, state: GroupState, now_ms: int) -> None:
+        """Take another state; nothing leaves Dead."""
+        if self.state is not GroupState.DEAD:
+            self.state = state
+            self.state_timestamp = now_ms
+
+    # ---- members ------------------------------------------------------------------------------------------
+
+    def add(self, member: Member, protocol_type: str) -> None:
+        """Add a member; the first one leads, and its type of protocol is the group's."""
+        if not self.members:
+            self.protocol_type = protocol_type
+        self.members[member.member_id] = member
+        if member.group_instance_id is not None:
+            self.static_members[member.group_instance_id] = member.member_id
+        self._supported.update({each.name for each in member.protocols})
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+
+    def remove(self, member_id: str) -> None:
+        """Take a member out; another one leads where it led."""
+        member = self.members.pop(member_id)
+        self._supported.subtract({each.name for each in member.protocols})
+        if member.group_instance_id is not None:
+            self.static_members.pop(member.group_instance_id, None)
+        self.pending_sync.discard(member_id)
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+
+    def rename(self, member: Member, member_id: str) -> None:
+        """Let a static member have another id, in the place where it was."""
+        old = member.member_id
+        self.members = {member_id if each == old else each: known for each, known in self.members.items()}
+        member.member_id = member_id
+        assert member.group_instance_id is not None
+        self.static_members[member.group_instance_id] = member_id
+        if old in self.pending_sync:
+            self.pending_sync.remove(old)
+            self.pending_sync.add(member_id)
+        if self.leader_id == old:
+            self.leader_id = member_id
+
+    def update(self, member: Member, protocols: Sequence[Protocol]) -> None:
+        """Let the member have other protocols."""
+        self._supported.subtract({each.name for each in member.protocols})
+        member.protocols = tuple(protocols)
+        self._supported.update({each.name for each in member.protocols})
+
+    @property
+    def size(self) -> int:
+        """Members, and those who were given an id."""
+        return len(self.members) + len(self.pending)
+
+    @property
+    def has_all_joined(self) -> bool:
+        return not self.pending and all(member.join is not None for member in self.members.values())
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """That of the member with the longest."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    # ---- protocols ----------------------------------------------------------------------------------------
+
+    def supports(self, protocol_type: str, protocols: Sequence[Protocol]) -> bool:
+        """Whether a member with these may be in the group: all have one in common."""
+        if not self.members:
+            return bool(protocol_type and protocols)
+        candidates = self._candidates()
+        return protocol_type == self.protocol_type and any(each.name in candidates for each in protocols)
+
+    def selected_protocol(self) -> str:
+        """That of the most votes; each member votes for the first of its protocols that all have."""
+        candidates = self._candidates()
+        votes = Counter(
+            next(each.name for each in member.protocols if each.name in candidates)
+            for member in self.members.values()
+        )
+        return max(votes, key=lambda name: (votes[name], name))
+
+    def _candidates(self) -> set[str]:
+        return {name for name, count in self._supported.items() if count == len(self.members)}
+
+    # ---- generations --------------------------------------------------------------------------------------
+
+    def begin_generation(self, now_ms: int) -> None:
+        """The members are complete: the next generation, without assignments yet."""
+        self.generation_id += 1
+        self.pending_sync.clear()
+        if self.members:
+            self.protocol_name = self.selected_protocol()
+            self.pending_sync.update(self.members)
+            self.move_to(GroupState.COMPLETING_REBALANCE, now_ms)
+        else:
+            self.protocol_name = None
+            self.move_to(GroupState.EMPTY, now_ms)
+
+    def joined(self, member: Member, *, skip_assignment: bool = False) -> Joined:
+        """What a member of the generation is told; the leader hears who the others are."""
+        is_leader = member.member_id == self.leader_id
+        members = tuple(
+            JoinedMember(each.member_id, each.group_instance_id, each.metadata_of(self.protocol_name))
+            for each in self.members.values()
+        )
+        return Joined(
+            self.generation_id,
+            self.protocol_type,
+            self.protocol_name,
+            self.leader_id or "",
+            member.member_id,
+            members if is_leader else (),
+            skip_assignment and is_leader,
+        )
+
+    def synced(self, member: Member) -> Synced:
+        """What a member of the generation has to do."""
+        return Synced(self.protocol_type, self.protocol_name, member.assignment)
+
+    def subscribed_topics(self) -> set[str] | None:
+        """The topics that a group of consumers reads; None where its members do not tell."""
+        if self.protocol_type != CONSUMER or self.protocol_name is None:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            reader = ByteReader(member.metadata_of(self.protocol_name))
+            try:
+                reader.take(_VERSION_BYTES)
+                topics.update(ClassicArray(CLASSIC_STRING).read(reader) or ())
+            except InvalidRecord:
+                return None
+        return topics
+
+    # ---- its record ---------------------------------------------------------------------------------------
+
+    def record(self, assignments: dict[str, bytes]) -> tuple[bytes, bytes]:
+        """Key and value of the group in this generation, with these assignments by member id."""
+        value = GroupMetadataValue(
+            protocol_type=self.protocol_type or "",
+            generation=self.generation_id,
+            protocol=self.protocol_name,
+            leader=self.leader_id,
+            current_state_timestamp=self.state_timestamp,
+            members=tuple(
+                MemberMetadata(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    rebalance_timeout=member.rebalance_timeout_ms,
+                    session_timeout=member.session_timeout_ms,
+                    subscription=member.metadata_of(self.protocol_name),
+                    assignment=assignments.get(member.member_id, b""),
+                )
+                for member in self.members.values()
+            ),
+        )
+        return encode_key(GroupMetadataKey(group=self.group_id)), encode_value(value)
+
+    @classmethod
+    def of_record(cls, group_id: str, value: GroupMetadataValue, now_ms: int) -> ClassicGroup:
+        """The group as a record tells it: stable, or empty."""
+        group = cls(group_id, now_ms)
+        group.generation_id = value.generation
+        group.protocol_name = value.protocol
+        for each in value.members:
+            member = Member(
+                each.member_id,
+                group_instance_id=each.group_instance_id,
+                client_id=each.client_id,
+                client_host=each.client_host,
+                rebalance_timeout_ms=each.rebalance_timeout or each.session_timeout,
+                session_timeout_ms=each.session_timeout,
+                protocols=(Protocol(value.protocol or "", each.subscription),),
+            )
+            member.assignment = each.assignment
+            group.add(member, value.protocol_type)
+        group.protocol_type = value.protocol_type or None
+        group.leader_id = value.leader if value.leader in group.members else group.leader_id
+        group.state = GroupState.STABLE if group.members else GroupState.EMPTY
+        if value.current_state_timestamp >= 0:
+            group.state_timestamp = value.current_state_timestamp
+        return group

@@ -1,0 +1,362 @@
+"""GroupCoordinator: the consumer groups of one broker, of the classic protocol.
+
+    group_apis ──post──▶ GroupCoordinator ──▶ GroupRebalances: members, generations, sessions
+                              │          └──▶ GroupOffsets: commits, expiry
+                              └─▶ GroupStore: shards of __consumer_offsets, by append and read of their logs
+
+A group belongs to the partition of __consumer_offsets that the hash of its id names, and to the broker that
+leads that partition. Thread rule: any thread may call; the work is done in the coordinator's one loop, which
+owns all state, and futures are resolved there. They fail with what a KreplicaError has a code for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from kreplica.common.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    IllegalGeneration,
+    InvalidGroupId,
+    InvalidSessionTimeout,
+    KreplicaError,
+    NonEmptyGroup,
+    NotCoordinator,
+    RebalanceInProgress,
+    UnknownMemberId,
+    UnknownServerError,
+)
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop, Random
+from kreplica.common.types import TopicPartition
+from kreplica.coordinator.classic_group import ClassicGroup, GroupState, Joined, OffsetAndMetadata, Synced
+from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_offsets import CommitRequest, CommitResults, GroupOffsets
+from kreplica.coordinator.group_rebalances import (
+    GroupRebalances,
+    JoinRequest,
+    SyncRequest,
+    known_member,
+    require_generation,
+)
+from kreplica.coordinator.group_store import GroupStore, OffsetsLog, Shard
+
+T = TypeVar("T")
+
+LOGGER = logging.getLogger(__name__)
+
+
+class LeavingMember(NamedTuple):
+    """A member that leaves; a static one may be named by its instance alone."""
+
+    member_id: str
+    group_instance_id: str | None = None
+
+
+class ListedGroup(NamedTuple):
+    """A group as a list shows it."""
+
+    group_id: str
+    protocol_type: str
+    state: str
+
+
+class DescribedMember(NamedTuple):
+    """A member as Kafka's tools show it."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class DescribedGroup(NamedTuple):
+    """A group as Kafka's tools show it; one that is not there is Dead."""
+
+    group_id: str
+    state: str
+    protocol_type: str = ""
+    protocol_name: str = ""
+    members: tuple[DescribedMember, ...] = ()
+
+
+def partition_for(group_id: str, partition_count: int) -> int:
+    """The partition of __consumer_offsets that has the group: by the hash that Java gives its id."""
+    units = group_id.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    signed = value - (1 << 32) if value >> 31 else value
+    return (abs(signed) & 0x7FFFFFFF) % partition_count
+
+
+class GroupCoordinator:
+    """See the module. `partition_count()`: of __consumer_offsets, None while there is no such topic."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        log: OffsetsLog,
+        *,
+        partition_count: Callable[[], int | None],
+        clock: Clock,
+        loop: Loop,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._partition_count = partition_count
+        self._clock = clock
+        self._loop = loop
+        self._store = GroupStore(
+            config, log, clock=clock, loop=loop, on_loaded=self._loaded, on_unloaded=self._unloaded
+        )
+        self._rebalances = GroupRebalances(config, self._store, clock=clock, loop=loop, random=random)
+        self._offsets = GroupOffsets(config, self._store, self._rebalances, clock=clock, loop=loop)
+
+    # ---- life ---------------------------------------------------------------------------------------------
+
+    def startup(self) -> None:
+        """Begin the periodic work."""
+        self._loop.post(self._offsets.expire_later)
+
+    def elect(self, partition: int, leader_epoch: int) -> None:
+        """This broker leads that partition of __consumer_offsets from the epoch on."""
+        self._loop.post(partial(self._store.elect, partition, leader_epoch))
+
+    def resign(self, partition: int) -> None:
+        """This broker does not lead that partition."""
+        self._loop.post(partial(self._store.resign, partition))
+
+    def delete_topics(self, topics: Iterable[str]) -> None:
+        """These topics are gone, and so are the offsets in them."""
+        self._loop.post(partial(self._offsets.delete_topics, tuple(topics)))
+
+    def _loaded(self, shard: Shard, group: ClassicGroup) -> None:
+        # Its members may have been heard by the last coordinator only: their sessions begin anew.
+        for member in group.members.values():
+            self._rebalances.watch(shard, group, member, member.session_timeout_ms)
+
+    def _unloaded(self, group: ClassicGroup) -> None:
+        self._rebalances.unload(group, NotCoordinator(f"group {group.group_id} is another broker's by now"))
+
+    # ---- members ------------------------------------------------------------------------------------------
+
+    def join(self, asked: JoinRequest) -> Future[Joined]:
+        """JoinGroup: done when the group's next generation is complete."""
+        return self._in_loop(partial(self._join, asked))
+
+    def _join(self, asked: JoinRequest, future: Future[Joined]) -> None:
+        shard = self._shard(asked.group_id)
+        config = self._config
+        least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+        if not least <= asked.session_timeout_ms <= most:
+            raise InvalidSessionTimeout(f"{asked.session_timeout_ms} ms, not in [{least}, {most}]")
+        group = shard.groups.get(asked.group_id)
+        if group is None:
+            if asked.member_id:
+                raise UnknownMemberId(f"group {asked.group_id} has no member {asked.member_id!r}")
+            group = ClassicGroup(asked.group_id, self._clock.time_ms())
+        try:
+            self._rebalances.join(shard, group, asked, future)
+        finally:
+            if group.size:
+                shard.groups.setdefault(asked.group_id, group)
+
+    def sync(self, asked: SyncRequest) -> Future[Synced]:
+        """SyncGroup: done when the leader has told what everybody has to do."""
+        return self._in_loop(partial(self._sync, asked))
+
+    def _sync(self, asked: SyncRequest, future: Future[Synced]) -> None:
+        try:
+            shard = self._shard(asked.group_id)
+        except CoordinatorLoadInProgress as error:
+            # The last coordinator may not have kept the generation: it has to begin anew.
+            raise RebalanceInProgress(str(error)) from None
+        self._rebalances.sync(shard, self._member_group(shard, asked.group_id), asked, future)
+
+    def heartbeat(
+        self, group_id: str, generation_id: int, member_id: str, group_instance_id: str | None
+    ) -> Future[None]:
+        """Heartbeat: fails with RebalanceInProgress where the member has to join again."""
+        return self._in_loop(partial(self._heartbeat, group_id, generation_id, member_id, group_instance_id))
+
+    def _heartbeat(
+        self,
+        group_id: str,
+        generation_id: int,
+        member_id: str,
+        group_instance_id: str | None,
+        future: Future[None],
+    ) -> None:
+        try:
+            shard = self._shard(group_id)
+        except CoordinatorLoadInProgress:
+            # Its session begins anew when the group is loaded.
+            future.set_result(None)
+            return
+        group = self._member_group(shard, group_id)
+        member = known_member(group, member_id, group_instance_id)
+        require_generation(group, generation_id)
+        self._rebalances.touch(member)
+        if group.is_in(GroupState.PREPARING_REBALANCE):
+            raise RebalanceInProgress(f"group {group_id} rebalances")
+        future.set_result(None)
+
+    def leave(self, group_id: str, members: Sequence[LeavingMember]) -> Future[list[KreplicaError | None]]:
+        """LeaveGroup: each member's error, or None."""
+        return self._in_loop(partial(self._leave, group_id, members))
+
+    def _leave(
+        self, group_id: str, members: Sequence[LeavingMember], future: Future[list[KreplicaError | None]]
+    ) -> None:
+        shard = self._shard(group_id)
+        results: list[KreplicaError | None] = []
+        for leaving in members:
+            try:
+                self._leave_one(shard, self._member_group(shard, group_id), leaving)
+                results.append(None)
+            except KreplicaError as error:
+                results.append(error)
+        future.set_result(results)
+
+    def _leave_one(self, shard: Shard, group: ClassicGroup, leaving: LeavingMember) -> None:
+        member_id, instance = leaving
+        if member_id in group.pending and instance is None:
+            self._rebalances.remove_pending(shard, group, member_id)
+            return
+        if not member_id and instance is not None:
+            member_id = group.static_members.get(instance, "")
+        self._rebalances.remove(shard, group, known_member(group, member_id, instance))
+
+    def _member_group(self, shard: Shard, group_id: str) -> ClassicGroup:
+        group = shard.groups.get(group_id)
+        if group is None:
+            raise UnknownMemberId(f"there is no group {group_id!r}")
+        return group
+
+    # ---- offsets ------------------------------------------------------------------------------------------
+
+    def commit_offsets(self, asked: CommitRequest) -> Future[CommitResults]:
+        """OffsetCommit: each partition's error, or None; done when all in-sync replicas have them."""
+        return self._in_loop(partial(self._commit_offsets, asked))
+
+    def _commit_offsets(self, asked: CommitRequest, future: Future[CommitResults]) -> None:
+        shard = self._shard(asked.group_id)
+        group = shard.groups.get(asked.group_id)
+        if group is None:
+            if asked.generation_id >= 0 or asked.member_id:
+                raise IllegalGeneration(f"there is no group {asked.group_id!r}")
+            group = shard.group(asked.group_id, self._clock.time_ms())
+        self._offsets.commit(shard, group, asked, future)
+
+    def fetch_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition] | None
+    ) -> Future[dict[TopicPartition, OffsetAndMetadata]]:
+        """OffsetFetch: what is committed of these partitions, of all for None."""
+        return self._in_loop(partial(self._fetch_offsets, group_id, partitions))
+
+    def _fetch_offsets(
+        self,
+        group_id: str,
+        partitions: Collection[TopicPartition] | None,
+        future: Future[dict[TopicPartition, OffsetAndMetadata]],
+    ) -> None:
+        group = self._shard(group_id).groups.get(group_id)
+        offsets = {} if group is None else group.offsets
+        if partitions is None:
+            future.set_result(dict(offsets))
+        else:
+            future.set_result({at: offsets[at] for at in partitions if at in offsets})
+
+    # ---- what tools ask -----------------------------------------------------------------------------------
+
+    def list_groups(self, states: Collection[str] = ()) -> Future[tuple[bool, list[ListedGroup]]]:
+        """ListGroups: whether partitions are being loaded, and the groups in these states, all for none."""
+        return self._in_loop(partial(self._list_groups, {state.lower() for state in states}))
+
+    def _list_groups(self, states: set[str], future: Future[tuple[bool, list[ListedGroup]]]) -> None:
+        groups = [
+            ListedGroup(group.group_id, group.protocol_type or "", group.state.value)
+            for shard in self._store.active_shards()
+            for group in shard.groups.values()
+            if not states or group.state.value.lower() in states
+        ]
+        future.set_result((self._store.is_loading, groups))
+
+    def describe_group(self, group_id: str) -> Future[DescribedGroup]:
+        """DescribeGroups, for one of them."""
+        return self._in_loop(partial(self._describe_group, group_id))
+
+    def _describe_group(self, group_id: str, future: Future[DescribedGroup]) -> None:
+        group = self._shard(group_id).groups.get(group_id)
+        if group is None:
+            future.set_result(DescribedGroup(group_id, GroupState.DEAD.value))
+            return
+        is_stable = group.is_in(GroupState.STABLE)
+        members = tuple(
+            DescribedMember(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.metadata_of(group.protocol_name) if is_stable else b"",
+                member.assignment if is_stable else b"",
+            )
+            for member in group.members.values()
+        )
+        name = group.protocol_name if is_stable else None
+        future.set_result(
+            DescribedGroup(group_id, group.state.value, group.protocol_type or "", name or "", members)
+        )
+
+    def delete_group(self, group_id: str) -> Future[None]:
+        """DeleteGroups, for one of them: fails with GroupIdNotFound, NonEmptyGroup."""
+        return self._in_loop(partial(self._delete_group, group_id))
+
+    def _delete_group(self, group_id: str, future: Future[None]) -> None:
+        shard = self._shard(group_id)
+        group = shard.groups.get(group_id)
+        if group is None:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        if not group.is_in(GroupState.EMPTY) or group.pending:
+            raise NonEmptyGroup(f"group {group_id} has members")
+
+        def deleted(error: KreplicaError | None) -> None:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._offsets.delete_group(shard, group, deleted)
+
+    # ---- in the loop --------------------------------------------------------------------------------------
+
+    def _shard(self, group_id: str) -> Shard:
+        if not group_id:
+            raise InvalidGroupId("a group's id is not empty")
+        count = self._partition_count()
+        if count is None:
+            raise CoordinatorNotAvailable("there is no __consumer_offsets yet")
+        return self._store.shard(partition_for(group_id, count))
+
+    def _in_loop(self, step: Callable[[Future[T]], None]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                step(future)
+            except KreplicaError as error:
+                future.set_exception(error)
+            except Exception as error:
+                LOGGER.exception("a request of a group failed")
+                if not future.done():
+                    future.set_exception(UnknownServerError(repr(error)))
+
+        self._loop.post(run)
+        return future

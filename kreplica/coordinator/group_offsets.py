@@ -1,0 +1,262 @@
+"""GroupOffsets: what groups have committed: OffsetCommit, OffsetFetch, and the end of what nobody needs.
+
+An offset counts once its record is on all in-sync replicas; of two commits the one that is later in the log
+counts. Offsets of a group without members expire `offsets.retention.minutes` after the group was left (those
+of consumers that assign partitions themselves: after their commit); of a group with members, those of topics
+that it reads no longer (KIP-211). What goes is taken back in the log by a record without a value. Thread
+rule: everything runs in the coordinator's loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from kreplica.common.errors import (
+    IllegalGeneration,
+    InvalidCommitOffsetSize,
+    KreplicaError,
+    MessageTooLarge,
+    OffsetMetadataTooLarge,
+    RebalanceInProgress,
+    RecordListTooLarge,
+    UnknownMemberId,
+)
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop
+from kreplica.common.types import TopicPartition
+from kreplica.coordinator.classic_group import ClassicGroup, GroupState, OffsetAndMetadata
+from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_rebalances import GroupRebalances, known_member, require_generation
+from kreplica.coordinator.group_records import (
+    GroupMetadataKey,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    encode_key,
+    encode_value,
+)
+from kreplica.coordinator.group_store import GroupStore, Record, Shard
+
+NO_GENERATION = -1
+# Of records without a value in one batch, and of groups that are looked at in one step.
+TOMBSTONES_A_BATCH = 500
+GROUPS_A_STEP = 100
+
+
+class CommittedOffset(NamedTuple):
+    """An offset that is to be kept for a partition; `leader_epoch` -1 where the reader does not know it."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class CommitRequest(NamedTuple):
+    """Offsets of a group. A reader that is no member has generation -1 and no id."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    offsets: Mapping[TopicPartition, CommittedOffset]
+
+
+# The error of each partition, None where its offset is kept.
+CommitResults = dict[TopicPartition, KreplicaError | None]
+
+
+class GroupOffsets:
+    """See the module."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        store: GroupStore,
+        rebalances: GroupRebalances,
+        *,
+        clock: Clock,
+        loop: Loop,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._rebalances = rebalances
+        self._clock = clock
+        self._loop = loop
+
+    # ---- committing ---------------------------------------------------------------------------------------
+
+    def commit(
+        self, shard: Shard, group: ClassicGroup, asked: CommitRequest, future: Future[CommitResults]
+    ) -> None:
+        """Keep the offsets. Raises UnknownMemberId, IllegalGeneration, FencedInstanceId,
+        RebalanceInProgress."""
+        self._check(group, asked)
+        now_ms = self._clock.time_ms()
+        results: CommitResults = {}
+        values: dict[TopicPartition, OffsetCommitValue] = {}
+        for at, each in asked.offsets.items():
+            if len(each.metadata.encode()) > self._config.offset_metadata_max_bytes:
+                results[at] = OffsetMetadataTooLarge(f"{at}: {len(each.metadata)} characters of metadata")
+                continue
+            results[at] = None
+            values[at] = OffsetCommitValue(
+                offset=each.offset,
+                leader_epoch=each.leader_epoch,
+                metadata=each.metadata,
+                commit_timestamp=now_ms,
+            )
+        if not values:
+            future.set_result(results)
+            return
+        records = [(_key(group, at), encode_value(value)) for at, value in values.items()]
+        group.pending_commits.update(values.keys())
+        self._store.append(shard, records, partial(self._committed, group, values, results, future))
+
+    def _check(self, group: ClassicGroup, asked: CommitRequest) -> None:
+        if asked.generation_id < 0 and not asked.member_id:
+            if not group.is_in(GroupState.EMPTY):
+                raise UnknownMemberId(f"group {group.group_id} has members, and commits by them only")
+            return
+        if group.is_in(GroupState.EMPTY) and not group.generation_id:
+            raise IllegalGeneration(f"group {group.group_id} has no generation {asked.generation_id}")
+        member = known_member(group, asked.member_id, asked.group_instance_id)
+        require_generation(group, asked.generation_id)
+        self._rebalances.touch(member)
+        if group.is_in(GroupState.COMPLETING_REBALANCE):
+            raise RebalanceInProgress(f"group {group.group_id} rebalances")
+
+    def _committed(
+        self,
+        group: ClassicGroup,
+        values: Mapping[TopicPartition, OffsetCommitValue],
+        results: CommitResults,
+        future: Future[CommitResults],
+        error: KreplicaError | None,
+        log_offset: int,
+    ) -> None:
+        if isinstance(error, (MessageTooLarge, RecordListTooLarge)):
+            error = InvalidCommitOffsetSize(str(error))
+        group.pending_commits -= Counter(values.keys())
+        for at, value in values.items():
+            if error is not None:
+                results[at] = error
+                continue
+            known = group.offsets.get(at)
+            if known is None or known.log_offset < log_offset:
+                group.offsets[at] = OffsetAndMetadata(value, log_offset)
+        future.set_result(results)
+
+    # ---- what goes ----------------------------------------------------------------------------------------
+
+    def expire_later(self) -> None:
+        """Look for offsets that have expired, every offsets.retention.check.interval.ms from now on."""
+        self._loop.post_later(self._expire, self._config.offsets_retention_check_interval_ms)
+
+    def _expire(self) -> None:
+        def step(steps: Iterator[None]) -> None:
+            try:
+                next(steps)
+            except StopIteration:
+                self.expire_later()
+            else:
+                self._loop.post(partial(step, steps))
+
+        step(self._expiring())
+
+    def _expiring(self) -> Iterator[None]:
+        for shard in self._store.active_shards():
+            for count, group in enumerate(list(shard.groups.values()), 1):
+                if shard.is_current:
+                    self._forget(shard, group, self._expired(group))
+                if count % GROUPS_A_STEP == 0:
+                    yield
+
+    def _expired(self, group: ClassicGroup) -> list[TopicPartition]:
+        now_ms = self._clock.time_ms()
+        retention_ms = self._config.offsets_retention_minutes * 60_000
+        is_left = group.is_in(GroupState.EMPTY) and group.protocol_type is not None
+        subscribed: set[str] | None = set()
+        if not group.is_in(GroupState.EMPTY):
+            subscribed = group.subscribed_topics()
+            if subscribed is None:
+                return []
+        expired = []
+        for at, (value, _) in group.offsets.items():
+            begin = max(value.commit_timestamp, group.state_timestamp) if is_left else value.commit_timestamp
+            is_over = (
+                now_ms >= value.expire_timestamp
+                if value.expire_timestamp >= 0
+                else now_ms - begin >= retention_ms
+            )
+            if is_over and at.topic not in (subscribed or ()):
+                expired.append(at)
+        return expired
+
+    def delete_topics(self, topics: Iterable[str]) -> None:
+        """These topics are gone: so are the offsets in them."""
+        gone = frozenset(topics)
+        for shard in self._store.active_shards():
+            for group in list(shard.groups.values()):
+                self._forget(shard, group, [at for at in group.offsets if at.topic in gone])
+
+    def delete_group(
+        self, shard: Shard, group: ClassicGroup, then: Callable[[KreplicaError | None], None]
+    ) -> None:
+        """Take the group back, with all its offsets; it stays as it was where that fails."""
+
+        def taken_back(error: KreplicaError | None) -> None:
+            if error is not None and shard.is_current and group.group_id not in shard.groups:
+                group.state = GroupState.EMPTY
+                shard.groups[group.group_id] = group
+            then(error)
+
+        # What is committed at this moment is in the log before what takes it back.
+        keys = [_key(group, at) for at in group.offsets.keys() | group.pending_commits.keys()]
+        self._take_back(shard, group, sorted(keys), taken_back)
+
+    def _forget(self, shard: Shard, group: ClassicGroup, gone: list[TopicPartition]) -> None:
+        is_left = group.is_in(GroupState.EMPTY) and not group.pending and not group.pending_commits
+        is_over = is_left and len(gone) == len(group.offsets)
+        if not gone and not is_over:
+            return
+        for at in gone:
+            del group.offsets[at]
+        keys = [_key(group, at) for at in gone]
+        if is_over:
+            self._take_back(shard, group, keys, _ignore)
+        else:
+            self._append_tombstones(shard, keys, _ignore)
+
+    def _take_back(
+        self,
+        shard: Shard,
+        group: ClassicGroup,
+        keys: list[bytes],
+        then: Callable[[KreplicaError | None], None],
+    ) -> None:
+        group.move_to(GroupState.DEAD, self._clock.time_ms())
+        shard.groups.pop(group.group_id, None)
+        self._append_tombstones(shard, [*keys, encode_key(GroupMetadataKey(group=group.group_id))], then)
+
+    def _append_tombstones(
+        self, shard: Shard, keys: list[bytes], then: Callable[[KreplicaError | None], None]
+    ) -> None:
+        """In order; `then` gets the error of the last batch, which has the group itself where it goes."""
+        for start in range(0, len(keys), TOMBSTONES_A_BATCH):
+            some: list[Record] = [(key, None) for key in keys[start : start + TOMBSTONES_A_BATCH]]
+            is_last = start + TOMBSTONES_A_BATCH >= len(keys)
+            self._store.append(shard, some, partial(_then, then) if is_last else partial(_then, _ignore))
+
+
+def _key(group: ClassicGroup, at: TopicPartition) -> bytes:
+    return encode_key(OffsetCommitKey(group=group.group_id, topic=at.topic, partition=at.partition))
+
+
+def _ignore(error: KreplicaError | None) -> None:
+    """What could not be taken back in the log is there again after the next load, and expires again."""
+
+
+def _then(then: Callable[[KreplicaError | None], None], error: KreplicaError | None, _offset: int) -> None:
+    then(error)

@@ -1,0 +1,489 @@
+"""GroupRebalances: how members come to a generation together: JoinGroup, SyncGroup, sessions, and the timers.
+
+A rebalance waits for every member to join again, but no longer than the longest of their rebalance timeouts,
+and, where a group was empty, for `group.initial.rebalance.delay.ms` in case others come. Who did not join by
+then is out; static members (KIP-345) stay until their session ends. Who does not sync within the rebalance
+timeout is out, too. A member that comes without an id is given one and has to come again with it (KIP-394).
+
+An alarm that comes late means that this coordinator stood still and could hear nobody: sessions begin anew.
+Thread rule: everything runs in the coordinator's loop, and futures are resolved there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from kreplica.common.errors import (
+    FencedInstanceId,
+    GroupMaxSizeReached,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    KreplicaError,
+    MemberIdRequired,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop, Random
+from kreplica.common.types import Uuid
+from kreplica.coordinator.classic_group import ClassicGroup, GroupState, Joined, Member, Protocol, Synced
+from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_store import GroupStore, Shard
+
+EMPTY, DEAD, STABLE = GroupState.EMPTY, GroupState.DEAD, GroupState.STABLE
+PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
+
+# So long a new member may wait for its first generation.
+NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
+# An alarm that is later than this tells that the process stood still.
+LATE_MS = 500
+
+
+class JoinRequest(NamedTuple):
+    """A member that wants to be in the next generation; timeouts in ms."""
+
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[Protocol, ...]
+    needs_member_id: bool = True
+
+
+class SyncRequest(NamedTuple):
+    """A member that asks what it has to do; the leader's tells it for all, by member id."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: dict[str, bytes]
+
+
+class GroupRebalances:
+    """See the module."""
+
+    def __init__(
+        self, config: GroupConfig, store: GroupStore, *, clock: Clock, loop: Loop, random: Random
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._clock = clock
+        self._loop = loop
+        self._random = random
+
+    # ---- joining ------------------------------------------------------------------------------------------
+
+    def join(self, shard: Shard, group: ClassicGroup, asked: JoinRequest, future: Future[Joined]) -> None:
+        """Let the member join; the future is resolved when the generation is complete.
+
+        Raises MemberIdRequired, UnknownMemberId, FencedInstanceId, InconsistentGroupProtocol,
+        GroupMaxSizeReached.
+        """
+        if not group.supports(asked.protocol_type, asked.protocols):
+            raise InconsistentGroupProtocol(f"group {group.group_id}: {asked.protocol_type}")
+        if not asked.member_id:
+            self._join_new(shard, group, asked, future)
+        elif asked.member_id in group.pending:
+            if asked.group_instance_id is not None:
+                raise UnknownMemberId(f"group {group.group_id}: {asked.member_id} is no static member")
+            group.pending.pop(asked.member_id).cancel()
+            self._add(shard, group, asked.member_id, asked, future)
+        else:
+            member = known_member(group, asked.member_id, asked.group_instance_id)
+            self._join_again(shard, group, member, asked, future)
+
+    def _join_new(
+        self, shard: Shard, group: ClassicGroup, asked: JoinRequest, future: Future[Joined]
+    ) -> None:
+        instance = asked.group_instance_id
+        old = None if instance is None else group.static_members.get(instance)
+        if old is None and group.size >= self._config.group_max_size:
+            raise GroupMaxSizeReached(f"group {group.group_id} has {group.size} members")
+        member_id = f"{instance or asked.client_id}-{Uuid.generate(self._random)}"
+        if old is not None:
+            self._replace(shard, group, group.members[old], member_id, asked, future)
+        elif instance is None and asked.needs_member_id:
+            group.pending[member_id] = self._loop.post_later(
+                partial(self._pending_expired, shard, group, member_id), asked.session_timeout_ms
+            )
+            required = MemberIdRequired(f"group {group.group_id}: join again as {member_id}")
+            required.member_id = member_id
+            raise required
+        else:
+            self._add(shard, group, member_id, asked, future)
+
+    def _join_again(
+        self, shard: Shard, group: ClassicGroup, member: Member, asked: JoinRequest, future: Future[Joined]
+    ) -> None:
+        if group.is_in(EMPTY, DEAD):
+            raise UnknownMemberId(f"group {group.group_id} has no member {member.member_id}")
+        is_same = member.protocols == asked.protocols
+        leads = member.member_id == group.leader_id
+        if is_same and (group.is_in(COMPLETING) or (group.is_in(STABLE) and not leads)):
+            # Its answer was lost, or it did not hear that there is nothing new.
+            self.touch(member)
+            future.set_result(group.joined(member))
+            return
+        self._take_up(group, member, asked, future)
+        self._prepare_or_complete(shard, group)
+
+    def _add(
+        self,
+        shard: Shard,
+        group: ClassicGroup,
+        member_id: str,
+        asked: JoinRequest,
+        future: Future[Joined],
+    ) -> None:
+        member = Member(
+            member_id,
+            group_instance_id=asked.group_instance_id,
+            client_id=asked.client_id,
+            client_host=asked.client_host,
+            rebalance_timeout_ms=asked.rebalance_timeout_ms,
+            session_timeout_ms=asked.session_timeout_ms,
+            protocols=asked.protocols,
+        )
+        member.is_new, member.join = True, future
+        group.add(member, asked.protocol_type)
+        group.new_member_added = group.is_delayed
+        self.watch(shard, group, member, NEW_MEMBER_JOIN_TIMEOUT_MS)
+        self._prepare_or_complete(shard, group)
+
+    def _take_up(
+        self, group: ClassicGroup, member: Member, asked: JoinRequest, future: Future[Joined]
+    ) -> None:
+        group.update(member, asked.protocols)
+        member.rebalance_timeout_ms = asked.rebalance_timeout_ms
+        member.session_timeout_ms = asked.session_timeout_ms
+        former, member.join = member.join, future
+        if former is not None:
+            former.set_exception(RebalanceInProgress(f"{member.member_id} has asked again"))
+
+    # ---- static members -----------------------------------------------------------------------------------
+
+    def _replace(
+        self,
+        shard: Shard,
+        group: ClassicGroup,
+        member: Member,
+        member_id: str,
+        asked: JoinRequest,
+        future: Future[Joined],
+    ) -> None:
+        """A static member has come back: it takes the place it had, and who had it is fenced (KIP-345)."""
+        former_id, former_protocols = member.member_id, member.protocols
+        fenced = FencedInstanceId(f"{asked.group_instance_id} is {member_id} by now")
+        _fail(member, fenced)
+        group.rename(member, member_id)
+        self._take_up(group, member, asked, future)
+        self.touch(member)
+        if not group.is_in(STABLE) or group.selected_protocol() != group.protocol_name:
+            self._prepare_or_complete(shard, group)
+            return
+        # Nothing changes for the others; the group's record has to have the id before anybody relies on it.
+        member.join = None
+        generation_id = group.generation_id
+        assignments = {each.member_id: each.assignment for each in group.members.values()}
+
+        def stored(error: KreplicaError | None, _offset: int) -> None:
+            if error is None:
+                self._replaced(shard, group, member, generation_id, future)
+            else:
+                if member.member_id == member_id and group.members.get(member_id) is member:
+                    group.rename(member, former_id)
+                    group.update(member, former_protocols)
+                _refuse(future, error)
+                if generation_id == group.generation_id and group.is_in(STABLE):
+                    self._prepare(shard, group)
+
+        self._store.append(shard, [group.record(assignments)], stored)
+
+    def _replaced(
+        self,
+        shard: Shard,
+        group: ClassicGroup,
+        member: Member,
+        generation_id: int,
+        future: Future[Joined],
+    ) -> None:
+        if group.generation_id == generation_id and group.is_in(STABLE):
+            _resolve(future, group.joined(member, skip_assignment=True))
+        elif group.is_in(PREPARING) and group.members.get(member.member_id) is member and not member.join:
+            member.join = future  # it has come for that one, then
+            self._complete_if_all_joined(shard, group)
+        else:
+            _refuse(future, RebalanceInProgress(f"group {group.group_id} rebalances"))
+
+    # ---- a rebalance --------------------------------------------------------------------------------------
+
+    def _prepare_or_complete(self, shard: Shard, group: ClassicGroup) -> None:
+        if group.is_in(PREPARING):
+            self._complete_if_all_joined(shard, group)
+        else:
+            self._prepare(shard, group)
+
+    def _prepare(self, shard: Shard, group: ClassicGroup) -> None:
+        """Begin a rebalance."""
+        if group.is_in(COMPLETING):
+            self._drop_assignments(group, RebalanceInProgress(f"group {group.group_id} rebalances"))
+        was_empty = group.is_in(EMPTY)
+        _stop_timer(group)
+        group.move_to(PREPARING, self._clock.time_ms())
+        delay_ms = self._config.group_initial_rebalance_delay_ms
+        if was_empty and delay_ms:
+            left_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+            group.new_member_added = False
+            self._delay(shard, group, min(delay_ms, group.rebalance_timeout_ms), left_ms)
+            return
+        group.rebalance_timer = self._loop.post_later(
+            partial(self._rebalance_expired, shard, group), group.rebalance_timeout_ms
+        )
+        self._complete_if_all_joined(shard, group)
+
+    def _delay(self, shard: Shard, group: ClassicGroup, delay_ms: int, left_ms: int) -> None:
+        """Wait for others to come to a group that was empty; as long again while they do (KIP-134)."""
+
+        def over() -> None:
+            if not (shard.is_current and group.is_in(PREPARING)):
+                return
+            if group.new_member_added and left_ms:
+                group.new_member_added = False
+                again_ms = min(self._config.group_initial_rebalance_delay_ms, left_ms)
+                self._delay(shard, group, again_ms, left_ms - again_ms)
+            else:
+                group.rebalance_timer = None
+                self._complete(shard, group)
+
+        group.is_delayed = True
+        group.rebalance_timer = self._loop.post_later(over, delay_ms)
+
+    def _complete_if_all_joined(self, shard: Shard, group: ClassicGroup) -> None:
+        if group.has_all_joined and not group.is_delayed:
+            self._complete(shard, group)
+
+    def _rebalance_expired(self, shard: Shard, group: ClassicGroup) -> None:
+        if shard.is_current and group.is_in(PREPARING):
+            self._complete(shard, group)
+
+    def _complete(self, shard: Shard, group: ClassicGroup) -> None:
+        """The members are those who have joined; static ones who did not stay in."""
+        _stop_timer(group)
+        missing = [member for member in group.members.values() if member.join is None]
+        for member in missing:
+            if member.group_instance_id is None:
+                self._forget(group, member)
+        joined = [member for member in group.members.values() if member.join is not None]
+        if group.members and not joined:
+            # Only static members are left, who are away: until one comes, or their sessions end.
+            group.rebalance_timer = self._loop.post_later(
+                partial(self._rebalance_expired, shard, group), group.rebalance_timeout_ms
+            )
+            return
+        if joined and group.leader_id not in {member.member_id for member in joined}:
+            group.leader_id = joined[0].member_id
+        group.begin_generation(self._clock.time_ms())
+        if not group.members:
+            self._store.append(shard, [group.record({})], lambda _error, _offset: None)
+            return
+        for member in joined:
+            member.is_new = False
+            future, member.join = member.join, None
+            self.touch(member)
+            assert future is not None
+            _resolve(future, group.joined(member))
+        group.rebalance_timer = self._loop.post_later(
+            partial(self._sync_expired, shard, group, group.generation_id), group.rebalance_timeout_ms
+        )
+
+    # ---- syncing ------------------------------------------------------------------------------------------
+
+    def sync(self, shard: Shard, group: ClassicGroup, asked: SyncRequest, future: Future[Synced]) -> None:
+        """Tell the member what it has to do, once the leader has told.
+
+        Raises UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol,
+        RebalanceInProgress.
+        """
+        member = known_member(group, asked.member_id, asked.group_instance_id)
+        require_generation(group, asked.generation_id)
+        if asked.protocol_type not in (None, group.protocol_type) or asked.protocol_name not in (
+            None,
+            group.protocol_name,
+        ):
+            raise InconsistentGroupProtocol(f"{group.group_id}: {asked.protocol_type} {asked.protocol_name}")
+        if group.is_in(PREPARING):
+            raise RebalanceInProgress(f"group {group.group_id} rebalances")
+        group.pending_sync.discard(member.member_id)
+        self.touch(member)
+        if group.is_in(STABLE):
+            future.set_result(group.synced(member))
+            return
+        former, member.sync = member.sync, future
+        if former is not None:
+            former.set_exception(RebalanceInProgress(f"{member.member_id} has asked again"))
+        if member.member_id == group.leader_id:
+            self._store_assignments(shard, group, asked.assignments)
+
+    def _store_assignments(self, shard: Shard, group: ClassicGroup, given: dict[str, bytes]) -> None:
+        generation_id = group.generation_id
+        assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
+
+        def stored(error: KreplicaError | None, _offset: int) -> None:
+            if not group.is_in(COMPLETING) or group.generation_id != generation_id:
+                return  # another rebalance has begun, and answered those who waited
+            if error is not None:
+                self._drop_assignments(group, error)
+                self._prepare(shard, group)
+                return
+            group.move_to(STABLE, self._clock.time_ms())
+            if not group.pending_sync:
+                _stop_timer(group)
+            for member in group.members.values():
+                member.assignment = assignments.get(member.member_id, b"")
+                waiting, member.sync = member.sync, None
+                if waiting is not None:
+                    self.touch(member)
+                    _resolve(waiting, group.synced(member))
+
+        self._store.append(shard, [group.record(assignments)], stored)
+
+    def _drop_assignments(self, group: ClassicGroup, error: KreplicaError) -> None:
+        for member in group.members.values():
+            member.assignment = b""
+            waiting, member.sync = member.sync, None
+            if waiting is not None:
+                self.touch(member)
+                _refuse(waiting, error)
+
+    def _sync_expired(self, shard: Shard, group: ClassicGroup, generation_id: int) -> None:
+        if not shard.is_current or group.generation_id != generation_id:
+            return
+        if not group.is_in(COMPLETING, STABLE) or not group.pending_sync:
+            return
+        for member_id in list(group.pending_sync):
+            self._forget(group, group.members[member_id])
+        self._prepare(shard, group)
+
+    # ---- members that go ----------------------------------------------------------------------------------
+
+    def remove(self, shard: Shard, group: ClassicGroup, member: Member) -> None:
+        """The member left, or its session ended; the others divide its work."""
+        self._forget(group, member)
+        if group.is_in(STABLE, COMPLETING):
+            self._prepare(shard, group)
+        elif group.is_in(PREPARING):
+            self._complete_if_all_joined(shard, group)
+
+    def remove_pending(self, shard: Shard, group: ClassicGroup, member_id: str) -> None:
+        """Who was given that id will not come."""
+        group.pending.pop(member_id).cancel()
+        if group.is_in(PREPARING):
+            self._complete_if_all_joined(shard, group)
+
+    def _forget(self, group: ClassicGroup, member: Member) -> None:
+        group.remove(member.member_id)
+        if member.timer is not None:
+            member.timer.cancel()
+        _fail(member, UnknownMemberId(f"group {group.group_id}: {member.member_id} is out"))
+
+    def _pending_expired(self, shard: Shard, group: ClassicGroup, member_id: str) -> None:
+        if shard.is_current and member_id in group.pending:
+            self.remove_pending(shard, group, member_id)
+
+    # ---- sessions -----------------------------------------------------------------------------------------
+
+    def touch(self, member: Member) -> None:
+        """The member was heard."""
+        member.deadline_ms = self._now_ms() + member.session_timeout_ms
+
+    def watch(self, shard: Shard, group: ClassicGroup, member: Member, timeout_ms: int) -> None:
+        """Begin to watch the member's session, which is `timeout_ms` long for now."""
+        member.deadline_ms = self._now_ms() + timeout_ms
+        self._look_later(shard, group, member)
+
+    def _look_later(self, shard: Shard, group: ClassicGroup, member: Member) -> None:
+        # A session shorter than the one it is in now may begin meanwhile.
+        delay_ms = min(max(member.deadline_ms - self._now_ms(), 1), member.session_timeout_ms)
+        look = partial(self._look, shard, group, member, self._now_ms() + delay_ms)
+        member.timer = self._loop.post_later(look, delay_ms)
+
+    def _look(self, shard: Shard, group: ClassicGroup, member: Member, due_ms: int) -> None:
+        if not shard.is_current or group.members.get(member.member_id) is not member:
+            return
+        now_ms = self._now_ms()
+        if now_ms - due_ms > LATE_MS:
+            self.touch(member)
+        if not member.is_new and (member.join is not None or member.sync is not None):
+            self.touch(member)  # it waits for this coordinator
+        if now_ms < member.deadline_ms:
+            self._look_later(shard, group, member)
+        else:
+            self.remove(shard, group, member)
+
+    def unload(self, group: ClassicGroup, error: KreplicaError) -> None:
+        """Answer all who wait, and stop the timers."""
+        _stop_timer(group)
+        for timer in group.pending.values():
+            timer.cancel()
+        group.pending.clear()
+        for member in group.members.values():
+            if member.timer is not None:
+                member.timer.cancel()
+            _fail(member, error)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+
+def known_member(group: ClassicGroup, member_id: str, group_instance_id: str | None) -> Member:
+    """The member. Raises UnknownMemberId, and FencedInstanceId where another one is that static member."""
+    if group_instance_id is not None:
+        current = group.static_members.get(group_instance_id)
+        if current is not None and current != member_id:
+            raise FencedInstanceId(f"group {group.group_id}: {group_instance_id} is {current} by now")
+        if current is None:
+            raise UnknownMemberId(f"group {group.group_id} has no {group_instance_id}")
+    member = group.members.get(member_id)
+    if member is None:
+        raise UnknownMemberId(f"group {group.group_id} has no member {member_id!r}")
+    return member
+
+
+def require_generation(group: ClassicGroup, generation_id: int) -> None:
+    """Raises IllegalGeneration for another than the group's."""
+    if generation_id != group.generation_id:
+        raise IllegalGeneration(f"group {group.group_id}: {group.generation_id}, not {generation_id}")
+
+
+def _stop_timer(group: ClassicGroup) -> None:
+    timer, group.rebalance_timer = group.rebalance_timer, None
+    group.is_delayed = False
+    if timer is not None:
+        timer.cancel()
+
+
+def _fail(member: Member, error: KreplicaError) -> None:
+    waiting: Sequence[Future[Any] | None] = (member.join, member.sync)
+    member.join = member.sync = None
+    for future in waiting:
+        if future is not None:
+            _refuse(future, error)
+
+
+def _resolve(future: Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _refuse(future: Future[Any], error: KreplicaError) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,192 @@
+"""One group coordinator under a virtual clock, over logs in memory, and members that ask it."""
+
+from __future__ import annotations
+
+import random
+
+from kreplica._core.record_batch import stamp_offsets
+from kreplica._core.records import batches
+from kreplica.common.errors import FencedLeaderEpoch, KreplicaError
+from kreplica.common.future import Future, failed
+from kreplica.common.types import TopicPartition
+from kreplica.coordinator.classic_group import Protocol
+from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_coordinator import GroupCoordinator, LeavingMember
+from kreplica.coordinator.group_offsets import CommitRequest, CommittedOffset
+from kreplica.coordinator.group_rebalances import JoinRequest, SyncRequest
+from kreplica.coordinator.group_records import decode_key, decode_value
+from kreplica.coordinator.group_store import LogChunk
+from tests.support.virtual import VirtualMachine
+
+AT = TopicPartition("t", 0)
+CONFIG = GroupConfig(group_min_session_timeout_ms=100, group_initial_rebalance_delay_ms=0)
+RANGE = (Protocol("range", b"all"),)
+
+
+class MemoryLog:
+    """__consumer_offsets-0, led in `leader_epoch`. Appends wait while `held` is a list; fail with `error`."""
+
+    def __init__(self):
+        self.leader_epoch = 0
+        self.batches: list[bytes] = []
+        self.end = 0
+        self.held: list[tuple[Future[int], int]] | None = None
+        self.error: KreplicaError | None = None
+        self.reads = 0
+
+    def append(self, partition, leader_epoch, batch):
+        assert partition == 0
+        if self.error is not None:
+            return failed(self.error)
+        if leader_epoch != self.leader_epoch:
+            return failed(FencedLeaderEpoch())
+        base = self.add(batch)
+        future: Future[int] = Future()
+        if self.held is None:
+            future.set_result(base)
+        else:
+            self.held.append((future, base))
+        return future
+
+    def add(self, batch):
+        stamped, base = bytearray(batch), self.end
+        stamp_offsets(stamped, base, self.leader_epoch)
+        self.batches.append(bytes(stamped))
+        self.end = next(iter(batches(stamped))).next_offset
+        return base
+
+    def release(self):
+        held, self.held = self.held, None
+        for future, base in held or ():
+            future.set_result(base)
+
+    def read(self, partition, leader_epoch, offset, max_bytes):
+        """A batch at a time, as a log with large ones gives them."""
+        assert partition == 0
+        assert max_bytes > 0
+        if leader_epoch != self.leader_epoch:
+            raise FencedLeaderEpoch
+        self.reads += 1
+        wanted = 0 if offset is None else offset
+        found = next((each for each in self.batches if next(iter(batches(each))).last_offset >= wanted), None)
+        return LogChunk(found, 0, self.end)
+
+    def records(self):
+        """Key and value of every record there is, decoded."""
+        found = []
+        for data in self.batches:
+            for record in next(iter(batches(data))):
+                key = decode_key(record.key)
+                found.append((key, None if record.value is None else decode_value(key, record.value)))
+        return found
+
+
+class GroupStage(VirtualMachine):
+    """A coordinator that leads __consumer_offsets-0 in leader epoch 0, and its log."""
+
+    def __init__(self, config=CONFIG, log=None):
+        super().__init__()
+        self.log = log or MemoryLog()
+        self.coordinator = GroupCoordinator(
+            config,
+            self.log,
+            partition_count=lambda: 1,
+            clock=self.clock,
+            loop=self.loop,
+            random=random.Random(1),
+        )
+        self.coordinator.startup()
+        self.coordinator.elect(0, self.log.leader_epoch)
+        self.settle()
+
+    def begin_join(self, member_id="", *, instance=None, protocols=RANGE, group="g", **options):
+        options = {"rebalance_timeout_ms": 1_000, "session_timeout_ms": 500, **options}
+        future = self.coordinator.join(
+            JoinRequest(
+                group,
+                member_id,
+                instance,
+                "client",
+                "host",
+                protocol_type="consumer",
+                protocols=tuple(protocols),
+                **options,
+            )
+        )
+        self.settle()
+        return future
+
+    def new_id(self, **options):
+        """The id that a member without one is told to come again with (KIP-394)."""
+        return self.begin_join(**options).exception(0).member_id
+
+    def begin_sync(self, joined, assignments=None, *, instance=None, group="g"):
+        future = self.coordinator.sync(
+            SyncRequest(
+                group,
+                joined.generation_id,
+                joined.member_id,
+                instance,
+                "consumer",
+                joined.protocol_name,
+                assignments or {},
+            )
+        )
+        self.settle()
+        return future
+
+    def one_member(self, *, instance=None, **options):
+        """A stable group of one member: how it joined."""
+        member_id = "" if instance else self.new_id(**options)
+        joined = self.begin_join(member_id, instance=instance, **options).result(0)
+        self.begin_sync(joined, {joined.member_id: b"work"}, instance=instance).result(0)
+        return joined
+
+    def heartbeat(self, joined, instance=None, group="g"):
+        future = self.coordinator.heartbeat(group, joined.generation_id, joined.member_id, instance)
+        self.settle()
+        return future.exception(0)
+
+    def leave(self, member_id, instance=None, group="g"):
+        future = self.coordinator.leave(group, [LeavingMember(member_id, instance)])
+        self.settle()
+        return future.result(0)[0]
+
+    def begin_commit(self, offset, joined=None, *, at=AT, group="g", metadata="", instance=None):
+        generation_id, member_id = (-1, "") if joined is None else (joined.generation_id, joined.member_id)
+        future = self.coordinator.commit_offsets(
+            CommitRequest(
+                group, generation_id, member_id, instance, {at: CommittedOffset(offset, metadata=metadata)}
+            )
+        )
+        self.settle()
+        return future
+
+    def commit(self, offset, joined=None, **options):
+        """The error of a commit, None where it was taken."""
+        future = self.begin_commit(offset, joined, **options)
+        return future.exception(0) or future.result(0)[options.get("at", AT)]
+
+    def committed(self, group="g"):
+        """Offset by partition."""
+        future = self.coordinator.fetch_offsets(group, None)
+        self.settle()
+        return {at: each.value.offset for at, each in future.result(0).items()}
+
+    def describe(self, group="g"):
+        future = self.coordinator.describe_group(group)
+        self.settle()
+        return future.result(0)
+
+    def delete(self, group="g"):
+        future = self.coordinator.delete_group(group)
+        self.settle()
+        return future.exception(0)
+
+    def fail_over(self):
+        """Another broker leads, and then this one again: what it knows, it knows from the log."""
+        self.coordinator.resign(0)
+        self.settle()
+        self.log.leader_epoch += 2
+        self.coordinator.elect(0, self.log.leader_epoch)
+        self.settle()

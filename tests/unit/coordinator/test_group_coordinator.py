@@ -1,0 +1,474 @@
+"""A coordinator and its members: generations, sessions, offsets, and what is left after a fail-over."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kreplica._core.batch_builder import BatchBuilder
+from kreplica.common import errors
+from kreplica.common.types import TopicPartition
+from kreplica.coordinator.classic_group import Protocol
+from kreplica.coordinator.group_coordinator import partition_for
+from kreplica.coordinator.group_records import (
+    GroupMetadataKey,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    encode_key,
+    encode_value,
+)
+from kreplica.record.control import EndTransactionMarker
+from tests.support.group_stage import AT, CONFIG, RANGE, GroupStage
+
+
+@pytest.fixture
+def stage():
+    return GroupStage()
+
+
+def two_members(stage):
+    """A stable group of two, the leader first."""
+    first = stage.one_member()
+    waiting = stage.begin_join(stage.new_id())
+    first = stage.begin_join(first.member_id).result(0)
+    second = waiting.result(0)
+    stage.begin_sync(first, {first.member_id: b"a", second.member_id: b"b"}).result(0)
+    assert stage.begin_sync(second).result(0).assignment == b"b"
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("group_id", "count", "partition"),
+    # What hashCode() of these is in Java: 103, 98629247, Integer.MIN_VALUE, 1772899.
+    [
+        ("g", 50, 3),
+        ("group", 50, 98629247 % 50),
+        ("polygenelubricants", 50, 0),
+        ("\U0001f600", 7, 1772899 % 7),
+    ],
+)
+def test_a_group_belongs_to_the_partition_of_its_hash(group_id, count, partition):
+    assert partition_for(group_id, count) == partition
+
+
+# ---- joining -------------------------------------------------------------------------------------------
+
+
+def test_a_member_joins_with_the_id_it_is_given(stage):
+    refused = stage.begin_join().exception(0)
+    assert isinstance(refused, errors.MemberIdRequired)
+    joined = stage.begin_join(refused.member_id).result(0)
+    assert (joined.generation_id, joined.leader_id, joined.protocol_name) == (1, refused.member_id, "range")
+    assert [each.metadata for each in joined.members] == [b"all"]
+    synced = stage.begin_sync(joined, {joined.member_id: b"work"}).result(0)
+    assert synced.assignment == b"work"
+    assert stage.heartbeat(joined) is None
+    assert stage.describe().state == "Stable"
+
+
+def test_an_id_that_nobody_comes_with_holds_up_nobody(stage):
+    stage.new_id()
+    joined = stage.begin_join(stage.new_id())
+    assert not joined.done()
+    stage.pass_time(500)
+    assert joined.result(0).generation_id == 1
+
+
+def test_a_second_member_makes_the_first_join_again(stage):
+    first, second = two_members(stage)
+    assert first.generation_id == second.generation_id == 2
+    assert [each.member_id for each in first.members] == [first.member_id, second.member_id]
+    assert second.members == ()
+    assert stage.describe().protocol_name == "range"
+    assert [each.assignment for each in stage.describe().members] == [b"a", b"b"]
+
+
+def test_members_hear_of_a_rebalance_by_their_heartbeat(stage):
+    first = stage.one_member()
+    stage.begin_join(stage.new_id())
+    assert isinstance(stage.heartbeat(first), errors.RebalanceInProgress)
+
+
+def test_who_does_not_join_again_is_out(stage):
+    first = stage.one_member()
+    joined = stage.begin_join(stage.new_id())
+    for _ in range(5):
+        stage.pass_time(200)
+        stage.heartbeat(first)  # alive, but it never joins
+    assert joined.result(0).leader_id == joined.result(0).member_id
+    assert isinstance(stage.heartbeat(first), errors.UnknownMemberId)
+
+
+def test_who_does_not_sync_is_out(stage):
+    first = stage.one_member()
+    waiting = stage.begin_join(stage.new_id())
+    first = stage.begin_join(first.member_id).result(0)
+    second = waiting.result(0)
+    stage.begin_sync(first, {first.member_id: b"a"})
+    for _ in range(5):
+        stage.pass_time(200)
+        stage.heartbeat(first)
+        stage.heartbeat(second)
+    assert isinstance(stage.heartbeat(second), errors.UnknownMemberId)
+    assert isinstance(stage.heartbeat(first), errors.RebalanceInProgress)
+
+
+def test_an_empty_group_waits_for_others_to_come():
+    stage = GroupStage(dataclasses.replace(CONFIG, group_initial_rebalance_delay_ms=300))
+    first = stage.begin_join(stage.new_id())
+    stage.pass_time(200)
+    second = stage.begin_join(stage.new_id())
+    stage.pass_time(200)
+    assert not first.done()
+    stage.pass_time(200)
+    assert len(first.result(0).members) == 2
+    assert second.result(0).generation_id == 1
+
+
+def test_protocols_are_chosen_by_votes(stage):
+    both = (Protocol("range", b""), Protocol("sticky", b""))
+    first = stage.one_member(protocols=both)
+    waiting = stage.begin_join(stage.new_id(), protocols=both[1:])
+    assert stage.begin_join(first.member_id, protocols=both).result(0).protocol_name == "sticky"
+    assert waiting.result(0).protocol_name == "sticky"
+    refused = stage.begin_join(protocols=RANGE).exception(0)
+    assert isinstance(refused, errors.InconsistentGroupProtocol)
+
+
+def test_a_repeated_join_gets_the_same_answer(stage):
+    first, second = two_members(stage)
+    assert stage.begin_join(second.member_id).result(0) == second
+    # The leader's is a wish to assign anew.
+    assert not stage.begin_join(first.member_id).done()
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (errors.InvalidGroupId, {"group": ""}),
+        (errors.InvalidSessionTimeout, {"session_timeout_ms": 99}),
+        (errors.InvalidSessionTimeout, {"session_timeout_ms": 1_800_001}),
+        (errors.UnknownMemberId, {"member_id": "nobody"}),
+        (errors.InconsistentGroupProtocol, {"protocols": ()}),
+    ],
+)
+def test_who_cannot_join(stage, error, options):
+    assert type(stage.begin_join(**options).exception(0)) is error
+
+
+def test_a_group_has_its_size():
+    stage = GroupStage(dataclasses.replace(CONFIG, group_max_size=1))
+    stage.one_member()
+    assert isinstance(stage.begin_join().exception(0), errors.GroupMaxSizeReached)
+
+
+# ---- sessions ------------------------------------------------------------------------------------------
+
+
+def test_a_silent_member_is_out_and_the_others_rebalance(stage):
+    first, second = two_members(stage)
+    for _ in range(3):
+        stage.pass_time(240)
+        last = stage.heartbeat(first)
+    assert isinstance(last, errors.RebalanceInProgress)
+    again = stage.begin_join(first.member_id).result(0)
+    assert [each.member_id for each in again.members] == [first.member_id]
+    assert isinstance(stage.heartbeat(second), errors.UnknownMemberId)
+
+
+def test_a_member_that_leaves_is_not_waited_for(stage):
+    first, second = two_members(stage)
+    assert stage.leave(second.member_id) is None
+    assert isinstance(stage.heartbeat(first), errors.RebalanceInProgress)
+    assert len(stage.begin_join(first.member_id).result(0).members) == 1
+    assert isinstance(stage.leave("nobody"), errors.UnknownMemberId)
+    stage.leave(first.member_id)
+    assert stage.describe().state == "Empty"
+
+
+def test_a_coordinator_that_stood_still_blames_nobody(stage):
+    first, _ = two_members(stage)
+    stage.stand_still(5_000)
+    assert stage.heartbeat(first) is None
+
+
+# ---- static members ------------------------------------------------------------------------------------
+
+
+def test_a_static_member_takes_its_place_again_without_a_rebalance(stage):
+    first = stage.one_member(instance="one")
+    again = stage.begin_join(instance="one").result(0)
+    assert again.member_id != first.member_id
+    assert (again.generation_id, again.skip_assignment) == (1, True)
+    assert stage.begin_sync(again, instance="one").result(0).assignment == b"work"
+    # Who had the place is fenced, whatever it asks.
+    assert isinstance(stage.heartbeat(first, "one"), errors.FencedInstanceId)
+    assert isinstance(stage.commit(3, first, instance="one"), errors.FencedInstanceId)
+    stage.fail_over()
+    assert stage.heartbeat(again, "one") is None
+
+
+def test_a_static_member_that_could_not_be_stored_is_as_it_was(stage):
+    first = stage.one_member(instance="one")
+    stage.log.error = errors.NotEnoughReplicas()
+    assert isinstance(stage.begin_join(instance="one").exception(0), errors.CoordinatorNotAvailable)
+    stage.log.error = None
+    assert stage.begin_join(first.member_id, instance="one").result(0).generation_id == 2
+
+
+def test_a_static_member_keeps_its_place_for_a_session(stage):
+    stage.one_member(instance="one")
+    other = stage.begin_join(instance="two")
+    stage.begin_join(instance="one")
+    assert other.result(0).generation_id == 2
+    stage.begin_sync(other.result(0), instance="two")
+    stage.pass_time(499)
+    assert stage.describe().members[0].group_instance_id == "one"
+    stage.pass_time(2_000)
+    assert stage.describe().members == ()
+
+
+def test_a_static_member_leaves_by_its_instance(stage):
+    stage.one_member(instance="one")
+    assert stage.leave("", "one") is None
+    assert isinstance(stage.leave("", "one"), errors.UnknownMemberId)
+
+
+# ---- offsets -------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_kept_over_a_fail_over(stage):
+    joined = stage.one_member()
+    assert stage.commit(5, joined) is None
+    assert stage.commit(7, joined, metadata="why") is None
+    assert stage.committed() == {AT: 7}
+    stage.fail_over()
+    assert stage.committed() == {AT: 7}
+    # The group itself goes on, too.
+    assert stage.heartbeat(joined) is None
+    assert stage.describe().members[0].assignment == b"work"
+    assert stage.commit(8, joined) is None
+
+
+def test_commits_of_an_old_generation_are_fenced(stage):
+    old = stage.one_member()
+    stage.begin_join(stage.new_id())
+    assert stage.commit(1, old) is None  # it has not lost its partitions yet
+    new = stage.begin_join(old.member_id).result(0)
+    assert isinstance(stage.commit(2, old), errors.IllegalGeneration)
+    assert isinstance(stage.commit(2, new), errors.RebalanceInProgress)
+    assert isinstance(stage.commit(2), errors.UnknownMemberId)  # a reader that is no member
+    assert isinstance(stage.commit(2, new._replace(member_id="x")), errors.UnknownMemberId)
+    assert isinstance(stage.commit(2, new, group="other"), errors.IllegalGeneration)
+    assert stage.committed() == {AT: 1}
+
+
+def test_a_commit_counts_when_all_replicas_have_it(stage):
+    stage.log.held = []
+    future = stage.begin_commit(5)
+    assert not future.done()
+    assert stage.committed() == {}
+    stage.log.release()
+    stage.settle()
+    assert future.result(0) == {AT: None}
+    assert stage.committed() == {AT: 5}
+
+
+def test_of_two_commits_the_later_in_the_log_counts(stage):
+    stage.log.held = []
+    stage.begin_commit(5)
+    stage.begin_commit(3)
+    stage.log.held.reverse()
+    stage.log.release()
+    stage.settle()
+    assert stage.committed() == {AT: 3}
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (errors.NotLeaderOrFollower, errors.NotCoordinator),
+        (errors.NotEnoughReplicas, errors.CoordinatorNotAvailable),
+        (errors.MessageTooLarge, errors.InvalidCommitOffsetSize),
+        (errors.RequestTimedOut, errors.RequestTimedOut),
+    ],
+)
+def test_a_commit_that_was_not_appended(stage, raised, told):
+    stage.log.error = raised()
+    assert type(stage.commit(5)) is told
+    assert stage.committed() == {}
+
+
+def test_metadata_has_its_size(stage):
+    assert isinstance(stage.commit(5, metadata="x" * 4_097), errors.OffsetMetadataTooLarge)
+
+
+def test_offsets_of_a_group_that_was_left_expire():
+    config = dataclasses.replace(
+        CONFIG, offsets_retention_minutes=1, offsets_retention_check_interval_ms=10_000
+    )
+    stage = GroupStage(config)
+    joined = stage.one_member()
+    stage.commit(5, joined)
+    stage.commit(6, group="simple")
+    for _ in range(400):
+        stage.pass_time(240)
+        stage.heartbeat(joined)
+    assert stage.committed() == {AT: 5}  # nobody knows what the member reads: its metadata is no subscription
+    assert stage.committed("simple") == {}
+    stage.leave(joined.member_id)
+    stage.pass_time(50_000)
+    assert stage.committed() == {AT: 5}
+    stage.pass_time(30_000)
+    assert stage.describe().state == "Dead"
+    stage.fail_over()
+    assert (stage.committed(), stage.committed("simple")) == ({}, {})
+
+
+def test_offsets_of_a_deleted_topic_go(stage):
+    other = TopicPartition("u", 1)
+    stage.commit(5)
+    stage.commit(6, at=other)
+    stage.coordinator.delete_topics(["t"])
+    stage.settle()
+    assert stage.committed() == {other: 6}
+    stage.fail_over()
+    assert stage.committed() == {other: 6}
+
+
+# ---- deleting, listing ---------------------------------------------------------------------------------
+
+
+def test_a_group_is_deleted_when_nobody_is_in_it(stage):
+    joined = stage.one_member()
+    stage.commit(5, joined)
+    assert isinstance(stage.delete(), errors.NonEmptyGroup)
+    stage.leave(joined.member_id)
+    assert stage.delete() is None
+    assert isinstance(stage.delete(), errors.GroupIdNotFound)
+    stage.fail_over()
+    assert (stage.describe().state, stage.committed()) == ("Dead", {})
+    gone = [key for key, value in stage.log.records() if value is None]
+    assert gone == [
+        OffsetCommitKey(group="g", topic="t", partition=0),
+        GroupMetadataKey(group="g"),
+    ]
+
+
+def test_a_group_that_could_not_be_deleted_is_there_still(stage):
+    stage.commit(5)
+    stage.log.error = errors.NotEnoughReplicas()
+    assert isinstance(stage.delete(), errors.CoordinatorNotAvailable)
+    assert stage.committed() == {AT: 5}
+
+
+def test_groups_are_listed_by_state(stage):
+    stage.one_member()
+    stage.commit(1, group="simple")
+
+    def listed(*states):
+        future = stage.coordinator.list_groups(states)
+        stage.settle()
+        return future.result(0)
+
+    assert listed() == (False, [("g", "consumer", "Stable"), ("simple", "", "Empty")])
+    assert [each.group_id for each in listed("empty")[1]] == ["simple"]
+
+
+# ---- leadership ----------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_told_when_the_group_moves(stage):
+    first = stage.one_member()
+    joining = stage.begin_join(stage.new_id())
+    stage.coordinator.resign(0)
+    stage.settle()
+    assert isinstance(joining.exception(0), errors.NotCoordinator)
+    assert isinstance(stage.heartbeat(first), errors.NotCoordinator)
+    assert isinstance(stage.commit(1, first), errors.NotCoordinator)
+
+
+def test_a_partition_is_loaded_before_it_is_served(stage):
+    joined = stage.one_member()
+    for offset in range(5):
+        stage.commit(offset, joined)
+    stage.coordinator.resign(0)
+    stage.coordinator.elect(0, 2)  # the log itself is still led in epoch 0
+    stage.pass_time(100)
+    assert isinstance(stage.commit(9, joined), errors.CoordinatorLoadInProgress)
+    assert isinstance(stage.begin_join().exception(0), errors.CoordinatorLoadInProgress)
+    assert isinstance(stage.begin_sync(joined).exception(0), errors.RebalanceInProgress)
+    assert stage.heartbeat(joined) is None
+    assert stage.coordinator.list_groups() is not None
+    stage.log.leader_epoch = 2
+    reads = stage.log.reads
+    stage.pass_time(100)
+    assert stage.log.reads - reads == len(stage.log.batches)  # a step for each
+    assert stage.committed() == {AT: 4}
+
+
+def test_what_an_earlier_leadership_appends_counts_for_nothing(stage):
+    stage.log.held = []
+    commit = stage.begin_commit(5)
+    held, stage.log.held = stage.log.held, None
+    stage.coordinator.resign(0)
+    stage.settle()
+    held[0][0].set_result(0)
+    stage.settle()
+    assert isinstance(commit.result(0)[AT], errors.NotCoordinator)
+    # An epoch that the coordinator does not know of yet refuses its appends.
+    stage.coordinator.elect(0, 0)
+    stage.settle()
+    stage.log.leader_epoch = 1
+    assert isinstance(stage.commit(6), errors.NotCoordinator)
+
+
+def test_a_stale_election_changes_nothing(stage):
+    joined = stage.one_member()
+    stage.fail_over()
+    stage.coordinator.elect(0, 1)
+    stage.settle()
+    assert stage.heartbeat(joined) is None
+
+
+def test_a_group_whose_assignment_cannot_be_stored_rebalances(stage):
+    joined = stage.begin_join(stage.new_id()).result(0)
+    stage.log.error = errors.NotEnoughReplicas()
+    assert isinstance(stage.begin_sync(joined).exception(0), errors.CoordinatorNotAvailable)
+    stage.log.error = None
+    assert isinstance(stage.heartbeat(joined), errors.RebalanceInProgress)
+    assert stage.begin_join(joined.member_id).result(0).generation_id == 2
+
+
+# ---- what Kafka may have left --------------------------------------------------------------------------
+
+
+def offset_record(offset):
+    value = OffsetCommitValue(offset=offset, metadata="", commit_timestamp=0)
+    return encode_key(OffsetCommitKey(group="g", topic="t", partition=0)), encode_value(value)
+
+
+def test_transactional_offsets_count_once_committed(stage):
+    log = stage.log
+    for producer_id, offset in ((1, 10), (2, 20)):
+        builder = BatchBuilder()
+        builder.transactional, builder.producer_id, builder.producer_epoch = True, producer_id, 0
+        builder.base_sequence = 0
+        log.add(builder.build([offset_record(offset)], now_ms=0))
+    for producer_id, commit in ((1, True), (2, False)):
+        builder = BatchBuilder()
+        builder.transactional = builder.control = True
+        builder.producer_id, builder.producer_epoch = producer_id, 0
+        marker = EndTransactionMarker(commit, 0)
+        log.add(builder.build([(marker.key, marker.value)], now_ms=0))
+    stage.fail_over()
+    assert stage.committed() == {AT: 10}
+
+
+def test_records_that_cannot_be_read_are_passed_over(stage):
+    key = encode_key(OffsetCommitKey(group="g", topic="t", partition=0))
+    bad = [(b"\0\3\0\1x", b"of another kind"), (b"", b""), (key, b"\0\x09"), (key[:-1], b""), (b"\0\1", None)]
+    stage.log.add(BatchBuilder().build([*bad, offset_record(4), None], now_ms=0))
+    stage.fail_over()
+    assert stage.committed() == {AT: 4}

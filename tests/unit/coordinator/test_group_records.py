@@ -1,0 +1,156 @@
+"""The records of __consumer_offsets: Kafka's own, any of ours, and what is no record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.coordinator.group_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from kreplica.metadata.message import TaggedField
+from kreplica.record import batches
+
+KAFKA = Path(__file__).resolve().parents[2] / "data" / "kafka-4.3" / "clean" / "logs" / "__consumer_offsets-0"
+
+INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXT = st.text(max_size=20)
+MEMBERS = st.builds(
+    MemberMetadata,
+    member_id=TEXT,
+    group_instance_id=st.none() | TEXT,
+    client_id=TEXT,
+    client_host=TEXT,
+    rebalance_timeout=INT32,
+    session_timeout=INT32,
+    subscription=st.binary(max_size=20),
+    assignment=st.binary(max_size=20),
+)
+GROUPS = st.builds(
+    GroupMetadataValue,
+    protocol_type=TEXT,
+    generation=INT32,
+    protocol=st.none() | TEXT,
+    leader=st.none() | TEXT,
+    current_state_timestamp=INT64,
+    members=st.lists(MEMBERS, max_size=3).map(tuple),
+)
+OFFSETS = st.builds(
+    OffsetCommitValue, offset=INT64, leader_epoch=INT32, metadata=TEXT, commit_timestamp=INT64
+)
+GROUP_KEY = GroupMetadataKey(group="g")
+OFFSET_KEY = OffsetCommitKey(group="g", topic="t", partition=1)
+
+
+def kafka_records():
+    for path in sorted(KAFKA.glob("*.log")):
+        for batch in batches(path.read_bytes()):
+            if not batch.is_control:
+                yield from batch
+
+
+def test_what_kafka_wrote_comes_out_the_same():
+    found = []
+    for record in kafka_records():
+        key = decode_key(bytes(record.key))
+        assert encode_key(key) == record.key
+        if record.value is not None:
+            value = decode_value(key, bytes(record.value))
+            version = int.from_bytes(record.value[:2])
+            assert encode_value(value, version) == record.value
+            found.append(value)
+    assert found
+
+
+def test_an_offset_stands_so():
+    key = bytes.fromhex("0001 0001 67 0001 74 00000001")
+    assert encode_key(OFFSET_KEY) == key
+    assert decode_key(key) == OFFSET_KEY
+    assert decode_key(b"\0\0" + key[2:]) == OFFSET_KEY
+    value = OffsetCommitValue(offset=7, leader_epoch=2, metadata="m", commit_timestamp=9)
+    assert encode_value(value) == bytes.fromhex("0003 0000000000000007 00000002 0001 6d 0000000000000009")
+    old = dataclasses.replace(value, leader_epoch=-1, expire_timestamp=11)
+    data = bytes.fromhex("0001 0000000000000007 0001 6d 0000000000000009 000000000000000b")
+    assert encode_value(old, 1) == data
+    assert decode_value(OFFSET_KEY, data) == old
+
+
+@given(GROUPS, st.sampled_from([3, 4]))
+def test_groups_come_out_the_same(value, version):
+    assert decode_value(GROUP_KEY, encode_value(value, version)) == value
+
+
+@given(OFFSETS, st.sampled_from([3, 4]))
+def test_offsets_come_out_the_same(value, version):
+    assert decode_value(OFFSET_KEY, encode_value(value, version)) == value
+
+
+@given(st.binary(max_size=60), st.sampled_from([GROUP_KEY, OFFSET_KEY]))
+def test_any_bytes_cost_a_typed_error_at_most(data, key):
+    for decode in (decode_key, lambda each: decode_value(key, each)):
+        with contextlib.suppress(InvalidRecord, UnsupportedVersion):
+            decode(data)
+
+
+@given(GROUPS, st.data())
+def test_a_record_that_is_cut_short_is_none(value, data):
+    whole = encode_value(value)
+    size = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(InvalidRecord):
+        decode_value(GROUP_KEY, whole[:size])
+
+
+def test_a_length_beyond_the_bytes_is_refused():
+    data = bytearray(
+        encode_value(
+            GroupMetadataValue(protocol_type="", generation=1, protocol=None, leader=None, members=())
+        )
+    )
+    data[-4:] = b"\x7f\xff\xff\xff"
+    with pytest.raises(InvalidRecord, match="a length of 2147483647"):
+        decode_value(GROUP_KEY, bytes(data))
+
+
+def test_tagged_fields_of_a_later_version_stay():
+    value = OffsetCommitValue(
+        offset=7, metadata="", commit_timestamp=9, unknown_tagged_fields=(TaggedField(0, b"id"),)
+    )
+    assert decode_value(OFFSET_KEY, encode_value(value, 4)) == value
+    with pytest.raises(UnsupportedVersion):
+        encode_value(value, 3)
+
+
+def test_a_field_that_the_version_has_not():
+    member = MemberMetadata(
+        member_id="m",
+        group_instance_id="i",
+        client_id="c",
+        client_host="h",
+        session_timeout=1,
+        subscription=b"",
+        assignment=b"",
+    )
+    value = GroupMetadataValue(protocol_type="", generation=1, protocol=None, leader=None, members=(member,))
+    with pytest.raises(UnsupportedVersion):
+        encode_value(value, 2)
+    with pytest.raises(UnsupportedVersion):
+        decode_value(GROUP_KEY, b"\0\5")
+
+
+def test_other_kinds_of_groups_are_not_known_here():
+    assert decode_key(b"\0\3\0\1g") is None
