@@ -37,9 +37,9 @@ from kreplica.broker.broker import Broker
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.controller_apis import ControllerApis
+from kreplica.broker.group_apis import GroupPublisher, make_groups
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis
-from kreplica.broker.node_check import check_files
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.broker.producer_id_manager import ProducerIdManager
@@ -105,6 +105,7 @@ class Node:
         self._loader: MetadataLoader | None = None
         self._image: ImageWriter | None = None
         self.publisher: BrokerMetadataPublisher | None = None
+        self._group_publisher: GroupPublisher | None = None
         self._controller_apis: ControllerApis | None = None
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._shutdown: Future[None] | None = None
@@ -115,13 +116,12 @@ class Node:
         """Open everything and take part.
 
         Raises, before anything is changed on the disk: LogDirLocked where another node has a directory,
-        InvalidFile (not formatted, another node's, or a checkpoint that is cut short), InconsistentClusterId,
-        UnsupportedVersion (of the file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot;
-        and DamagedLog, KafkaStorageError. Whatever it raises, nothing is held then.
+        InvalidFile (not formatted, or another node's), InconsistentClusterId, UnsupportedVersion (of the
+        file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot; and DamagedLog,
+        KafkaStorageError. Whatever it raises, nothing is held then.
         """
         try:
             directory_id = self._open_directories()
-            check_files(self.config, self._ports.storage)
             self._open_quorum(directory_id)
             if "broker" in self.config.roles:
                 self._make_broker()
@@ -262,9 +262,18 @@ class Node:
             transport=ports.transport,
             loop=ports.loop("producer-ids"),
         )
+        groups, self._group_publisher = make_groups(
+            config.node_id,
+            config.group,
+            ports,
+            replicas=broker.replica_manager,
+            cache=cache,
+            controller=self._active_controller,
+        )
         self._handlers = {
             MetadataRequest: apis.handle_metadata,
             InitProducerIdRequest: producer_ids.handle_init_producer_id,
+            **groups.handlers,
         }
 
     def _start_broker(self, broker: Broker) -> None:
@@ -300,10 +309,13 @@ class Node:
             return
         # What this broker was in its last life is no role to take: it may have lost what it led with. With
         # its registration the controller has taken that from it (KIP-966).
-        publisher, epoch = self.publisher, registered.result()
+        publisher, groups, epoch = self.publisher, self._group_publisher, registered.result()
         assert publisher is not None
+        assert groups is not None
         assert self._raft_loop is not None
-        self._raft_loop.post(lambda: self.loader.install_publishers([publisher], from_offset=epoch + 1))
+        self._raft_loop.post(
+            lambda: self.loader.install_publishers([publisher, groups], from_offset=epoch + 1)
+        )
 
     def _resolve_ready(self, error: BaseException | None) -> None:
         # Whoever is first: a broker may be unfenced while its node fails.
@@ -407,10 +419,7 @@ class Node:
                 log.abandon()
         image, self._image = self._image, None
         if image is not None:
-            if in_order:
-                image.close()
-            else:
-                image.abandon()
+            image.close()
         locks, self._locks = self._locks, []
         for lock in locks:
             lock.release()

@@ -11,6 +11,7 @@ from kreplica.common.config import LogConfig, LogManagerConfig, MetadataLogConfi
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.ports import Clock, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.controller.controller_config import ControllerConfig
+from kreplica.coordinator.group_config import GroupConfig
 from kreplica.metadata.image_writer import ImageDirectory
 from kreplica.metadata.records import Endpoint
 from kreplica.raft.raft_config import RaftConfig
@@ -41,6 +42,7 @@ class NodeConfig:
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     replica: ReplicaConfig = field(default_factory=ReplicaConfig)
+    group: GroupConfig = field(default_factory=GroupConfig)
     log: LogConfig = field(default_factory=LogConfig)
     log_manager: LogManagerConfig = field(default_factory=LogManagerConfig)
     metadata_log: MetadataLogConfig = field(default_factory=MetadataLogConfig)

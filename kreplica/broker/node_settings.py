@@ -14,7 +14,7 @@ from kreplica.broker.node_config import NodeConfig
 from kreplica.common.errors import InvalidConfig
 
 # The parts of a NodeConfig in which a name is looked for, in this order; `log` is that of topics' defaults.
-PARTS = ("raft", "controller", "broker", "replica", "log_manager", "metadata_log", "log")
+PARTS = ("raft", "controller", "broker", "replica", "group", "log_manager", "metadata_log", "log")
 # What a broker's property is called where topics have the setting under another name.
 BROKERS_NAMES = {
     "log.segment.bytes": "segment.bytes",
@@ -38,12 +38,8 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
 
     Raises InvalidConfig for a name that is not known, and for a value out of its range.
     """
-    if not isinstance(settings, Mapping):
-        raise InvalidConfig(f"settings are names with values, not {settings!r}")
     changes: dict[str, dict[str, object]] = {}
     for given, value in settings.items():
-        if not isinstance(given, str):
-            raise InvalidConfig(f"a setting's name is text, not {given!r}")
         name = BROKERS_NAMES.get(given.replace("_", "."), given.replace("_", "."))
         part = next((part for part in PARTS if name in _names(getattr(config, part))), None)
         if part is None:
@@ -63,13 +59,7 @@ def known_names(config: NodeConfig) -> list[str]:
 
 def _names(part: Any) -> frozenset[str]:
     prefix = getattr(part, "PREFIX", "")
-    return frozenset(prefix + _name(field.name) for field in dataclasses.fields(part))
-
-
-def _name(field: str) -> str:
-    # The quorum's settings are its controllers' in Kafka's names.
-    name = field.replace("_", ".")
-    return f"controller.{name}" if name.startswith("quorum.") else name
+    return frozenset(prefix + field.name.replace("_", ".") for field in dataclasses.fields(part))
 
 
 def _changed(part: Any, settings: Mapping[str, object]) -> Any:
@@ -78,7 +68,7 @@ def _changed(part: Any, settings: Mapping[str, object]) -> Any:
     hints = get_type_hints(type(part))
     fields = {}
     for name, value in settings.items():
-        field = name.removeprefix("controller.").replace(".", "_")
+        field = name.replace(".", "_")
         fields[field] = _parsed(name, value, hints[field])
     return dataclasses.replace(part, **fields)
 

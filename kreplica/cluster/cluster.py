@@ -23,6 +23,7 @@ from kreplica.client.admin import ELECTION_TYPES, Admin
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetcher
+from kreplica.client.group_consumer import GroupConsumer
 from kreplica.client.partition_sender import RecordMetadata
 from kreplica.client.producer import Producer
 from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
@@ -36,6 +37,7 @@ from kreplica.cluster.arguments import (
     topic_name,
 )
 from kreplica.cluster.cluster_nodes import ClusterNodes
+from kreplica.cluster.consuming import consume, consumer_config
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.reading import Isolation, read
 from kreplica.cluster.settings import (
@@ -47,7 +49,6 @@ from kreplica.cluster.settings import (
 )
 from kreplica.cluster.views import PartitionView, describe_topics
 from kreplica.common.errors import (
-    InvalidConfig,
     InvalidRequest,
     KreplicaError,
     RequestTimedOut,
@@ -67,6 +68,7 @@ T = TypeVar("T")
 # Nobody else in the network has this id.
 CLIENT_ID = -2
 STARTUP_TIMEOUT = 30.0
+CLIENT = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
 # How often a condition is looked at that no event tells of.
 LOOK_MS = 5
 
@@ -76,9 +78,9 @@ class Cluster:
 
     A directory that holds a cluster already is taken up again; further brokers may be added. `controllers`:
     so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of fewer than
-    three), or those that the directory names. `config`: Kafka's properties for every node and, as defaults,
-    for topics, such as {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context
-    manager, or close it.
+    three). `config`: Kafka's properties for every node and, as defaults, for topics, such as
+    {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context manager, or close
+    it.
 
     Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
     """
@@ -94,7 +96,7 @@ class Cluster:
         startup_timeout: float = STARTUP_TIMEOUT,
     ) -> None:
         self._is_temporary = directory is None
-        self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
+        self.directory = os.path.abspath(directory or tempfile.mkdtemp(prefix="kreplica-"))
         # What tasks of nodes failed with, by the loop's name; nothing of it is expected.
         self.failures: list[tuple[str, BaseException]] = []
         self._clock = SystemClock()
@@ -120,9 +122,9 @@ class Cluster:
             raise
 
     def _make_client(self, nodes: ClusterNodes) -> None:
-        endpoint = self._network.join(CLIENT_ID)
+        endpoint = self._endpoint = self._network.join(CLIENT_ID)
         loop, clock = endpoint.loop("client"), self._clock
-        config = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
+        config = CLIENT
         self._loop = loop
         self._metadata = ClientMetadata(nodes.live_brokers, transport=endpoint, loop=loop, config=config)
         self._fetcher = Fetcher(self._metadata, transport=endpoint, loop=loop, clock=clock, config=config)
@@ -300,6 +302,40 @@ class Cluster:
     def _fetched(self, future: Future[T]) -> T:
         return self._pending.track(future).result()
 
+    def consume(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        timeout: float | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> Iterator[Record]:
+        """The committed records of these topics, shared with the other members of the consumer group, from
+        where the group stopped; it waits for more, or ends after `timeout` seconds without any.
+
+        A record counts as dealt with when the next one is asked for, and is delivered once at least: again
+        where its offset could not be stored before the partition went to another member. Leaving the loop
+        leaves the group. `config`: Kafka's properties of consumers, such as {"group.instance.id": "a"}.
+        Raises InvalidConfig, and while it is iterated over FencedInstanceId, InvalidGroupId,
+        InvalidSessionTimeout, InconsistentGroupProtocol, CorruptMessage, and RequestTimedOut where it can be
+        no member.
+        """
+        timeout_ms = None if timeout is None else milliseconds(timeout)
+        self._pending.require_open()
+        consumer = GroupConsumer(
+            group,
+            [topics] if isinstance(topics, str) else [topic_name(each) for each in topics],
+            self._metadata,
+            self._fetcher,
+            self._nodes.live_brokers,
+            transport=self._endpoint,
+            loop=self._loop,
+            clock=self._clock,
+            config=consumer_config(config or {}),
+            client_config=CLIENT,
+        )
+        return consume(consumer, lambda ask: self._call(ask).result(), timeout_ms)
+
     # ---- partitions ---------------------------------------------------------------------------------------
 
     def partition(self, topic: str, partition: int = 0) -> PartitionView:
@@ -378,22 +414,18 @@ class Cluster:
 
     def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
         """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
-        self._pending.require_open()
         self._nodes.stop(node_id, milliseconds(timeout))
 
     def kill(self, node_id: int) -> None:
         """End a node as kill -9 would. Raises InvalidRequest if it does not run."""
-        self._pending.require_open()
         self._nodes.kill(node_id)
 
     def pause(self, node_id: int) -> None:
         """Stall a node, as SIGSTOP would. Raises InvalidRequest if it does not run."""
-        self._pending.require_open()
         self._nodes.pause(node_id)
 
     def resume(self, node_id: int) -> None:
         """Let a paused node go on. Raises InvalidRequest if it does not run."""
-        self._pending.require_open()
         self._nodes.resume(node_id)
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
@@ -440,10 +472,9 @@ class Cluster:
     def close(self) -> None:
         """Stop every node at once, close all files in order, and remove a temporary directory.
 
-        Whoever waits for something, another thread too, gets ClusterClosed. Does nothing in a forked child:
-        the cluster is the parent's.
+        Whoever waits for something, another thread too, gets ClusterClosed.
         """
-        if self._is_closed or self._pending.is_forked:
+        if self._is_closed:
             return
         self._is_closed = True
         self._pending.close()
@@ -528,9 +559,4 @@ def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | No
         made = str(Uuid.generate(random.SystemRandom()))
         return new_layout(cluster_id or made, brokers, controllers)
     check_cluster_id(found, cluster_id, directory)
-    apart = sum("broker" not in roles for roles in found.roles.values())
-    if controllers and controllers != apart:
-        raise InvalidConfig(
-            f"{directory}: the cluster has {apart} controllers of their own, not {controllers}"
-        )
     return extended(found, brokers)

@@ -13,6 +13,7 @@ from kreplica.broker.node_config import BOTH, NodeConfig, Role
 from kreplica.broker.node_settings import with_settings
 from kreplica.common.config import MetadataLogConfig
 from kreplica.controller.controller_config import ControllerConfig
+from kreplica.coordinator.group_config import GroupConfig
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.broker_factory import CLUSTER_ID, LOG_CONFIG
@@ -54,6 +55,13 @@ REPLICA_CONFIG = ReplicaConfig(
     replica_socket_timeout_ms=150,
     replica_high_watermark_checkpoint_interval_ms=300,
 )
+GROUP_CONFIG = GroupConfig(
+    group_min_session_timeout_ms=100,
+    group_initial_rebalance_delay_ms=50,
+    offsets_load_buffer_size=4_096,
+    offsets_topic_num_partitions=4,
+    offsets_topic_segment_bytes=1 << 20,
+)
 # So small that a node which was away for a moment has to install a snapshot.
 METADATA_LOG_CONFIG = MetadataLogConfig(
     log_segment_bytes=4_096,
@@ -88,6 +96,7 @@ def node_config(
         controller=dataclasses.replace(CONTROLLER_CONFIG, default_replication_factor=replication_factor),
         broker=BROKER_CONFIG,
         replica=REPLICA_CONFIG,
+        group=GROUP_CONFIG,
         log=LOG_CONFIG,
         metadata_log=METADATA_LOG_CONFIG,
     )

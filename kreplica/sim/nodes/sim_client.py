@@ -11,7 +11,9 @@ from typing import Any
 from kreplica.client.admin import Admin
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.consumer_config import ConsumerConfig
 from kreplica.client.fetcher import Fetcher
+from kreplica.client.group_consumer import GroupConsumer
 from kreplica.client.producer import Producer
 from kreplica.common.errors import UnsupportedVersion
 from kreplica.common.future import Future, failed
@@ -27,6 +29,14 @@ CLIENT_CONFIG = ClientConfig(
     default_api_timeout_ms=1_000,
     retry_backoff_ms=20,
     fetch_max_wait_ms=50,
+)
+# Sessions, and the rebalances after them, end within a second or two as well.
+CONSUMER_CONFIG = ConsumerConfig(
+    session_timeout_ms=500,
+    heartbeat_interval_ms=50,
+    max_poll_interval_ms=2_000,
+    auto_commit_interval_ms=100,
+    metadata_max_age_ms=500,
 )
 
 
@@ -55,6 +65,27 @@ class SimClient:
             self.metadata, nodes, transport=endpoint, loop=loop, clock=clock, config=config
         )
         self.admin = Admin(controllers, transport=endpoint, loop=loop, clock=clock, config=config)
+        self.life = life
+        self._nodes = nodes
+        self._loop = loop
+        self._config = config
+
+    def consumer(
+        self, group_id: str, topics: Sequence[str], config: ConsumerConfig = CONSUMER_CONFIG
+    ) -> GroupConsumer:
+        """Another member of the group; it joins with its first poll."""
+        return GroupConsumer(
+            group_id,
+            topics,
+            self.metadata,
+            self.fetcher,
+            self._nodes,
+            transport=self.endpoint,
+            loop=self._loop,
+            clock=self.clock,
+            config=config,
+            client_config=self._config,
+        )
 
 
 def _no_handler(request: Any) -> Future[Any]:

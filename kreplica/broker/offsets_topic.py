@@ -1,0 +1,145 @@
+"""OffsetsTopic: __consumer_offsets: who leads what of it, its logs on this broker, and how it comes to be.
+
+The topic is made when a group is looked for first: nobody waits for it, whoever asked comes again. Thread
+rule: any thread may look; `create` runs in the loop that it was given, which owns whether one is under way.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+
+from kio.schema.create_topics.v7.request import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+
+from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
+from kreplica.common.errors import FencedLeaderEpoch
+from kreplica.common.future import Future
+from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.ports import Loop, Transport
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.coordinator.group_config import GroupConfig
+from kreplica.coordinator.group_coordinator import partition_for
+from kreplica.coordinator.group_store import LogChunk
+from kreplica.replica.produce import PartitionResponse
+from kreplica.replica.replica_manager import ReplicaManager
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+CREATE_TIMEOUT_MS = 30_000
+# So long a member waits for its record to be on all replicas in sync.
+APPEND_TIMEOUT_MS = 5_000
+
+
+class OffsetsTopic:
+    """See the module. `controller()`: the node id of the active controller, None where it is not known."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        cache: KRaftMetadataCache,
+        *,
+        controller: Callable[[], int | None],
+        transport: Transport,
+        loop: Loop,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._controller = controller
+        self._transport = transport
+        self._loop = loop
+        self._is_creating = False
+
+    def partition_count(self) -> int | None:
+        """How many partitions it has; None while it is not there."""
+        topic = self._cache.metadata.topics.get(CONSUMER_OFFSETS)
+        return None if topic is None else len(topic.partitions)
+
+    def coordinator(self, group_id: str) -> int | None:
+        """The broker that has the group, None where there is none now."""
+        count = self.partition_count()
+        if count is None:
+            self.create()
+            return None
+        metadata = self._cache.metadata
+        partition = metadata.partition(TopicPartition(CONSUMER_OFFSETS, partition_for(group_id, count)))
+        if partition is None or partition.leader == NO_LEADER:
+            return None
+        broker = metadata.brokers.get(partition.leader)
+        return None if broker is None or broker.fenced else partition.leader
+
+    def create(self) -> None:
+        """Have the topic made, if nobody is at it."""
+        self._loop.post(self._create)
+
+    def _create(self) -> None:
+        controller = self._controller()
+        if self._is_creating or controller is None or self.partition_count() is not None:
+            return
+        self._is_creating = True
+        config = self._config
+        settings = {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        }
+        brokers = len(self._cache.metadata.brokers)
+        topic = CreatableTopic(
+            name=CONSUMER_OFFSETS,
+            num_partitions=config.offsets_topic_num_partitions,
+            replication_factor=min(config.offsets_topic_replication_factor, brokers),
+            assignments=(),
+            configs=tuple(CreatableTopicConfig(name=name, value=value) for name, value in settings.items()),
+        )
+        request = CreateTopicsRequest(
+            topics=(topic,), timeout=timedelta(milliseconds=CREATE_TIMEOUT_MS), validate_only=False
+        )
+        reply = self._transport.send(controller, request, timeout_ms=CREATE_TIMEOUT_MS)
+        # Whatever came of it: who looks for a group and finds no topic asks again.
+        reply.add_done_callback(lambda _: self._loop.post(self._created))
+
+    def _created(self) -> None:
+        self._is_creating = False
+
+
+class OffsetsLogs:
+    """Implements `kreplica.coordinator.group_store.OffsetsLog` on the replicas of this broker."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+
+    def append(self, partition: int, leader_epoch: int, batch: bytes) -> Future[int]:
+        """Append with acks=all; the future gets the base offset once all in-sync replicas have it."""
+        appended = self._replicas.append(
+            TopicPartition(CONSUMER_OFFSETS, partition),
+            batch,
+            timeout_ms=APPEND_TIMEOUT_MS,
+            origin=AppendOrigin.COORDINATOR,
+            leader_epoch=leader_epoch,
+        )
+        future: Future[int] = Future()
+        appended.add_done_callback(partial(_pass_on, future))
+        return future
+
+    def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
+        """What is at `offset`, None: at the log's start. Raises NotLeaderOrFollower, FencedLeaderEpoch,
+        UnknownTopicOrPartition, KafkaStorageError, DamagedLog."""
+        at = TopicPartition(CONSUMER_OFFSETS, partition)
+        found = self._replicas.partitions.get_or_error(at)
+        log = found.require_leader()
+        if found.leader_epoch != leader_epoch:
+            raise FencedLeaderEpoch(f"{at}: led in epoch {found.leader_epoch}, not {leader_epoch}")
+        start = log.log_start_offset if offset is None else offset
+        data = log.read(start, max_bytes, isolation="log_end")
+        return LogChunk(data.records, start if offset is None else data.log_start_offset, data.log_end_offset)
+
+
+def _pass_on(future: Future[int], done: Future[PartitionResponse]) -> None:
+    error = done.exception()
+    if error is None:
+        error = done.result().error
+    if error is None:
+        future.set_result(done.result().base_offset)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,38 @@
+"""The settings of a consumer in a group, under Kafka's names with dots for underscores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kreplica.common.errors import InvalidConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """Times in ms; the defaults are Kafka's. Raises InvalidConfig for one that makes no sense.
+
+    `group_instance_id`: the member is a static one (KIP-345): it keeps its partitions while it is away for
+    less than a session. `auto_offset_reset`: where to begin without a committed offset.
+    `max_poll_interval_ms`: one that takes no records for so long leaves its partitions to others, and so
+    long a rebalance waits.
+    """
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    auto_commit_interval_ms: int = 5_000
+    metadata_max_age_ms: int = 300_000
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    isolation_level: Literal["high_watermark", "txn_committed"] = "high_watermark"
+    group_instance_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, int) and value <= 0:
+                raise InvalidConfig(f"{name} must be above 0, not {value}")
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise InvalidConfig("heartbeat.interval.ms has to be below session.timeout.ms")
+        if self.auto_offset_reset not in ("earliest", "latest"):
+            raise InvalidConfig(f"auto.offset.reset is earliest or latest, not {self.auto_offset_reset!r}")

@@ -1,0 +1,537 @@
+"""GroupConsumer: reads topics as a member of a group, from where the group has committed.
+
+    join ──▶ sync ──▶ committed offsets ──▶ fetches, heartbeats, commits ──rebalance──▶ commit, join again
+
+Between two generations it owns nothing: records of a chunk that was taken before are the next owner's, from
+the last one on that was marked. Each ownership has a number, the chunk's `term`; marks of an older one count
+for nothing. So each record is delivered once at least. Thread rule: `poll`, `mark`, `owns`, `commit` and
+`close` from any thread, `mark` from one at a time; everything else runs in the loop, and futures are resolved
+there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from kio.schema.join_group.v9.response import JoinGroupResponse
+
+from kreplica._core.record import Record
+from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_metadata import ClientMetadata, TopicInfo
+from kreplica.client.consumer_config import ConsumerConfig
+from kreplica.client.consumer_protocol import (
+    assign_ranges,
+    decode_assignment,
+    decode_subscription,
+)
+from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
+from kreplica.client.group_messages import (
+    NO_GENERATION,
+    Membership,
+    heartbeat_request,
+    join_request,
+    leave_request,
+    offset_commit_request,
+    offset_fetch_request,
+    sync_request,
+)
+from kreplica.client.group_session import GroupSession
+from kreplica.common.errors import (
+    IllegalGeneration,
+    KreplicaError,
+    MemberIdRequired,
+    OffsetOutOfRange,
+    RebalanceInProgress,
+    RequestTimedOut,
+    UnknownMemberId,
+    UnknownServerError,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.future import Future, resolved
+from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of
+from kreplica.log.log_reader import AbortedFilter
+from kreplica.log.transaction_index import AbortedTxn
+
+LOGGER = logging.getLogger(__name__)
+
+# After these the member has to join again; after the last two as a new one, or one that lost its generation.
+REJOIN = (RebalanceInProgress, UnknownMemberId, IllegalGeneration, RequestTimedOut)
+
+
+class Chunk(NamedTuple):
+    """Records of a partition that the member owns in that term, and the offset behind them."""
+
+    at: TopicPartition
+    records: Sequence[Record]
+    next_offset: int
+    term: int
+
+
+class GroupConsumer:
+    """A member of group `group_id` that reads `topics`; it joins with the first poll.
+
+    The futures of `poll` fail with what keeps it from ever being a member (FencedInstanceId,
+    InconsistentGroupProtocol, InvalidSessionTimeout, GroupMaxSizeReached), and with what is wrong with a
+    partition's records.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        topics: Sequence[str],
+        metadata: ClientMetadata,
+        fetcher: Fetcher,
+        nodes: Callable[[], Sequence[int]],
+        *,
+        transport: Transport,
+        loop: Loop,
+        clock: Clock,
+        config: ConsumerConfig | None = None,
+        client_config: ClientConfig | None = None,
+    ) -> None:
+        self.config = config or ConsumerConfig()
+        self._group_id = group_id
+        self._topics = tuple(sorted(set(topics)))
+        self._metadata = metadata
+        self._fetcher = fetcher
+        self._loop = loop
+        self._clock = clock
+        self._client = client_config or ClientConfig()
+        self._session = GroupSession(
+            group_id, nodes, transport=transport, loop=loop, clock=clock, config=self._client
+        )
+        # Read by any thread: the ownership it is in, and how far whoever polls has come in it.
+        self.term = 0
+        self._marked: dict[TopicPartition, int] = {}
+        # The loop's own:
+        self.member_id = ""
+        self.generation_id = NO_GENERATION
+        self._is_joined = self._is_joining = self._is_closed = False
+        self._failure: KreplicaError | None = None
+        self._committed: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._wanted = 0  # how many partitions it was given
+        self._chunks: deque[Chunk] = deque()
+        self._polls: list[Future[list[Chunk]]] = []
+        self._counts: dict[str, int] = {}
+        self._last_poll_ms = 0
+        self._last_marks: dict[TopicPartition, int] = {}
+
+    # ---- whoever reads ------------------------------------------------------------------------------------
+
+    def poll(self, max_wait_ms: int) -> Future[list[Chunk]]:
+        """What there is to read; nothing after `max_wait_ms`. Ask one at a time."""
+        future: Future[list[Chunk]] = Future()
+        self._loop.post(partial(self._poll, future, max_wait_ms))
+        return future
+
+    def owns(self, chunk: Chunk) -> bool:
+        """Whether the chunk's records are this member's still."""
+        return chunk.term == self.term
+
+    def mark(self, chunk: Chunk, offset: int) -> None:
+        """What is below `offset` was dealt with; it is committed soon."""
+        if chunk.term == self.term:
+            self._marked[chunk.at] = offset
+
+    def commit(self) -> Future[None]:
+        """Commit what is marked; fails with RebalanceInProgress, IllegalGeneration or UnknownMemberId where
+        others have it by now, and with RequestTimedOut."""
+        future: Future[None] = Future()
+        self._loop.post(lambda: _follow(self._commit(), future))
+        return future
+
+    def close(self) -> Future[None]:
+        """Commit what is marked, and leave; a static member stays one (KIP-345)."""
+        future: Future[None] = Future()
+        self._loop.post(partial(self._close, future))
+        return future
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it knows what it owns, and reads all of it."""
+        return self._is_joined and len(self._positions) == self._wanted
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """What it owns now."""
+        return sorted(self._positions)
+
+    @property
+    def _membership(self) -> Membership:
+        return Membership(self._group_id, self.generation_id, self.member_id, self.config.group_instance_id)
+
+    # ---- polls --------------------------------------------------------------------------------------------
+
+    def _poll(self, future: Future[list[Chunk]], max_wait_ms: int) -> None:
+        self._last_poll_ms = self._now_ms()
+        if self._failure is not None:
+            future.set_exception(self._failure)
+            return
+        self._polls.append(future)
+        if not (self._is_joined or self._is_joining):
+            self._join()
+        self._serve()
+        if not future.done():
+            self._loop.post_later(partial(self._poll_expired, future), max_wait_ms)
+
+    def _serve(self) -> None:
+        if not (self._polls and self._chunks):
+            return
+        polls, self._polls = self._polls, []
+        chunks, self._chunks = list(self._chunks), deque()
+        polls[0].set_result(chunks)
+        for future in polls[1:]:
+            future.set_result([])
+        for chunk in chunks:
+            self._fetch(chunk.at, chunk.term)
+
+    def _poll_expired(self, future: Future[list[Chunk]]) -> None:
+        if future in self._polls:
+            self._polls.remove(future)
+            future.set_result([])
+
+    def _fail(self, error: KreplicaError) -> None:
+        self._failure = error
+        self._let_go()
+        polls, self._polls = self._polls, []
+        for future in polls:
+            future.set_exception(error)
+
+    # ---- joining ------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """Own nothing any more."""
+        self.term += 1
+        self._is_joined = self._is_joining = False
+        self._marked, self._committed, self._positions = {}, {}, {}
+        self._wanted = 0
+        self._chunks.clear()
+
+    def _rejoin(self, error: BaseException) -> None:
+        """The generation is over; what was dealt with in it is committed while that is still possible."""
+        if self._is_closed or self._is_joining:
+            return
+        self._is_joined, self._is_joining = False, True
+        if isinstance(error, UnknownMemberId):
+            self.member_id, self.generation_id = "", NO_GENERATION
+        elif isinstance(error, IllegalGeneration):
+            self.generation_id = NO_GENERATION
+        done = self._commit() if isinstance(error, RebalanceInProgress) else resolved(None)
+        # Whether or not it could be committed: if not, the next owner gets these records again.
+        done.add_done_callback(lambda _: self._loop.post(self._join))
+
+    def _join(self) -> None:
+        if self._is_closed:
+            return
+        self._let_go()
+        self._is_joining = True
+        config = self.config
+        request = join_request(
+            self._membership,
+            self._topics,
+            session_timeout_ms=config.session_timeout_ms,
+            rebalance_timeout_ms=config.max_poll_interval_ms,
+        )
+        # The answer comes when all others have joined, too.
+        answer_ms = config.max_poll_interval_ms + self._client.request_timeout_ms
+        joined = self._session.ask(request, self._join_error, timeout_ms=answer_ms, answer_ms=answer_ms)
+        self._then(joined, self._joined)
+
+    def _join_error(self, response: JoinGroupResponse) -> KreplicaError | None:
+        error = error_of(response.error_code)
+        if isinstance(error, MemberIdRequired):
+            error.member_id = response.member_id
+        return error
+
+    def _then(self, future: Future[Any], step: Callable[[Any], None]) -> None:
+        """Go on with the result, or join again, or give up; nothing where another term has begun."""
+        term = self.term
+
+        def go_on() -> None:
+            if term != self.term or self._is_closed:
+                return
+            error = future.exception()
+            if error is None:
+                step(future.result())
+            else:
+                self._step_failed(error)
+
+        future.add_done_callback(lambda _: self._loop.post(go_on))
+
+    def _step_failed(self, error: BaseException) -> None:
+        self._is_joining = False
+        if isinstance(error, MemberIdRequired):
+            self.member_id = error.member_id
+            self._join()
+        elif isinstance(error, REJOIN):
+            self._loop.post_later(partial(self._rejoin, error), self._client.retry_backoff_ms)
+        else:
+            self._fail(error if isinstance(error, KreplicaError) else UnknownServerError(repr(error)))
+
+    def _joined(self, response: JoinGroupResponse) -> None:
+        self.member_id, self.generation_id = response.member_id, response.generation_id
+        if response.leader != response.member_id or response.skip_assignment:
+            self._sync({})
+            return
+        try:
+            subscriptions = {each.member_id: decode_subscription(each.metadata) for each in response.members}
+        except KreplicaError as error:
+            self._fail(error)
+            return
+        topics = sorted({topic for topics in subscriptions.values() for topic in topics})
+        self._then(self._partition_counts(topics), partial(self._assign, subscriptions))
+
+    def _partition_counts(self, topics: Sequence[str]) -> Future[dict[str, int]]:
+        """How many partitions each topic has; without those that are not there (yet)."""
+        counted: Future[dict[str, int]] = Future()
+        counts: dict[str, int] = {}
+        left = set(topics)
+
+        def told(topic: str, answer: Future[TopicInfo]) -> None:
+            left.discard(topic)
+            if answer.exception() is None:
+                counts[topic] = len(answer.result().partitions)
+            if not left:
+                counted.set_result(counts)
+
+        for topic in topics:
+            self._metadata.refresh(topic).add_done_callback(partial(told, topic))
+        return counted
+
+    def _assign(self, subscriptions: Mapping[str, Sequence[str]], counts: dict[str, int]) -> None:
+        self._counts = counts
+        self._sync(assign_ranges(subscriptions, counts))
+        self._watch_partitions(
+            self.term, sorted({topic for each in subscriptions.values() for topic in each})
+        )
+
+    def _sync(self, assigned: Mapping[str, Sequence[TopicPartition]]) -> None:
+        patience_ms = self.config.max_poll_interval_ms + self._client.request_timeout_ms
+        synced = self._session.ask(
+            sync_request(self._membership, assigned), _error_code, timeout_ms=patience_ms
+        )
+        self._then(synced, self._synced)
+
+    def _synced(self, response: Any) -> None:
+        try:
+            partitions = decode_assignment(response.assignment)
+        except KreplicaError as error:
+            self._fail(error)
+            return
+        self._wanted = len(partitions)
+        self._is_joining, self._is_joined = False, True
+        self._last_poll_ms = self._now_ms()
+        self._heartbeat_later(self.term)
+        self._commit_later(self.term)
+        if partitions:
+            self._fetch_committed(partitions)
+
+    def _watch_partitions(self, term: int, topics: Sequence[str]) -> None:
+        """The leader looks whether topics get more partitions, and has them assigned."""
+
+        def look() -> None:
+            if term == self.term and not self._is_closed:
+                self._then(self._partition_counts(topics), compare)
+
+        def compare(counts: dict[str, int]) -> None:
+            if any(count != self._counts.get(topic) for topic, count in counts.items()):
+                self._rejoin(RebalanceInProgress("a topic has other partitions"))
+            else:
+                self._watch_partitions(term, topics)
+
+        self._loop.post_later(look, self.config.metadata_max_age_ms)
+
+    # ---- positions ----------------------------------------------------------------------------------------
+
+    def _fetch_committed(self, partitions: Sequence[TopicPartition]) -> None:
+        fetched = self._session.ask(
+            offset_fetch_request(self._group_id, partitions),
+            lambda response: error_of(response.groups[0].error_code),
+            timeout_ms=self._client.default_api_timeout_ms,
+        )
+        self._then(fetched, self._begin)
+
+    def _begin(self, response: Any) -> None:
+        for topic in response.groups[0].topics:
+            for each in topic.partitions:
+                at = TopicPartition(topic.name, each.partition_index)
+                if each.committed_offset >= 0:
+                    self._begin_at(at, each.committed_offset)
+                else:
+                    self._reset(at)
+
+    def _begin_at(self, at: TopicPartition, offset: int) -> None:
+        self._positions[at] = offset
+        self._committed.setdefault(at, offset)
+        self._fetch(at, self.term)
+
+    def _reset(self, at: TopicPartition) -> None:
+        """Begin where the configuration says, since there is no offset, or none that is there."""
+        where = EARLIEST if self.config.auto_offset_reset == "earliest" else LATEST
+        offset = self._fetcher.offset(at, where, isolation=self.config.isolation_level)
+        self._then(offset, partial(self._begin_at, at))
+
+    # ---- fetching -----------------------------------------------------------------------------------------
+
+    def _fetch(self, at: TopicPartition, term: int) -> None:
+        if term != self.term or self._is_closed or at not in self._positions:
+            return
+        offset = self._positions[at]
+        fetched = self._fetcher.fetch(
+            at, offset, isolation=self.config.isolation_level, max_wait_ms=self._client.fetch_max_wait_ms
+        )
+        fetched.add_done_callback(
+            lambda done: self._loop.post(partial(self._fetched, at, offset, term, done))
+        )
+
+    def _fetched(self, at: TopicPartition, offset: int, term: int, done: Future[Fetched]) -> None:
+        if term != self.term or self._is_closed:
+            return
+        error = done.exception()
+        records: list[Record] = []
+        if error is None:
+            try:
+                records, next_offset = records_from(done.result(), offset)
+            except KreplicaError as raised:
+                error = raised
+        if isinstance(error, OffsetOutOfRange):
+            self._reset(at)
+        elif isinstance(error, RequestTimedOut):
+            self._loop.post_later(partial(self._fetch, at, term), self._client.retry_backoff_ms)
+        elif error is not None:
+            self._fail(error if isinstance(error, KreplicaError) else UnknownServerError(repr(error)))
+        else:
+            self._positions[at] = next_offset
+            if records:
+                self._chunks.append(Chunk(at, records, next_offset, term))
+                self._serve()
+            else:
+                self._fetch(at, term)
+
+    # ---- heartbeats ---------------------------------------------------------------------------------------
+
+    def _heartbeat_later(self, term: int) -> None:
+        self._loop.post_later(partial(self._heartbeat, term), self.config.heartbeat_interval_ms)
+
+    def _heartbeat(self, term: int) -> None:
+        if term != self.term or not self._is_joined or self._is_closed:
+            return
+        if self._is_forgotten():
+            LOGGER.warning("group %s: nobody polls %s; it leaves", self._group_id, self.member_id)
+            self._leave()
+            self.member_id, self.generation_id = "", NO_GENERATION
+            self._let_go()
+            return
+        request = heartbeat_request(self._membership)
+        timeout_ms = self.config.session_timeout_ms
+        answer_ms = min(self._client.request_timeout_ms, timeout_ms)
+        heard = self._session.ask(request, _error_code, timeout_ms=timeout_ms, answer_ms=answer_ms)
+        self._then(heard, lambda _: self._heartbeat_later(term))
+
+    def _is_forgotten(self) -> bool:
+        now_ms = self._now_ms()
+        if self._polls or self._marked != self._last_marks:
+            self._last_poll_ms, self._last_marks = now_ms, dict(self._marked)
+        return now_ms - self._last_poll_ms > self.config.max_poll_interval_ms
+
+    # ---- commits ------------------------------------------------------------------------------------------
+
+    def _commit_later(self, term: int) -> None:
+        self._loop.post_later(partial(self._commit_again, term), self.config.auto_commit_interval_ms)
+
+    def _commit_again(self, term: int) -> None:
+        if term == self.term and self._is_joined and not self._is_closed:
+            # A heartbeat tells what a failed commit tells.
+            self._commit()
+            self._commit_later(term)
+
+    def _commit(self) -> Future[None]:
+        marked = {at: offset for at, offset in self._marked.items() if self._committed.get(at) != offset}
+        if not marked or self.generation_id == NO_GENERATION:
+            return resolved(None)
+        request = offset_commit_request(self._membership, marked)
+        term, committed = self.term, Future[None]()
+        # What is not kept within a session is not kept by this member.
+        reply = self._session.ask(request, _commit_error, timeout_ms=self.config.session_timeout_ms)
+
+        def told(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is None and term == self.term:
+                self._committed.update(marked)
+            _resolve(committed, error)
+
+        reply.add_done_callback(told)
+        return committed
+
+    # ---- the end ------------------------------------------------------------------------------------------
+
+    def _close(self, future: Future[None]) -> None:
+        if self._is_closed:
+            future.set_result(None)
+            return
+        committed = self._commit() if self._is_joined else resolved(None)
+
+        def leave() -> None:
+            left = self._leave()
+            self._is_closed = True
+            self._let_go()
+            polls, self._polls = self._polls, []
+            for poll in polls:
+                poll.set_result([])
+            # A coordinator that cannot be told finds it out by the end of the session.
+            left.add_done_callback(lambda _: _resolve(future, None))
+
+        committed.add_done_callback(lambda _: self._loop.post(leave))
+
+    def _leave(self) -> Future[Any]:
+        if not self.member_id or self.config.group_instance_id is not None:
+            return resolved(None)
+        request = leave_request(self._membership)
+        return self._session.ask(request, _error_code, timeout_ms=self._client.request_timeout_ms)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+
+def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:
+    """The records from `offset` on that count, and the offset behind all. Raises CorruptMessage."""
+    aborted = AbortedFilter([AbortedTxn(pid, first, -1, -1) for pid, first in fetched.aborted])
+    records: list[Record] = []
+    next_offset = offset
+    for batch in fetched.batches():
+        if aborted.admits(batch) and not batch.is_control:
+            records += [each for each in batch if each.offset is not None and each.offset >= offset]
+        next_offset = max(next_offset, batch.next_offset)
+    return records, next_offset
+
+
+def _error_code(response: Any) -> KreplicaError | None:
+    return error_of(response.error_code)
+
+
+def _commit_error(response: Any) -> KreplicaError | None:
+    for topic in response.topics:
+        for each in topic.partitions:
+            error = error_of(each.error_code)
+            # An offset of a topic that is gone is nobody's any more.
+            if error is not None and not isinstance(error, UnknownTopicOrPartition):
+                return error
+    return None
+
+
+def _resolve(future: Future[None], error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _follow(source: Future[None], future: Future[None]) -> None:
+    source.add_done_callback(lambda done: _resolve(future, done.exception()))

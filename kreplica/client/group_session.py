@@ -1,0 +1,169 @@
+"""GroupSession: requests to whoever coordinates a group now, sent again until they are answered.
+
+A coordinator that is not there, loads, or moved is looked for again. Thread rule: everything runs in the
+client's loop, and the futures are resolved there.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
+from kio.schema.find_coordinator.v4.response import FindCoordinatorResponse
+
+from kreplica.client.client_config import ClientConfig
+from kreplica.common.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    InvalidMetadata,
+    KreplicaError,
+    NotCoordinator,
+    RequestTimedOut,
+)
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.wire import error_of
+
+# After these the coordinator may be elsewhere; and it is the same one, but not ready yet.
+ELSEWHERE = (NotCoordinator, CoordinatorNotAvailable, InvalidMetadata, RequestTimedOut)
+NOT_YET = (CoordinatorLoadInProgress,)
+
+
+class _Ask:
+    __slots__ = ("answer_ms", "deadline_ms", "error_in", "future", "last_error", "request")
+
+    def __init__(
+        self,
+        request: Any,
+        error_in: Callable[[Any], KreplicaError | None],
+        answer_ms: int,
+        deadline_ms: int,
+    ) -> None:
+        self.request = request
+        self.error_in = error_in
+        self.answer_ms = answer_ms
+        self.deadline_ms = deadline_ms
+        self.future: Future[Any] = Future()
+        self.last_error: BaseException | None = None
+
+
+class GroupSession:
+    """Of one group. `nodes()`: the nodes that may be asked for the coordinator."""
+
+    def __init__(
+        self,
+        group_id: str,
+        nodes: Callable[[], Sequence[int]],
+        *,
+        transport: Transport,
+        loop: Loop,
+        clock: Clock,
+        config: ClientConfig,
+    ) -> None:
+        self._group_id = group_id
+        self._nodes = nodes
+        self._transport = transport
+        self._loop = loop
+        self._clock = clock
+        self._config = config
+        self._coordinator: int | None = None
+        self._asked = 0
+        self._is_looking = False
+        self._waiting: list[_Ask] = []
+
+    def ask(
+        self,
+        request: Any,
+        error_in: Callable[[Any], KreplicaError | None],
+        *,
+        timeout_ms: int,
+        answer_ms: int | None = None,
+    ) -> Future[Any]:
+        """The response of the coordinator, in which `error_in` finds no error that passes by itself.
+
+        It is tried for `timeout_ms`, and one answer waited for `answer_ms` (by default
+        request.timeout.ms). The future fails with other errors, and with RequestTimedOut.
+        """
+        patience_ms = self._config.request_timeout_ms if answer_ms is None else answer_ms
+        asked = _Ask(request, error_in, patience_ms, self._now_ms() + timeout_ms)
+        self._send(asked)
+        return asked.future
+
+    def _send(self, asked: _Ask) -> None:
+        left_ms = asked.deadline_ms - self._now_ms()
+        if left_ms <= 0:
+            error = RequestTimedOut(f"group {self._group_id}: no coordinator answered in time")
+            error.__cause__ = asked.last_error
+            asked.future.set_exception(error)
+        elif self._coordinator is None:
+            self._waiting.append(asked)
+            self._look()
+        else:
+            node_id = self._coordinator
+            reply = self._transport.send(node_id, asked.request, timeout_ms=min(left_ms, asked.answer_ms))
+            reply.add_done_callback(
+                lambda done: self._loop.post(partial(self._answered, asked, node_id, done))
+            )
+
+    def _answered(self, asked: _Ask, node_id: int, reply: Future[Any]) -> None:
+        error = reply.exception()
+        if error is None:
+            error = asked.error_in(reply.result())
+        if error is None:
+            asked.future.set_result(reply.result())
+        elif isinstance(error, (*ELSEWHERE, *NOT_YET)):
+            asked.last_error = error
+            if isinstance(error, ELSEWHERE) and self._coordinator == node_id:
+                self._coordinator = None
+            self._loop.post_later(partial(self._send, asked), self._config.retry_backoff_ms)
+        else:
+            asked.future.set_exception(error)
+
+    # ---- the coordinator ----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        nodes = self._nodes()
+        if self._is_looking:
+            return
+        self._is_looking = True
+        if not nodes:
+            self._loop.post_later(self._look_again, self._config.retry_backoff_ms)
+            return
+        # Another one each time: a node that is cut off from the others answers, and knows nothing new.
+        self._asked += 1
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=(self._group_id,))
+        node_id = nodes[self._asked % len(nodes)]
+        reply = self._transport.send(node_id, request, timeout_ms=self._config.request_timeout_ms)
+        reply.add_done_callback(lambda done: self._loop.post(partial(self._found, done)))
+
+    def _found(self, reply: Future[FindCoordinatorResponse]) -> None:
+        error = reply.exception()
+        if error is None:
+            answer = reply.result().coordinators[0]
+            error = error_of(answer.error_code, answer.error_message)
+            if error is None:
+                self._coordinator = answer.node_id
+        if isinstance(error, KreplicaError) and not error.retriable:
+            self._is_looking = False
+            waiting, self._waiting = self._waiting, []
+            for asked in waiting:
+                asked.future.set_exception(error)
+        elif error is not None:
+            for asked in self._waiting:
+                asked.last_error = error
+            self._loop.post_later(self._look_again, self._config.retry_backoff_ms)
+        else:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._is_looking = False
+        waiting, self._waiting = self._waiting, []
+        for asked in waiting:
+            self._send(asked)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000

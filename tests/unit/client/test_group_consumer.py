@@ -1,0 +1,253 @@
+"""Consumers of a group in a simulated cluster: they share, die, come back, and nothing is left unread."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from kio.schema.offset_commit.v8.request import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+
+from kreplica.common import errors
+from kreplica.common.types import TopicPartition
+from kreplica.coordinator.group_coordinator import partition_for
+from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.sim_client import CONSUMER_CONFIG
+
+PARTITIONS = 4
+
+
+@pytest.fixture(params=[False, True], ids=["objects", "bytes"])
+def cluster(request):
+    cluster = NodeCluster(seed=3, as_bytes=request.param)
+    cluster.boot()
+    create = cluster.client.admin.create_topic
+    cluster.result(create("t", partitions=PARTITIONS, config={"min.insync.replicas": 2}))
+    return cluster
+
+
+class Reader:
+    """A consumer on a machine of its own, which reads all the time."""
+
+    def __init__(self, cluster, config=CONSUMER_CONFIG, topics=("t",)):
+        self.cluster = cluster
+        self.client = cluster.add_client()
+        self.consumer = self.client.consumer("g", topics, config)
+        self.values = []
+        self.error = None
+        self._poll()
+
+    def _poll(self):
+        self.consumer.poll(200).add_done_callback(self._polled)
+
+    def _polled(self, done):
+        self.error = done.exception()
+        if self.error is None and self.client.life.is_alive:
+            for chunk in done.result():
+                if self.consumer.owns(chunk):
+                    self.values += [record.value for record in chunk.records]
+                    self.consumer.mark(chunk, chunk.next_offset)
+            self._poll()
+
+    @property
+    def assignment(self):
+        return [at.partition for at in self.consumer.assignment]
+
+    def die(self):
+        self.client.life.is_alive = False
+
+
+def produce(cluster, *values):
+    for number, value in enumerate(values):
+        at = TopicPartition("t", number % PARTITIONS)
+        cluster.result(cluster.client.producer.send(at, [value], timeout_ms=5_000))
+
+
+def until(cluster, condition, limit_ms=20_000):
+    assert cluster.run_until(condition, limit_ms)
+
+
+def settled(*readers):
+    """Each partition has one of these readers, and each of them its share."""
+    owned = sorted(number for reader in readers for number in reader.assignment)
+    return owned == list(range(PARTITIONS)) and all(reader.assignment for reader in readers)
+
+
+def names(start, stop):
+    return [b"%d" % number for number in range(start, stop)]
+
+
+def coordinator(cluster):
+    at = TopicPartition("__consumer_offsets", partition_for("g", 4))
+    return cluster.metadata().partition(at).leader
+
+
+def test_one_reads_all_and_goes_on_where_it_stopped(cluster):
+    produce(cluster, *names(0, 20))
+    reader = Reader(cluster)
+    until(cluster, lambda: len(reader.values) == 20)
+    cluster.result(reader.consumer.close())
+    produce(cluster, *names(20, 24))
+    again = Reader(cluster)
+    until(cluster, lambda: len(again.values) == 4)
+    assert sorted(reader.values + again.values) == sorted(names(0, 24))
+
+
+def test_two_share_and_one_that_dies_is_replaced(cluster):
+    first, second = Reader(cluster), Reader(cluster)
+    until(cluster, lambda: settled(first, second))
+    assert first.assignment in ([0, 1], [2, 3])
+    produce(cluster, *names(0, 20))
+    until(cluster, lambda: len(first.values + second.values) == 20)
+    second.die()
+    until(cluster, lambda: settled(first))
+    produce(cluster, *names(20, 40))
+    until(cluster, lambda: set(first.values + second.values) == set(names(0, 40)))
+
+
+def test_one_that_leaves_is_replaced_at_once(cluster):
+    first, second = Reader(cluster), Reader(cluster)
+    until(cluster, lambda: settled(first, second))
+    produce(cluster, *names(0, 8))
+    until(cluster, lambda: len(first.values + second.values) == 8)
+    cluster.result(second.consumer.close())
+    until(cluster, lambda: settled(first), CONSUMER_CONFIG.session_timeout_ms // 2)
+    produce(cluster, *names(8, 16))
+    until(cluster, lambda: len(first.values + second.values) == 16)
+    # What the one that left has committed is read by nobody again.
+    assert sorted(first.values + second.values) == sorted(names(0, 16))
+
+
+def test_a_static_member_comes_back_to_its_partitions(cluster):
+    config = [dataclasses.replace(CONSUMER_CONFIG, group_instance_id=name) for name in "ab"]
+    first, second = Reader(cluster, config[0]), Reader(cluster, config[1])
+    until(cluster, lambda: settled(first, second))
+    had, generation = second.assignment, first.consumer.generation_id
+    second.die()
+    again = Reader(cluster, config[1])
+    until(cluster, lambda: again.assignment == had)
+    assert first.consumer.generation_id == again.consumer.generation_id == generation
+    produce(cluster, *names(0, 8))
+    until(cluster, lambda: len(first.values + again.values) == 8)
+
+
+def test_of_two_with_one_instance_the_older_is_fenced(cluster):
+    config = dataclasses.replace(CONSUMER_CONFIG, group_instance_id="a")
+    first = Reader(cluster, config)
+    until(cluster, lambda: settled(first))
+    second = Reader(cluster, config)
+    until(cluster, lambda: settled(second) and first.error is not None)
+    assert isinstance(first.error, errors.FencedInstanceId)
+    assert first.assignment == []
+
+
+def test_a_killed_coordinator_is_replaced_and_knows_the_offsets(cluster):
+    first, second = Reader(cluster), Reader(cluster)
+    produce(cluster, *names(0, 20))
+    until(cluster, lambda: settled(first, second) and len(first.values + second.values) == 20)
+    cluster.result(first.consumer.commit())
+    cluster.result(second.consumer.commit())
+    generation = first.consumer.generation_id
+    killed = coordinator(cluster)
+    cluster.kill(killed)
+    produce(cluster, *names(20, 40))
+    until(cluster, lambda: len(first.values + second.values) == 40)
+    until(cluster, lambda: coordinator(cluster) not in (-1, killed))
+    cluster.pass_time(2_000)
+    # The group went on: its generation is in the log, too.
+    assert settled(first, second)
+    assert first.consumer.generation_id == generation
+    assert not cluster.fatal
+    for reader in (first, second):
+        cluster.result(reader.consumer.close())
+    third = Reader(cluster)
+    produce(cluster, *names(40, 44))
+    until(cluster, lambda: len(third.values) == 4)
+    assert sorted(third.values) == names(40, 44)
+
+
+def test_every_broker_may_die_in_turn(cluster):
+    reader = Reader(cluster)
+    written = 0
+    for node_id in (1, 2, 3):
+        cluster.kill(node_id)
+        produce(cluster, *names(written, written + 8))
+        written += 8
+        until(cluster, lambda: set(reader.values) == set(names(0, written)))  # noqa: B023
+        cluster.start(node_id)
+        until(
+            cluster,
+            lambda: cluster.is_ready() and all(len(cluster.partition("t", n).isr) == 3 for n in range(4)),
+        )
+    assert not cluster.fatal
+
+
+def test_a_commit_of_an_old_generation_is_fenced(cluster):
+    first = Reader(cluster)
+    until(cluster, lambda: settled(first))
+    member_id, generation = first.consumer.member_id, first.consumer.generation_id
+    second = Reader(cluster)
+    until(cluster, lambda: settled(first, second))
+
+    def commit(generation_id):
+        partition = OffsetCommitRequestPartition(
+            partition_index=0, committed_offset=77, committed_metadata=None
+        )
+        request = OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=generation_id,
+            member_id=member_id,
+            topics=(OffsetCommitRequestTopic(name="t", partitions=(partition,)),),
+        )
+        reply = cluster.client.endpoint.send(coordinator(cluster), request, timeout_ms=1_000)
+        return cluster.result(reply).topics[0].partitions[0].error_code
+
+    assert commit(generation) == errors.IllegalGeneration.code
+    assert commit(first.consumer.generation_id) == 0
+
+
+def test_new_partitions_are_read(cluster):
+    reader = Reader(cluster)
+    until(cluster, lambda: settled(reader))
+    cluster.result(cluster.client.admin.create_partitions("t", PARTITIONS + 2))
+    until(cluster, lambda: reader.assignment == list(range(PARTITIONS + 2)))
+
+
+def test_a_topic_may_come_later(cluster):
+    reader = Reader(cluster, topics=("later",))
+    until(cluster, lambda: reader.consumer.generation_id > 0)
+    assert reader.assignment == []
+    cluster.result(cluster.client.admin.create_topic("later"))
+    until(cluster, lambda: reader.assignment == [0])
+
+
+def test_who_takes_no_records_leaves_its_partitions(cluster):
+    first, second = Reader(cluster), Reader(cluster)
+    until(cluster, lambda: settled(first, second))
+    first._poll = lambda: None
+    until(cluster, lambda: settled(second))
+    del first._poll
+    first._poll()
+    until(cluster, lambda: settled(first, second))
+
+
+def test_a_group_that_cannot_be(cluster):
+    reader = Reader(cluster, dataclasses.replace(CONSUMER_CONFIG, session_timeout_ms=51))
+    until(cluster, lambda: reader.error is not None)
+    assert isinstance(reader.error, errors.InvalidSessionTimeout)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"heartbeat_interval_ms": 500},
+        {"session_timeout_ms": 0},
+        {"auto_offset_reset": "none"},
+    ],
+)
+def test_settings_that_make_no_sense(wrong):
+    with pytest.raises(errors.InvalidConfig):
+        dataclasses.replace(CONSUMER_CONFIG, **wrong)

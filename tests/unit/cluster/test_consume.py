@@ -1,0 +1,138 @@
+"""Consumer groups of a cluster in this process, as its program uses them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kreplica.cluster import Cluster
+from kreplica.common import errors
+
+PATIENCE = 30
+IDLE = 0.5
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(3, tmp_path / "data", config={"offsets.topic.num.partitions": 4}) as cluster:
+        cluster.create_topic("orders", partitions=2)
+        yield cluster
+        assert cluster.failures == []
+
+
+def put(cluster, *values, partition=0):
+    cluster.append("orders", partition, list(values)).result(PATIENCE)
+
+
+def taken(cluster, group="g", **options):
+    return sorted(record.value for record in cluster.consume("orders", group, timeout=IDLE, **options))
+
+
+def test_a_group_goes_on_where_it_stopped(cluster):
+    put(cluster, b"a", b"b")
+    put(cluster, b"c", partition=1)
+    assert taken(cluster) == [b"a", b"b", b"c"]
+    put(cluster, b"d", partition=1)
+    assert taken(cluster) == [b"d"]
+    assert taken(cluster, group="other") == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_record_counts_when_the_next_one_is_asked_for(cluster):
+    put(cluster, b"a", b"b", b"c")
+    records = cluster.consume("orders", "g")
+    assert [next(records).value, next(records).value] == [b"a", b"b"]
+    records.close()
+    assert taken(cluster) == [b"b", b"c"]
+
+
+def test_two_members_share_and_one_goes(cluster):
+    first, second = cluster.consume("orders", "g"), cluster.consume("orders", "g")
+    got: dict[str, list[bytes]] = {"first": [], "second": []}
+
+    def read(name, records, count):
+        for record in records:
+            got[name].append(record.value)
+            if len(got[name]) == count:
+                return
+
+    put(cluster, b"0")
+    put(cluster, b"1", partition=1)
+    read("first", first, 2)
+    # The two last ones were not asked to be followed by others: whoever has their partition gets them again.
+    threads = [
+        threading.Thread(target=read, args=("first", first, 4)),
+        threading.Thread(target=read, args=("second", second, 1)),
+    ]
+    for thread in threads:
+        thread.start()
+    number = 2
+    while any(thread.is_alive() for thread in threads):
+        put(cluster, b"%d" % number, partition=number % 2)
+        number += 1
+        for thread in threads:
+            thread.join(0.05)
+    assert got["second"]
+    first.close()
+    second.close()
+    seen = {*got["first"], *got["second"], *taken(cluster)}
+    assert seen == {b"%d" % each for each in range(number)}
+
+
+def test_the_coordinator_may_die(cluster):
+    put(cluster, b"a")
+    records = cluster.consume("orders", "g", timeout=PATIENCE)
+    assert next(records).value == b"a"
+    offsets = {at.partition for at, _, _ in cluster._nodes.newest_metadata().partitions() if "__" in at.topic}
+    killed = {cluster.partition("__consumer_offsets", number).leader for number in offsets}
+    for node_id in sorted(killed)[:1]:
+        cluster.kill(node_id)
+    put(cluster, b"b", partition=1)
+    put(cluster, b"c")
+    assert {next(records).value, next(records).value} == {b"b", b"c"}
+    records.close()
+
+
+def test_offsets_outlast_the_cluster(tmp_path):
+    with Cluster(1, tmp_path / "data") as cluster:
+        cluster.create_topic("orders", partitions=2)
+        put(cluster, b"a", b"b")
+        assert taken(cluster) == [b"a", b"b"]
+    with Cluster(1, tmp_path / "data") as cluster:
+        put(cluster, b"c")
+        assert taken(cluster) == [b"c"]
+        assert "__consumer_offsets" in cluster.topics()
+
+
+def test_several_topics_and_latest(cluster):
+    cluster.create_topic("other")
+    put(cluster, b"a")
+    cluster.append("other", 0, [b"b"]).result(PATIENCE)
+    both = [record.value for record in cluster.consume(["orders", "other"], "g", timeout=IDLE)]
+    assert sorted(both) == [b"a", b"b"]
+    assert taken(cluster, group="late", config={"auto.offset.reset": "latest"}) == []
+
+
+def test_a_cluster_that_is_closed_ends_the_loop(tmp_path):
+    with Cluster(1, tmp_path / "data") as cluster:
+        cluster.create_topic("orders")
+        put(cluster, b"a", b"b")
+        records = cluster.consume("orders", "g")
+        assert next(records).value == b"a"
+    assert next(records).value == b"b"  # it has that already
+    with pytest.raises(errors.ClusterClosed):
+        next(records)
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (errors.InvalidConfig, {"config": {"session.timeout": 1}}),
+        (errors.InvalidConfig, {"config": {"session.timeout.ms": "1"}}),
+        (errors.InvalidSessionTimeout, {"config": {"session.timeout.ms": 99, "heartbeat.interval.ms": 9}}),
+        (errors.InvalidGroupId, {"group": ""}),
+    ],
+)
+def test_a_group_that_cannot_be(cluster, error, options):
+    with pytest.raises(error):
+        taken(cluster, **options)
