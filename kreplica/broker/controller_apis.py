@@ -81,8 +81,10 @@ OPERATIONS: dict[type[Any], Operation] = {
     BrokerHeartbeatRequest: lambda term, request: term.cluster.process_broker_heartbeat(request),
     UnregisterBrokerRequest: lambda term, request: term.cluster.unregister_broker(request),
     ControllerRegistrationRequest: lambda term, request: term.cluster.register_controller(request),
-    IncrementalAlterConfigsRequest: lambda term, request: term.configs.incremental_alter_configs(request),
-    AlterConfigsRequest: lambda term, request: term.configs.alter_configs(request),
+    IncrementalAlterConfigsRequest: lambda term, request: term.alter_configs(
+        term.configs.incremental_alter_configs(request)
+    ),
+    AlterConfigsRequest: lambda term, request: term.alter_configs(term.configs.alter_configs(request)),
     AllocateProducerIdsRequest: lambda term, request: term.producer_ids.allocate(request),
     UpdateFeaturesRequest: lambda term, request: term.features.update(request),
 }

@@ -40,6 +40,7 @@ from kreplica.broker.controller_apis import ControllerApis
 from kreplica.broker.group_apis import GroupPublisher, make_groups
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis
+from kreplica.broker.node_check import check_files
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.broker.producer_id_manager import ProducerIdManager
@@ -116,12 +117,13 @@ class Node:
         """Open everything and take part.
 
         Raises, before anything is changed on the disk: LogDirLocked where another node has a directory,
-        InvalidFile (not formatted, or another node's), InconsistentClusterId, UnsupportedVersion (of the
-        file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot; and DamagedLog,
-        KafkaStorageError. Whatever it raises, nothing is held then.
+        InvalidFile (not formatted, another node's, or a checkpoint that is cut short), InconsistentClusterId,
+        UnsupportedVersion (of the file quorum-state), InconsistentVoterSet, SnapshotMissing, InvalidSnapshot;
+        and DamagedLog, KafkaStorageError. Whatever it raises, nothing is held then.
         """
         try:
             directory_id = self._open_directories()
+            check_files(self.config, self._ports.storage)
             self._open_quorum(directory_id)
             if "broker" in self.config.roles:
                 self._make_broker()
@@ -419,7 +421,10 @@ class Node:
                 log.abandon()
         image, self._image = self._image, None
         if image is not None:
-            image.close()
+            if in_order:
+                image.close()
+            else:
+                image.abandon()
         locks, self._locks = self._locks, []
         for lock in locks:
             lock.release()

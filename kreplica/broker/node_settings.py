@@ -38,8 +38,12 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
 
     Raises InvalidConfig for a name that is not known, and for a value out of its range.
     """
+    if not isinstance(settings, Mapping):
+        raise InvalidConfig(f"settings are names with values, not {settings!r}")
     changes: dict[str, dict[str, object]] = {}
     for given, value in settings.items():
+        if not isinstance(given, str):
+            raise InvalidConfig(f"a setting's name is text, not {given!r}")
         name = BROKERS_NAMES.get(given.replace("_", "."), given.replace("_", "."))
         part = next((part for part in PARTS if name in _names(getattr(config, part))), None)
         if part is None:
@@ -59,7 +63,13 @@ def known_names(config: NodeConfig) -> list[str]:
 
 def _names(part: Any) -> frozenset[str]:
     prefix = getattr(part, "PREFIX", "")
-    return frozenset(prefix + field.name.replace("_", ".") for field in dataclasses.fields(part))
+    return frozenset(prefix + _name(field.name) for field in dataclasses.fields(part))
+
+
+def _name(field: str) -> str:
+    # The quorum's settings are its controllers' in Kafka's names.
+    name = field.replace("_", ".")
+    return f"controller.{name}" if name.startswith("quorum.") else name
 
 
 def _changed(part: Any, settings: Mapping[str, object]) -> Any:
@@ -68,7 +78,7 @@ def _changed(part: Any, settings: Mapping[str, object]) -> Any:
     hints = get_type_hints(type(part))
     fields = {}
     for name, value in settings.items():
-        field = name.replace(".", "_")
+        field = name.removeprefix("controller.").replace(".", "_")
         fields[field] = _parsed(name, value, hints[field])
     return dataclasses.replace(part, **fields)
 

@@ -49,6 +49,7 @@ from kreplica.cluster.settings import (
 )
 from kreplica.cluster.views import PartitionView, describe_topics
 from kreplica.common.errors import (
+    InvalidConfig,
     InvalidRequest,
     KreplicaError,
     RequestTimedOut,
@@ -78,9 +79,9 @@ class Cluster:
 
     A directory that holds a cluster already is taken up again; further brokers may be added. `controllers`:
     so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of fewer than
-    three). `config`: Kafka's properties for every node and, as defaults, for topics, such as
-    {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context manager, or close
-    it.
+    three), or those that the directory names. `config`: Kafka's properties for every node and, as defaults,
+    for topics, such as {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context
+    manager, or close it.
 
     Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
     """
@@ -96,7 +97,7 @@ class Cluster:
         startup_timeout: float = STARTUP_TIMEOUT,
     ) -> None:
         self._is_temporary = directory is None
-        self.directory = os.path.abspath(directory or tempfile.mkdtemp(prefix="kreplica-"))
+        self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
         # What tasks of nodes failed with, by the loop's name; nothing of it is expected.
         self.failures: list[tuple[str, BaseException]] = []
         self._clock = SystemClock()
@@ -414,18 +415,22 @@ class Cluster:
 
     def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
         """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
+        self._pending.require_open()
         self._nodes.stop(node_id, milliseconds(timeout))
 
     def kill(self, node_id: int) -> None:
         """End a node as kill -9 would. Raises InvalidRequest if it does not run."""
+        self._pending.require_open()
         self._nodes.kill(node_id)
 
     def pause(self, node_id: int) -> None:
         """Stall a node, as SIGSTOP would. Raises InvalidRequest if it does not run."""
+        self._pending.require_open()
         self._nodes.pause(node_id)
 
     def resume(self, node_id: int) -> None:
         """Let a paused node go on. Raises InvalidRequest if it does not run."""
+        self._pending.require_open()
         self._nodes.resume(node_id)
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
@@ -472,9 +477,10 @@ class Cluster:
     def close(self) -> None:
         """Stop every node at once, close all files in order, and remove a temporary directory.
 
-        Whoever waits for something, another thread too, gets ClusterClosed.
+        Whoever waits for something, another thread too, gets ClusterClosed. Does nothing in a forked child:
+        the cluster is the parent's.
         """
-        if self._is_closed:
+        if self._is_closed or self._pending.is_forked:
             return
         self._is_closed = True
         self._pending.close()
@@ -559,4 +565,9 @@ def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | No
         made = str(Uuid.generate(random.SystemRandom()))
         return new_layout(cluster_id or made, brokers, controllers)
     check_cluster_id(found, cluster_id, directory)
+    apart = sum("broker" not in roles for roles in found.roles.values())
+    if controllers and controllers != apart:
+        raise InvalidConfig(
+            f"{directory}: the cluster has {apart} controllers of their own, not {controllers}"
+        )
     return extended(found, brokers)

@@ -5,11 +5,12 @@ Thread rule: any thread; `_lock` guards the set. Futures are resolved outside of
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kreplica.common.errors import ClusterClosed
+from kreplica.common.errors import ClusterClosed, UseAfterFork
 from kreplica.common.future import Future
 from kreplica.common.locks import Lock
 
@@ -21,15 +22,24 @@ class PendingFutures:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._process_id = os.getpid()
         self._lock = Lock()
         # Guarded by _lock:
         self._futures: set[Future[Any]] = set()
         self._is_closed = False
 
     def require_open(self) -> None:
-        """Raises ClusterClosed after `close`."""
+        """Raises ClusterClosed after `close`, UseAfterFork in a child of the process that made it."""
+        if self.is_forked:
+            raise UseAfterFork(f"{self._name} belongs to the parent process")
         if self._is_closed:
             raise ClusterClosed(f"{self._name} is closed")
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that made the cluster: its threads are not here, and its
+        locks, files and directory are the parent's."""
+        return os.getpid() != self._process_id
 
     def track(self, future: Future[T]) -> Future[T]:
         """The future; it fails with ClusterClosed if it is pending when the cluster is closed, or was."""

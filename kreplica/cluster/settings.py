@@ -16,6 +16,7 @@ from typing import Any
 from kreplica.broker.broker_config import BrokerConfig
 from kreplica.broker.node_config import BOTH, NodeConfig, Role
 from kreplica.broker.node_settings import with_settings
+from kreplica.cluster.arguments import LONGEST_MS
 from kreplica.common.errors import InconsistentClusterId, InvalidConfig, InvalidFile
 from kreplica.common.json_file import parse_object
 from kreplica.controller.controller_config import ControllerConfig
@@ -50,9 +51,16 @@ BROKER = BrokerConfig(
     broker_heartbeat_interval_ms=30,
     broker_heartbeat_timeout_ms=100,
     broker_registration_retry_backoff_ms=10,
+    # Nobody starts a node of a program again that gave up because there was no quorum for a while.
+    initial_broker_registration_timeout_ms=LONGEST_MS,
 )
-# A follower hears of its leader a moment before the leader does.
-REPLICA = ReplicaConfig(replica_fetch_backoff_ms=10)
+REPLICA = ReplicaConfig(
+    # A follower hears of its leader a moment before the leader does.
+    replica_fetch_backoff_ms=10,
+    # What is sent while the network is cut is lost, and nobody sends it again as TCP would.
+    replica_socket_timeout_ms=2_000,
+    controller_socket_timeout_ms=2_000,
+)
 # Members of one process come at once or not at all, and a coordinator hears at once that one is gone.
 GROUP = GroupConfig(group_min_session_timeout_ms=100, group_initial_rebalance_delay_ms=20)
 
@@ -136,7 +144,16 @@ def node_config(layout: Layout, node_id: int, directory: str, settings: Mapping[
         replica=REPLICA,
         group=GROUP,
     )
-    return with_settings(config, settings)
+    made = with_settings(config, settings)
+    interval_ms, session_ms = (
+        made.broker.broker_heartbeat_interval_ms,
+        made.controller.broker_session_timeout_ms,
+    )
+    if interval_ms >= session_ms:
+        raise InvalidConfig(
+            f"broker.heartbeat.interval.ms, {interval_ms}, is not below the session's {session_ms}"
+        )
+    return made
 
 
 def check_cluster_id(layout: Layout, cluster_id: str | None, directory: str) -> None:

@@ -40,6 +40,9 @@ class ControllerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfig(f"{name} is negative: {value}")
+        for name in ("default_replication_factor", "num_partitions"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be 1 at least")
         if not 0 < self.broker_session_hint_ms <= self.broker_session_timeout_ms:
             raise InvalidConfig(
                 f"broker_session_hint_ms ({self.broker_session_hint_ms}) must be from 1 to "

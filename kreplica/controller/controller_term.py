@@ -24,11 +24,12 @@ from kreplica.controller.producer_id_control import ProducerIdControl
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.state_machines import StateMachines
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.records import MetadataRecord
+from kreplica.metadata.records import ConfigRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 
 T = TypeVar("T")
 NO_OFFSET = -1
+UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 
 
 class Quorum(Protocol):
@@ -111,6 +112,18 @@ class ControllerTerm:
         for action in actions:
             action(last)
         return result
+
+    def alter_configs(self, change: ControllerResult[T]) -> ControllerResult[T]:
+        """What ConfigurationControl made of a request. Where it has to do with unclean elections, partitions
+        without a leader are tried again as soon as it holds: nobody who allows them wants to wait for the
+        next round.
+        """
+        if any(
+            isinstance(each.message, ConfigRecord) and each.message.name == UNCLEAN_LEADER_ELECTION
+            for each in change.records
+        ):
+            self.after_append(lambda _: self.machines.partitions.trigger_online_partition_state_change())
+        return change
 
     def _append(self, epoch: int, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> int:
         if self.is_lost:

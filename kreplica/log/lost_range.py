@@ -94,7 +94,16 @@ class RangeFromPeers:
     of its own beside it.
     """
 
-    __slots__ = ("_before", "_compared", "_deleted_below", "_epoch", "_pieces", "_wanted", "next_offset")
+    __slots__ = (
+        "_at_last",
+        "_before",
+        "_compared",
+        "_deleted_below",
+        "_epoch",
+        "_pieces",
+        "_wanted",
+        "next_offset",
+    )
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -112,14 +121,25 @@ class RangeFromPeers:
     def begin_with_peer(self) -> None:
         """Another peer is asked from now on."""
         self._compared = self._before is None
+        self._at_last = False
 
     def skip_before(self) -> bool:
         """The peer cannot send the batch before the range: go on behind it; False if that was done."""
         skips, self._compared = not self._compared, True
         return skips
 
+    def skip_to_last(self) -> bool:
+        """The peer's log may begin inside of the range's last batch, which it sends as a whole; False if that
+        was tried."""
+        if self._at_last or self.fetch_offset >= self._wanted.next_offset - 1:
+            return False
+        self._at_last = True
+        return True
+
     @property
     def fetch_offset(self) -> int:
+        if self._at_last:
+            return self._wanted.next_offset - 1
         if not self._compared and self._before is not None:
             return RecordBatch(self._before).base_offset
         return max(self.next_offset, self._deleted_below)
@@ -185,7 +205,7 @@ class RangeFromPeers:
                 f"the peer's batch at offset {base} has leader epoch {batch.leader_epoch}, here it is {known}"
             )
         self._pieces.append(data)
-        self._before = data
+        self._before, self._at_last = data, False
         self.next_offset, self._epoch = batch.next_offset, batch.leader_epoch
         return True
 

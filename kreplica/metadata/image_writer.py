@@ -154,6 +154,13 @@ class ImageWriter:
         if store is not None:
             store.close()
 
+    def abandon(self) -> None:
+        """Let the store go as the end of the process would: what is left is not written."""
+        self._image = None
+        store, self._store = self._store, None
+        if store is not None:
+            store.abandon()
+
     def _written(
         self, image: ImageStore, nodes: Nodes, whole: ClusterMetadata, applied: OffsetAndEpoch
     ) -> list[Event]:

@@ -47,6 +47,10 @@ class MetadataStore(Protocol):
         """Let go of what the store holds; nothing may be called after it."""
         ...
 
+    def abandon(self) -> None:
+        """Likewise, as the end of the process would do it: nothing is written any more."""
+        ...
+
 
 class MemoryMetadataStore:
     """A MetadataStore that is gone with the process. It belongs to one thread."""
@@ -87,6 +91,9 @@ class MemoryMetadataStore:
         self.write(dict.fromkeys(self._keys))
 
     def close(self) -> None:
+        """Nothing is held."""
+
+    def abandon(self) -> None:
         """Nothing is held."""
 
     def _put(self, key: bytes, value: bytes | None) -> None:

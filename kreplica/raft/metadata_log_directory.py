@@ -8,7 +8,13 @@ from __future__ import annotations
 from posixpath import dirname
 
 from kreplica._core.log_state import read_standing
-from kreplica.common.errors import DamagedLog, InconsistentTopicId, InvalidFile, SnapshotMissing
+from kreplica.common.errors import (
+    DamagedLog,
+    InconsistentTopicId,
+    InvalidFile,
+    InvalidSnapshot,
+    SnapshotMissing,
+)
 from kreplica.common.ports import Storage
 from kreplica.common.types import Uuid
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
@@ -32,7 +38,10 @@ def prepare(storage: Storage, directory: str) -> None:
         if latest is not None:
             path = f"{directory}/{snapshot_name(latest)}"
             with FileRawSnapshotReader(storage, path, latest) as reader:
-                check_snapshot(reader)
+                try:
+                    check_snapshot(reader)
+                except InvalidSnapshot as error:
+                    raise InvalidSnapshot(f"{directory}: {error}", where=error.where) from error
     else:
         storage.make_directory(directory)
         storage.sync_directory(dirname(directory))

@@ -9,7 +9,7 @@ client's loop; `state` may be looked at from any thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kreplica.common.errors import (
@@ -18,7 +18,7 @@ from kreplica.common.errors import (
     InconsistentVoterSet,
 )
 from kreplica.common.ports import Clock, Random
-from kreplica.common.quorum_state import NO_NODE, QuorumStateData
+from kreplica.common.quorum_state import FILE_NAME, NO_NODE, QuorumStateData
 from kreplica.common.types import Uuid
 from kreplica.raft.batch_accumulator import BatchAccumulator
 from kreplica.raft.candidate_state import CandidateState
@@ -125,7 +125,8 @@ class QuorumState:
         """
         stored = self._store.read()
         if stored is not None:
-            self._check_ours(stored)
+            configured = self._voters().voters if self._kraft_version() == 0 else ()
+            require_own(stored, self._cluster_id, configured)
             self._written = stored
         data = stored or QuorumStateData(0)
         if data.leader_epoch < last_fetched_epoch:
@@ -143,18 +144,6 @@ class QuorumState:
             self._enter(
                 UnattachedState(data.leader_epoch, voted_key=_voted_key(data), deadline_ms=deadline_ms)
             )
-
-    def _check_ours(self, stored: QuorumStateData) -> None:
-        if stored.cluster_id and stored.cluster_id != self._cluster_id:
-            raise InconsistentClusterId(
-                f"quorum-state is of the cluster {stored.cluster_id}, and this node of {self._cluster_id}"
-            )
-        if self._kraft_version() == 0 and stored.current_voters:
-            configured = sorted(self._voters().voters)
-            if configured and sorted(stored.current_voters) != configured:
-                raise InconsistentVoterSet(
-                    f"quorum-state names the voters {sorted(stored.current_voters)}, not {configured}"
-                )
 
     def _has_voted_for_itself(self, data: QuorumStateData) -> bool:
         # A vote of this id and another directory was given by somebody else, or by a disk that is gone.
@@ -302,3 +291,19 @@ class QuorumState:
 
 def _voted_key(data: QuorumStateData) -> ReplicaKey | None:
     return None if data.voted_id == NO_NODE else ReplicaKey(data.voted_id, data.voted_directory_id)
+
+
+def require_own(
+    stored: QuorumStateData, cluster_id: str, configured: Iterable[int], where: str = FILE_NAME
+) -> None:
+    """Raise InconsistentClusterId or InconsistentVoterSet where what was stored is that of another quorum.
+
+    `configured`: the voters' ids where the configuration names them, else nothing. `where` is for the text.
+    """
+    if stored.cluster_id and stored.cluster_id != cluster_id:
+        raise InconsistentClusterId(
+            f"{where} is of the cluster {stored.cluster_id}, and this node of {cluster_id}"
+        )
+    wanted = sorted(configured)
+    if wanted and stored.current_voters and sorted(stored.current_voters) != wanted:
+        raise InconsistentVoterSet(f"{where} names the voters {sorted(stored.current_voters)}, not {wanted}")

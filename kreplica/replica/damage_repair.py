@@ -314,7 +314,7 @@ class DamageRepair:
         if answer is None or answer.diverging_epoch.end_offset >= 0:
             raise PeerDisagrees(f"broker {peer} has no such range")
         if answer.error_code:
-            if taken.skip_before():
+            if taken.skip_before() or (damage.next_offset is not None and taken.skip_to_last()):
                 self._fetch(repair, peer, taken.fetch_offset)
             elif taken.is_whole:
                 self._put(repair, peer, taken.data)

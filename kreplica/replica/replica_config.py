@@ -29,6 +29,8 @@ class ReplicaConfig:
     # False: ask OffsetForLeaderEpoch before the first fetch of an epoch, as Kafka did before 2.7.
     truncation_on_fetch: bool = True
     replica_socket_timeout_ms: int = 30_000
+    # How long an answer of the controller is waited for before it, or the next one, is asked again.
+    controller_socket_timeout_ms: int = 30_000
     fetch_max_bytes: int = 55 << 20
     max_incremental_fetch_session_cache_slots: int = 1_000
     min_incremental_fetch_session_eviction_ms: int = 120_000

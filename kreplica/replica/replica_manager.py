@@ -134,6 +134,7 @@ class ReplicaManager:
             controller=controller,
             transport=transport,
             loop=new_loop("alter-partition"),
+            request_timeout_ms=config.controller_socket_timeout_ms,
         )
         self.repairs = DamageRepair(
             broker_id,

@@ -149,6 +149,13 @@ class LmdbMetadataStore:
                 env.close()
         _write_sum(self._directory)
 
+    def abandon(self) -> None:
+        """Close the file as it is; without its sum the next start walks it."""
+        with self._reading:
+            env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
     def _commit(self, change: Callable[[lmdb.Environment, lmdb.Transaction[bytes]], None]) -> None:
         """One write transaction; made again in a larger map where the first was too small."""
         while True:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -206,6 +208,20 @@ def test_a_node_that_is_cut_off(cluster):
     assert values(cluster) == [b"a"]
 
 
+def test_what_a_cut_network_lost_is_soon_sent_again(cluster):
+    cluster.create_topic("orders")
+    put(cluster, b"a")
+    view = cluster.partition("orders")
+    leader = view.leader
+    follower = next(node_id for node_id in view.isr if node_id != leader)
+    log = cluster.node(follower).broker.replica_manager.partitions.get(("orders", 0)).local_log
+    cluster.cut(leader, follower)
+    # The leader answers the fetch that waits with it, and the answer is lost.
+    put(cluster, b"b", acks=1)
+    cluster.heal()
+    cluster._wait(lambda: log.log_end_offset == 2, 15, "the follower fetches again")
+
+
 def test_a_node_stops_in_order(cluster):
     cluster.create_topic("orders")
     put(cluster, b"a")
@@ -297,10 +313,28 @@ def test_a_temporary_directory_goes():
 def test_settings_are_kafkas(tmp_path):
     with pytest.raises(errors.InvalidConfig, match=r"min\.insync\.replicas"):
         Cluster(1, tmp_path, config={"min.insync.replica": 2})
+    for settings in (
+        {"controller.quorum.fetch.timeout.ms": 0},
+        {"broker.heartbeat.interval.ms": 500},
+        {"broker.session.timeout.ms": "soon"},
+        {"num.partitions": 0},
+        {5: 1},
+        ["num.partitions"],
+    ):
+        with pytest.raises(errors.InvalidConfig):
+            Cluster(1, tmp_path, config=settings)
     with pytest.raises(errors.InvalidConfig):
         Cluster(0, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with Cluster(1, tmp_path, config={"num.partitions": 3, "log.segment.bytes": 1 << 20}) as cluster:
+    settings = {
+        "num.partitions": 3,
+        "log.segment.bytes": 1 << 20,
+        "controller.quorum.fetch.timeout.ms": "600",
+        "metadata.log.cleanup.interval.ms": 1_000,
+    }
+    with Cluster(1, tmp_path, config=settings) as cluster:
+        assert cluster.node(1).config.raft.quorum_fetch_timeout_ms == 600
+        assert cluster.node(1).config.raft.metadata_log_cleanup_interval_ms == 1_000
         cluster.create_topic("orders", partitions=-1)
         assert len(cluster.describe()["topics"]["orders"]["partitions"]) == 3
 
@@ -319,6 +353,67 @@ def test_foreign_directories_are_refused(tmp_path):
     (tmp_path / "one" / "node-1").rename(tmp_path / "two" / "node-1")
     with pytest.raises(errors.InconsistentClusterId):
         Cluster(1, tmp_path / "two")
+    with pytest.raises(errors.InvalidConfig, match="has 0 controllers of their own, not 3"):
+        Cluster(1, tmp_path / "one", controllers=3)
+
+
+METADATA = "node-1/__cluster_metadata-0"
+STATE = {"leaderId": -1, "leaderEpoch": 1, "votedId": -1, "appliedOffset": 0, "currentVoters": []}
+
+
+def files_of(directory):
+    found = (each for each in directory.rglob("*") if each.is_file())
+    return {str(each.relative_to(directory)): each.read_bytes() for each in found}
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+DAMAGES = [
+    (errors.UnsupportedVersion, f"{METADATA}/quorum-state", json.dumps({**STATE, "data_version": 7})),
+    (errors.InvalidFile, f"{METADATA}/quorum-state", ""),
+    (errors.InvalidFile, f"{METADATA}/quorum-state", "{"),
+    (
+        errors.InconsistentClusterId,
+        f"{METADATA}/quorum-state",
+        json.dumps({**STATE, "clusterId": "another", "data_version": 0}),
+    ),
+    (errors.InvalidSnapshot, f"{METADATA}/00000000000000000000-0000000000.checkpoint", None),
+    (errors.InvalidFile, f"{METADATA}/leader-epoch-checkpoint", None),
+    (errors.InvalidFile, "node-1/recovery-point-offset-checkpoint", None),
+    (errors.InvalidFile, "node-1/replication-offset-checkpoint", None),
+    (errors.InvalidFile, "node-1/log-start-offset-checkpoint", None),
+    (errors.InvalidFile, "node-1/meta.properties", None),
+    (errors.InvalidFile, "kreplica.cluster.json", None),
+]
+
+
+def test_what_a_node_cannot_read_is_told_and_nothing_is_changed(tmp_path):
+    with Cluster(1, tmp_path / "good") as cluster:
+        cluster.create_topic("orders")
+        put(cluster, b"a")
+    for number, (error, name, content) in enumerate(DAMAGES):
+        directory = tmp_path / str(number)
+        shutil.copytree(tmp_path / "good", directory)
+        if content is None:
+            cut_short(directory / name)
+        else:
+            (directory / name).write_text(content)
+        before = files_of(directory)
+        with pytest.raises(error, match=name.rpartition("/")[0] or name):
+            Cluster(1, directory)
+        assert files_of(directory) == before, name
+
+
+def test_a_metadata_log_that_is_gone_is_not_begun_anew(tmp_path):
+    with Cluster(1, tmp_path):
+        pass
+    shutil.rmtree(tmp_path / METADATA)
+    before = files_of(tmp_path)
+    with pytest.raises(errors.InvalidFile, match="is gone"):
+        Cluster(1, tmp_path)
+    assert files_of(tmp_path) == before
 
 
 # ---- mistakes, and the end --------------------------------------------------------------------------------
@@ -400,6 +495,38 @@ def test_who_waits_for_a_node_that_is_killed_is_told(cluster):
     ready = cluster.node(1).ready
     cluster.kill(1)
     assert isinstance(ready.exception(PATIENCE), errors.BrokerNotAvailable)
+
+
+def test_a_kill_writes_nothing_into_the_image(cluster, tmp_path):
+    image = tmp_path / "data" / "node-2" / "kreplica.image"
+    cluster.create_topic("orders")
+    cluster.pause(2)
+    before = (image / "data.mdb").read_bytes()
+    cluster.kill(2)
+    assert (image / "data.mdb").read_bytes() == before
+    # What a close in order leaves there tells the next start that the file is whole.
+    assert not (image / "data.crc").exists()
+    cluster.start(2)
+
+
+def test_a_forked_child_leaves_the_cluster_alone():
+    with Cluster(1) as cluster:
+        cluster.create_topic("orders")
+        child = os.fork()
+        if child == 0:
+            try:
+                for ask in (lambda: cluster.append("orders", 0, [b"a"]), lambda: cluster.kill(1)):
+                    with pytest.raises(errors.UseAfterFork):
+                        ask()
+                cluster.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert put(cluster, b"a").base_offset == 0
+        cluster.kill(1)
+        cluster.start(1)
+        assert values(cluster) == [b"a"]
 
 
 def test_nobody_waits_for_a_closed_cluster(tmp_path):

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+from kio.schema.incremental_alter_configs.v1.request import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 
 from kreplica.common.errors import (
     BufferExhausted,
@@ -292,6 +297,27 @@ def test_preferred_leaders_get_their_partitions_back() -> None:
     stage.do(_rejoin)
     stage.pass_with([1, 2], 1_000)
     assert stage.partition("t").leader == 1
+
+
+@pytest.mark.parametrize("resource", [(2, "t"), (4, "")])
+def test_unclean_elections_begin_when_they_are_allowed(
+    stage: OneController, resource: tuple[int, str]
+) -> None:
+    stage.start(1, 2)
+    stage.create_topic("t", [1, 2])
+    stage.pass_with([2], 240)
+    stage.heartbeat(1)
+    stage.pass_with([1], 240)
+    assert (stage.partition("t").leader, stage.partition("t").isr) == (-1, ())
+    kind, name = resource
+    stage.ask(unclean_allowed(kind, name))
+    assert (stage.partition("t").leader, stage.partition("t").isr) == (1, (1,))
+
+
+def unclean_allowed(kind: int, name: str) -> IncrementalAlterConfigsRequest:
+    setting = AlterableConfig(name="unclean.leader.election.enable", config_operation=0, value="true")
+    resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=(setting,))
+    return IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
 
 
 def _rejoin(term: ControllerTerm) -> None:

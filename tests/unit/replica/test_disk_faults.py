@@ -224,6 +224,22 @@ def test_a_range_across_the_log_start_in_which_a_leader_epoch_begins_is_healed()
     assert well(at)
 
 
+def test_a_batch_inside_of_which_the_others_begin_is_healed() -> None:
+    """They had heard of a deletion of which their new leader had not; of the batch they have all."""
+    at = filled(4, **{"segment.bytes": 65_536})
+    at.manager(1).append(T0, batch(b"a", b"b", b"c"), required_acks=ACKS_LEADER).result(0)
+    append(at, 4)
+    at.pass_time(1_000)
+    for broker in (2, 3):
+        assert at.partition(broker).local_log.maybe_increment_log_start_offset(5)
+    assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 4)
+    log = at.partition(1).local_log
+    assert search(log, log.local.segments[0], 4)
+    at.pass_time(1_000)
+    assert not log.damages
+    assert [record.value for each in log.batches(4, 7) for record in each] == [b"a", b"b", b"c"]
+
+
 def test_a_follower_that_asks_for_what_is_deleted_hears_so_though_it_rotted() -> None:
     """Else it would ask for ever: nobody heals what is deleted."""
     at = filled(12, **{"segment.bytes": 65_536})
