@@ -38,6 +38,7 @@ from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.controller_apis import ControllerApis
 from kreplica.broker.group_apis import GroupPublisher, make_groups
+from kreplica.broker.handover_requests import HandoverRequests
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis
 from kreplica.broker.node_check import check_files
@@ -256,6 +257,10 @@ class Node:
             metrics=self.metrics,
             on_assignment=assignments.on_assignment,
         )
+        handovers = HandoverRequests(
+            controller=self._active_controller, transport=ports.transport, loop=ports.loop("handovers")
+        )
+        broker.replica_manager.repairs.on_wants_handover = handovers.ask
         apis = MetadataApis(config.cluster_id, lambda: cache.metadata, self._active_controller)
         producer_ids = ProducerIdManager(
             config.node_id,

@@ -115,6 +115,26 @@ class PreferredReplicaPartitionLeaderSelector:
         )
 
 
+class HandoverLeaderSelector:
+    """For a partition whose leader cannot go on: another replica that is alive and in sync. The former leader
+    stays in the ISR until it says itself what it lacks.
+    """
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+
+    def select_leader(self, partition: PartitionContext) -> LeaderSelection:
+        current = partition.leader_and_isr
+        for replica in current.replicas:
+            is_other = replica != current.leader and replica in current.isr
+            if is_other and self._context.is_acceptable_leader(partition, replica):
+                return LeaderSelection(replica, current.isr)
+        raise StateChangeFailed(
+            f"{partition.topic_partition}: nobody but {current.leader} is alive and in the ISR "
+            f"{list(current.isr)}"
+        )
+
+
 class ControlledShutdownLeaderSelector:
     """For a partition whose leader is about to leave: the first live replica in sync that stays; those that
     leave are out of the ISR then.

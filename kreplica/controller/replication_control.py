@@ -58,7 +58,7 @@ from kreplica.controller.alter_partition_control import AlterPartitionControl
 from kreplica.controller.assignments import check_assignment
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
 from kreplica.controller.controller_context import ControllerContext, PartitionContext
-from kreplica.controller.leader_selectors import OfflinePartitionLeaderSelector
+from kreplica.controller.leader_selectors import HandoverLeaderSelector, OfflinePartitionLeaderSelector
 from kreplica.controller.partition_reassignment import PartitionReassignment
 from kreplica.controller.partition_state_machine import PartitionStateMachine
 from kreplica.controller.preferred_replica_leader_election import PreferredReplicaLeaderElection
@@ -67,6 +67,8 @@ from kreplica.controller.topic_control import TopicControl
 
 NO_DELAY = datetime.timedelta(0)
 PREFERRED, UNCLEAN = 0, 1
+# kreplica's own: the leader cannot go on, and another replica in sync is to lead.
+HANDOVER = 100
 
 
 class ReplicationControl:
@@ -90,6 +92,7 @@ class ReplicationControl:
         self._topic_control = topic_control
         self._alter_partition_control = alter_partition_control
         self._unclean_selector = OfflinePartitionLeaderSelector(context, always_unclean=True)
+        self._handover_selector = HandoverLeaderSelector(context)
 
     def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
         return self._topic_control.create_topics(request)
@@ -107,17 +110,19 @@ class ReplicationControl:
 
     def elect_leaders(self, request: ElectLeadersRequest) -> ElectLeadersResponse:
         """Let the preferred replicas lead (type 0), or elect for leaderless partitions though it be unclean
-        (type 1). Where all partitions are asked for, those that need no election have no answer.
+        (type 1); or let somebody else lead than now (type 100). Where all partitions are asked for, those
+        that need no election have no answer.
         """
-        if request.election_type not in (PREFERRED, UNCLEAN):
+        if request.election_type not in (PREFERRED, UNCLEAN, HANDOVER) or (
+            request.election_type == HANDOVER and request.topic_partitions is None
+        ):
             return ElectLeadersResponse(
                 throttle_time=NO_DELAY, error_code=ErrorCode.invalid_request, replica_election_results=()
             )
-        is_preferred = request.election_type == PREFERRED
         results: dict[str, list[PartitionResult]] = {}
         with self._batch.collected():
             for topic_partition in self._asked(request):
-                error = self._elect(topic_partition, is_preferred=is_preferred)
+                error = self._elect(topic_partition, request.election_type)
                 if request.topic_partitions is None and isinstance(error, ElectionNotNeeded):
                     continue
                 results.setdefault(topic_partition.topic, []).append(
@@ -144,22 +149,26 @@ class ReplicationControl:
             for number in topic.partitions:
                 yield TopicPartition(topic.topic, number)
 
-    def _elect(self, topic_partition: TopicPartition, *, is_preferred: bool) -> KreplicaError | None:
+    def _elect(self, topic_partition: TopicPartition, election_type: int) -> KreplicaError | None:
         partition = self._context.partitions.get(topic_partition)
         if partition is None:
             return UnknownTopicOrPartition(f"there is no partition {topic_partition}")
         current = partition.leader_and_isr
-        if current.leader == current.replicas[0] or (current.leader != NO_LEADER and not is_preferred):
+        is_led = current.leader != NO_LEADER
+        if (
+            (election_type == PREFERRED and current.leader == current.replicas[0])
+            or (election_type == UNCLEAN and is_led)
+            or (election_type == HANDOVER and not is_led)
+        ):
             return ElectionNotNeeded(f"{topic_partition} is led by {current.leader}")
-        if is_preferred:
+        if election_type == PREFERRED:
             failures = self._preferred_election.elect([partition])
         else:
-            failures = self._partitions.handle_state_changes(
-                [partition], PartitionState.ONLINE, self._unclean_selector
-            )
+            selector = self._unclean_selector if election_type == UNCLEAN else self._handover_selector
+            failures = self._partitions.handle_state_changes([partition], PartitionState.ONLINE, selector)
         if not failures:
             return None
-        kind = PreferredLeaderNotAvailable if is_preferred else EligibleLeadersNotAvailable
+        kind = PreferredLeaderNotAvailable if election_type == PREFERRED else EligibleLeadersNotAvailable
         return kind(str(failures[topic_partition]))
 
     # ---- reassignments ------------------------------------------------------------------------------------

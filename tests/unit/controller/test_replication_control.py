@@ -14,6 +14,7 @@ from kio.schema.list_partition_reassignments.v0.request import (
     ListPartitionReassignmentsTopics,
 )
 
+from kreplica.controller.replication_control import HANDOVER
 from tests.support.controllers import ControllerStage
 
 PREFERRED, UNCLEAN = 0, 1
@@ -67,6 +68,28 @@ def test_unclean_elections() -> None:
     ]
     assert (stage.state("orders").leader, stage.state("orders").isr) == (1, (1,))
     assert stage.state("orders").leader_recovery_state == 1
+
+
+def test_a_leader_hands_over_to_another_in_sync() -> None:
+    stage = ControllerStage()
+    stage.create("orders", (0, 1), (1, 0), (0, 2))
+    stage.set_isr("orders", 0, number=2)
+    assert elect(stage, HANDOVER, 0, 1, 2, 9) == [
+        ErrorCode.none,
+        ErrorCode.none,
+        ErrorCode.eligible_leaders_not_available,
+        ErrorCode.unknown_topic_or_partition,
+    ]
+    assert [stage.state("orders", number).leader for number in range(3)] == [1, 0, 0]
+    # Who is behind says so himself, when he follows.
+    assert stage.state("orders").isr == (0, 1)
+    stage.fence(0, 1)
+    assert elect(stage, HANDOVER, 0) == [ErrorCode.election_not_needed]
+
+
+def test_nobody_hands_over_everything() -> None:
+    request = ElectLeadersRequest(election_type=HANDOVER, topic_partitions=None)
+    assert ControllerStage().control.elect_leaders(request).error_code == ErrorCode.invalid_request
 
 
 def test_another_kind_of_election() -> None:
