@@ -11,9 +11,16 @@ from kreplica.sim.control_mutants import CONTROL_MUTANTS
 from kreplica.sim.history_mutants import HISTORY_MUTANTS
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.mutants import MUTANTS, built_in
+from kreplica.sim.quorum.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
 from kreplica.sim.transcript.simulated import replay_simulated
 
-ALL_MUTANTS = {**MUTANTS, **HISTORY_MUTANTS, **CONTROL_MUTANTS}
+ALL_MUTANTS = {
+    **MUTANTS,
+    **HISTORY_MUTANTS,
+    **CONTROL_MUTANTS,
+    **QUORUM_MUTANTS,
+    **QUORUM_HISTORY_MUTANTS,
+}
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 # (mutant, its script, how it shows: the invariant that notices, or a line that the script prints instead);
 # two mutants with an "and" between them where one thing guards behind another.
@@ -93,6 +100,33 @@ CAUGHT = [
         "kafka_13173_two_sessions_end_at_once",
         "t-0: leader 1 in epoch 0, ISR 1,3 (partition epoch 1)",
     ),
+    # ---- a quorum
+    (
+        "come_back_without_memory and elect_anybody",
+        "kafka_10661_restarted_leader_votes_again",
+        "OneVote",
+    ),
+    ("announce_what_is_over", "kafka_17333_resigned_leader_announces_itself", "NoIllegalState"),
+    (
+        "lead_nobody",
+        "kafka_15489_leader_without_a_majority",
+        "2     leader    1      2       0      4   6    1,2,3",
+    ),
+    ("clean_past_the_snapshot", "kafka_14238_log_without_its_snapshot", "SnapshotAtLogStart"),
+    ("end_snapshots_anywhere", "kafka_14618_snapshot_inside_a_batch", "a snapshot up to 4"),
+    ("refuse_who_was_wiped", "kafka_12181_wiped_voter", "1  nothing"),
+    (
+        "cut_what_is_committed",
+        "kafka_12460_truncation_below_the_mark",
+        "3     follower  1      2       0      1   1",
+    ),
+    ("count_who_is_removed", "kafka_16530_leader_removes_itself", "MajorityReachedHighWatermark"),
+    ("change_voters_too_early", "kafka_16530_voter_added_too_early", "add 4: DuplicateVoter"),
+    (
+        "ask_nobody_before",
+        "kip_996_partitioned_voter",
+        "3     leader    11     3       0      6   6    1,2,3",
+    ),
 ]
 
 # The same where a leader does not compare epochs at each fetch, as it does since Kafka 2.7. A script holds
@@ -139,4 +173,6 @@ def what_shows(name, text):
 
 def test_every_bug_of_a_history_is_caught():
     names = " and ".join(name for name, *_ in CAUGHT + CAUGHT_BEFORE)
-    assert HISTORY_MUTANTS.keys() | CONTROL_MUTANTS.keys() <= set(names.split(" and "))
+    assert HISTORY_MUTANTS.keys() | CONTROL_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys() <= set(
+        names.split(" and ")
+    )

@@ -60,4 +60,5 @@ def test_the_script_of_a_history_fails_with_its_bug(name):
 
 def test_every_mutant_is_caught():
     assert {name for name, _, _ in CAUGHT} == QUORUM_MUTANTS.keys()
-    assert SCRIPTS.keys() == QUORUM_HISTORY_MUTANTS.keys()
+    # The others have transcripts only: tests/interaction/test_histories.py.
+    assert SCRIPTS.keys() <= QUORUM_HISTORY_MUTANTS.keys()

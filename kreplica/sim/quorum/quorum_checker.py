@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.raft_client import LeaderAndEpoch
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.network import Message
 from kreplica.sim.quorum.quorum_log_checker import QuorumLogChecker
 from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.sim_quorum import SimQuorum
@@ -25,8 +27,22 @@ class QuorumChecker(QuorumLogChecker):
         self.values: dict[int, str] = {}
         self.acked: dict[int, str] = {}
         quorum.witness = self
-        quorum.network.tap = self.heard
+        self._failure: Exception | None = None
+        quorum.network.tap = self._heard
         quorum.scheduler.after_event = lambda _: self.check()
+
+    def check(self, node_ids: Iterable[int] | None = None) -> None:
+        """Look at these members, or at all, and at what was said. Raises InvariantViolated."""
+        if self._failure is not None:
+            raise self._failure
+        super().check(node_ids)
+
+    def _heard(self, what: str, message: Message) -> None:
+        # Whoever sends would take what is raised here for his own: it is told after the event.
+        try:
+            self.heard(what, message)
+        except InvariantViolated as violated:
+            self._failure = self._failure or violated
 
     # ---- listeners ----------------------------------------------------------------------------------------
 

@@ -72,6 +72,12 @@ class QuorumLogChecker:
             self._check_mark(view)
             self._check_start(view)
 
+    def forget_disk(self, node_id: int) -> None:
+        """The node, which is down, has an empty disk from now on."""
+        self.views[node_id].durable_end = 0
+        self.views[node_id].epoch = 0
+        self._states.pop(node_id, None)
+
     def _require(self, holds: bool, name: str, what: str, *views: NodeView) -> None:
         if not holds:
             told = views if len(views) > 1 else self.views.values()

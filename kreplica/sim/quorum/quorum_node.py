@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from kreplica.common.config import MetadataLogConfig
@@ -71,13 +72,15 @@ def value_of(record: ApiMessageAndVersion[MetadataRecord]) -> str:
 
 @dataclass(slots=True)
 class QuorumSetup:
-    """What all members have in common, and `directory_ids` that each keeps."""
+    """What all members have in common, and `directory_ids` that each keeps. `on_fatal`: told who cannot go
+    on, and why; without it, that ends the run."""
 
     voters: VoterSet
     config: RaftConfig = RAFT_CONFIG
     log_config: MetadataLogConfig = LOG_CONFIG
     cluster_id: str = CLUSTER_ID
     directory_ids: dict[int, Uuid] = field(default_factory=dict)
+    on_fatal: Callable[[int, BaseException], None] | None = None
 
 
 class QuorumNode:
@@ -108,7 +111,7 @@ class QuorumNode:
             transport=ports.transport,
             loop=ports.loop("raft"),
             metrics=self.metrics,
-            on_fatal=_raise,
+            on_fatal=_raise if setup.on_fatal is None else partial(setup.on_fatal, self.node_id),
         )
 
     # ---- the program --------------------------------------------------------------------------------------
@@ -124,9 +127,10 @@ class QuorumNode:
     def handle(self, request: Any) -> Future[Any]:
         return self.client.handle_inbound(request)
 
-    def snapshot(self) -> None:
-        """Make a snapshot of all that is applied."""
-        writer = self.client.create_snapshot(self.applied)
+    def snapshot(self, snapshot_id: OffsetAndEpoch | None = None) -> None:
+        """Make a snapshot of all that is applied, under its own id or another one. Raises
+        IllegalSnapshotId."""
+        writer = self.client.create_snapshot(snapshot_id or self.applied)
         writer.append([record_of(value) for value in self.values])
         writer.freeze()
 

@@ -5,7 +5,6 @@ Everything that happens is an event of `scheduler`; all chance comes from `seed`
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,11 +16,11 @@ from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.raft_client import LeaderAndEpoch
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
-from kreplica.sim.clock import VirtualTime
-from kreplica.sim.network import LinkConditions, SimEndpoint, SimNetwork
+from kreplica.sim.machines import SimMachines
+from kreplica.sim.network import LinkConditions, SimEndpoint
 from kreplica.sim.node import BrokerPorts, SimBroker
 from kreplica.sim.quorum.quorum_node import QuorumNode, QuorumSetup, Witness, record_of
-from kreplica.sim.scheduler import NANOSECONDS_PER_MS, Incarnation, SimScheduler
+from kreplica.sim.scheduler import Incarnation
 
 CLIENT_ID = 2000
 
@@ -41,7 +40,7 @@ def directory_id_of(node_id: int, disk: int = 0) -> Uuid:
     return Uuid(bytes([*range(1, 9), 0, 0, 0, disk, *node_id.to_bytes(4, "big")]))
 
 
-class SimQuorum:
+class SimQuorum(SimMachines):
     """Nodes 1 to `voters` vote; `observers` more do not. None is started. `dynamic`: voters come and go."""
 
     def __init__(
@@ -55,14 +54,8 @@ class SimQuorum:
         conditions: LinkConditions | None = None,
         **settings: Any,
     ) -> None:
-        self.seed = seed
-        self.random = random.Random(seed)
-        self.time = VirtualTime()
-        self.scheduler = SimScheduler(self.time, self.random, shuffle=shuffle)
-        self.scheduler.name = f"seed {seed}, "
-        self.network = SimNetwork(self.scheduler, self.random, conditions)
+        super().__init__(seed=seed, shuffle=shuffle, conditions=conditions)
         self.witness: Witness = NoWitness()
-        self.machines: dict[int, SimBroker] = {}
         ids = range(1, voters + 1)
         self.setup = QuorumSetup(
             VoterSet(
@@ -72,16 +65,19 @@ class SimQuorum:
             **settings,
         )
         for node_id in range(1, voters + observers + 1):
-            self.add_machine(node_id)
+            self.add_member(node_id)
         life = Incarnation(CLIENT_ID)
         self.client_endpoint: SimEndpoint = self.network.join(life)
 
-    def add_machine(self, node_id: int) -> None:
+    def add_member(self, node_id: int) -> None:
         """A new machine with an empty disk."""
         self.setup.directory_ids.setdefault(node_id, directory_id_of(node_id))
-        self.machines[node_id] = SimBroker(
-            node_id, self.scheduler, self.network, self._make, lambda: 0, str(self.seed)
-        )
+        self.add_machine(node_id, self._make, lambda: 0)
+
+    @property
+    def machines(self) -> dict[int, SimBroker]:
+        """All members, by id, running or not."""
+        return self.brokers
 
     def _make(self, ports: BrokerPorts) -> QuorumNode:
         return QuorumNode(ports, self.setup, self.witness)
@@ -144,9 +140,6 @@ class SimQuorum:
             if other != node_id:
                 self.network.cut(node_id, other)
 
-    def pass_time(self, duration_ms: int) -> None:
-        self.scheduler.run_for(duration_ms)
-
     def run_until(self, condition: Callable[[], object], limit_ms: int = 5_000) -> bool:
         """Let events happen until the condition holds; False if it does not in time."""
         return self.scheduler.run_until(lambda: bool(condition()), limit_ms)
@@ -160,6 +153,3 @@ class SimQuorum:
 
     def mark_is_known(self, node_id: int) -> bool:
         return self.client(node_id).high_watermark is not None
-
-    def now_ms(self) -> int:
-        return self.time.now_ns // NANOSECONDS_PER_MS

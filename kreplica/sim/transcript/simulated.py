@@ -11,6 +11,7 @@ from kreplica.sim.invariants.checker import InvariantChecker
 # Each registers its commands.
 from kreplica.sim.transcript import client_commands, cluster_commands, damage_commands, network_commands
 from kreplica.sim.transcript.node_commands import NodesTranscript
+from kreplica.sim.transcript.quorum_commands import QuorumTranscript
 from kreplica.sim.transcript.runner import Transcript
 from kreplica.sim.transcript.script import first_command, replay
 
@@ -25,10 +26,11 @@ def simulated_cluster(settings: Mapping[str, str]) -> SimCluster:
 
 
 def transcript_of(text: str) -> Transcript:
-    """A run of the kind of script that the text is: of brokers, or of whole nodes."""
-    if first_command(text) == "nodes":
+    """A run of the kind of script that the text is: of brokers, of whole nodes, or of a quorum."""
+    first = first_command(text)
+    if first == "nodes":
         return NodesTranscript()
-    return Transcript(simulated_cluster)
+    return QuorumTranscript() if first == "voters" else Transcript(simulated_cluster)
 
 
 def replay_simulated(text: str) -> str:

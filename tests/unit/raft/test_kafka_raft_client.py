@@ -218,9 +218,7 @@ def test_a_voter_whose_disk_was_wiped_replicates_anew():
     quorum.kill(wiped)
     quorum.machines[wiped].storage = type(quorum.machines[wiped].storage)()
     quorum.machines[wiped].storage.make_directory("/data")
-    quorum.checker.views[wiped].durable_end = 0
-    quorum.checker.views[wiped].epoch = 0
-    quorum.checker._states.pop(wiped)
+    quorum.checker.forget_disk(wiped)
     quorum.start(wiped)
     assert all_have(quorum, "a")
     assert quorum.leader == leader

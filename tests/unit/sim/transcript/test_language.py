@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kreplica.sim.transcript.node_commands import NODE_COMMANDS, NodesTranscript
+from kreplica.sim.transcript.quorum_commands import QUORUM_COMMANDS, QuorumTranscript
 from kreplica.sim.transcript.runner import COMMANDS, Transcript
 from kreplica.sim.transcript.script import ScriptError
 from kreplica.sim.transcript.simulated import MODULES, simulated_cluster
@@ -22,7 +23,9 @@ def table_of(commands):
     return lines
 
 
-@pytest.mark.parametrize("commands", [COMMANDS, NODE_COMMANDS], ids=["brokers", "nodes"])
+@pytest.mark.parametrize(
+    "commands", [COMMANDS, NODE_COMMANDS, QUORUM_COMMANDS], ids=["brokers", "nodes", "quorum"]
+)
 def test_the_manual_lists_the_language(commands):
     assert MODULES
     missing = [line for line in table_of(commands) if line not in MANUAL.read_text().splitlines()]
@@ -104,3 +107,23 @@ def test_a_script_of_nodes_tells_what_the_controllers_do():
     assert "leader 1 in epoch 1" in moved
     assert "leader 2 in epoch 2" in "".join(transcript.run("stop 1"))
     assert transcript.run("partition") == ["t-0: leader 2 in epoch 2, ISR 2 (partition epoch 3)"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        (["produce m"], "no command 'produce'"),
+        (["kill 1"], "begins with its"),
+        (["status"], "begins with its voters"),
+        (["voters 1", "voters 1"], "there already"),
+        (["voters 3", "append a"], "nobody leads"),
+        (["voters 3", "wipe 1"], "1 runs"),
+        (["voters 3", "ask-vote 1 epoch=1"], "a broker is a number, not ''"),
+    ],
+)
+def test_what_is_wrong_in_a_script_of_a_quorum_is_said(lines, match):
+    transcript = QuorumTranscript()
+    for line in lines[:-1]:
+        transcript.run(line)
+    with pytest.raises(ScriptError, match=match):
+        transcript.run(lines[-1])
