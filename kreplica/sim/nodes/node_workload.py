@@ -35,7 +35,7 @@ def draw_node_workload(random: Random) -> NodeWorkload:
             "replica.fetch.max.bytes": choice(1 << 20, 512),
             "num.replica.fetchers": choice(1, 1, 2),
             "replica.high.watermark.checkpoint.interval.ms": choice(50, 300),
-            "quorum.append.linger.ms": choice(0, 5),
+            "controller.quorum.append.linger.ms": choice(0, 5),
             "metadata.log.max.record.bytes.between.snapshots": choice(1_000, 3_000),
         },
         operation_every_ms=choice(4, 8),

@@ -36,11 +36,11 @@ from kreplica.sim.transcript.script import ScriptError
 
 # Kafka's defaults, but that a commit of metadata does not wait for others to share its flush.
 SETTINGS: Mapping[str, object] = {
-    "quorum.election.timeout.ms": 1_000,
-    "quorum.fetch.timeout.ms": 2_000,
-    "quorum.election.backoff.max.ms": 1_000,
-    "quorum.request.timeout.ms": 2_000,
-    "quorum.append.linger.ms": 0,
+    "controller.quorum.election.timeout.ms": 1_000,
+    "controller.quorum.fetch.timeout.ms": 2_000,
+    "controller.quorum.election.backoff.max.ms": 1_000,
+    "controller.quorum.request.timeout.ms": 2_000,
+    "controller.quorum.append.linger.ms": 0,
     "broker.session.timeout.ms": 9_000,
     "broker.session.hint.ms": 9_000,
     "broker.session.max.timeout.ms": 9_000,
