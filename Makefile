@@ -10,7 +10,7 @@
 #   make crash        the kill -9 loop and power cuts, at length (KILLS=3000 CUTS=10000)
 #   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
 #   make fuzz         a log's files and a producer's batches fed with noise (FUZZ_SECONDS=60)
-#   make sim          random runs of replication for a night; the first failing seed is told (SIM_SEEDS=20000)
+#   make sim          random runs for a night, of brokers and of whole nodes; a failing seed is told (SIM_SEEDS=20000)
 #   make wheel-check  a wheel built from the source archive, installed into a fresh environment, used there
 #   make clean        what was built; `make distclean` takes .venv too
 
@@ -94,7 +94,8 @@ fuzz: .make/build
 	KREPLICA_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/crash -k fuzz
 
 sim: .make/build
-	KREPLICA_SEEDS=$(SIM_SEEDS) $(PYTEST) tests/simulation/test_random_runs.py
+	KREPLICA_SEEDS=$(SIM_SEEDS) $(PYTEST) tests/simulation/test_random_runs.py \
+		tests/simulation/test_node_runs.py tests/simulation/test_quorum_runs.py
 
 conformance: .make/build
 	$(PYTEST) tests/conformance -m conformance
