@@ -44,7 +44,7 @@ class NodeObserver:
         self._states: dict[int, EpochState] = {}
         self._ends: dict[int, int] = {}
         self._starts: dict[int, int] = {}
-        self._snapshots: dict[int, object] = {}
+        self._snapshots: dict[int, int] = {}
         checker.listeners.append(self.look)
         checker.message_listeners.append(self._heard)
 
@@ -61,10 +61,10 @@ class NodeObserver:
         if view.start > self._starts.get(node_id, 0):
             self._counts["logs begun anew"] += 1
         self._ends[node_id], self._starts[node_id] = view.end, view.start
-        if view.snapshot != self._snapshots.get(node_id):
+        if view.snapshot is not None and view.snapshot[0] > self._snapshots.get(node_id, 0):
             # Its own snapshot lies within its log; one that it was sent begins the log anew.
-            self._counts["snapshots installed" if view.start == view.end else "snapshots made"] += 1
-            self._snapshots[node_id] = view.snapshot
+            self._counts["snapshots installed" if view.start == view.snapshot[0] else "snapshots made"] += 1
+            self._snapshots[node_id] = view.snapshot[0]
         state = node.client.quorum.state
         if self._states.get(node_id) is not state:
             self._states[node_id] = state
