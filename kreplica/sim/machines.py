@@ -50,6 +50,11 @@ class SimMachines:
         )
         return machine
 
+    @property
+    def events(self) -> int:
+        """How much has happened: messages delivered, faults, operations of clients and of disks."""
+        return self.scheduler.events + sum(machine.disk_operations for machine in self.brokers.values())
+
     # ---- what a script does -------------------------------------------------------------------------------
 
     def start(self, broker_id: int) -> None:

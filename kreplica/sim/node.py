@@ -81,6 +81,8 @@ class SimBroker:
         self.storage.sync_directory("/")
         # How long each flush keeps the broker from going on.
         self.flush_us = 0
+        # Changes of the disk, and flushes, in all of its lives.
+        self.disk_operations = 0
         # Asked before each change of the disk and each flush; what it raises is what the disk refuses.
         self.disk_fault: Callable[[str, str], None] | None = None
         # How its last life ended.
@@ -167,6 +169,7 @@ class SimBroker:
         self._scheduler.resume(self.life)
 
     def _before_disk(self, operation: str, path: str) -> None:
+        self.disk_operations += 1
         if self.disk_fault is not None:
             self.disk_fault(operation, path)
         if self.flush_us and operation in ("flush", "sync_directory"):
