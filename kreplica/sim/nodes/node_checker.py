@@ -12,8 +12,9 @@ from typing import Any
 
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition
+from kreplica.controller.topic_settings import settings_by
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.metadata_delta import PartitionChange, difference
+from kreplica.metadata.metadata_delta import MetadataDelta, difference
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.sim.invariants.checker import INVARIANTS
 from kreplica.sim.invariants.cluster_view import ClusterView
@@ -111,7 +112,7 @@ class NodeChecker:
                 for node_id in node_ids:
                     listener(node_id)
             for batch in self.word.untold:
-                self._check_decided(batch.metadata, batch.delta.partitions)
+                self._check_decided(batch.metadata, batch.delta)
             for node_id in node_ids:
                 self._check_known(node_id)
         if event is None or touches_partitions(event):
@@ -147,12 +148,15 @@ class NodeChecker:
 
     # ---- 9, 12: what was decided, and what nodes know of it -----------------------------------------------
 
-    def _check_decided(self, metadata: ClusterMetadata, changes: Sequence[PartitionChange]) -> None:
+    def _check_decided(self, metadata: ClusterMetadata, delta: MetadataDelta) -> None:
         """12. Who is in sync or eligible is a replica, and not both; nobody who is fenced is in sync; where
         enough are in sync, nobody is eligible besides."""
-        for change in changes:
+        for change in delta.partitions:
             if change.new is not None:
                 self._check_registration(change.topic_partition, change.new, metadata)
+        if delta.configs:
+            for at, _, partition in metadata.partitions():
+                self._check_registration(at, partition, metadata)
 
     def _check_registration(
         self, at: TopicPartition, new: PartitionRegistration, metadata: ClusterMetadata
@@ -165,6 +169,9 @@ class NodeChecker:
         fenced = {each for each in isr if (known := metadata.brokers.get(each)) is None or known.fenced}
         if fenced:
             raise InvariantViolated("LegalIsr", f"{at}: fenced brokers {fenced} are in sync: {new}")
+        needed = min(settings_by(metadata.configs, at.topic).min_insync_replicas, len(replicas))
+        if elr and len(isr) >= needed:
+            raise InvariantViolated("LegalIsr", f"{at}: eligible besides {needed} in sync: {new}")
 
     def _check_known(self, node_id: int) -> None:
         """9. What a node knows of the cluster is what the log has committed up to there."""
