@@ -161,6 +161,10 @@ class PartitionView:
                 leader.excuse_no_longer()
                 leader.is_harmed = False
                 leader.deleted_before = 0
+                # They may have come back already, and not change any more.
+                self.changed += [
+                    each for each in self.replicas.values() if each.is_excused and each not in self.changed
+                ]
 
     def _cut_to(self, chosen: ReplicaView | None) -> None:
         kept = 0

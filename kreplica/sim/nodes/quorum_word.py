@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
 from kreplica.controller.topic_settings import ElectionSettings, TopicSettings
@@ -147,9 +147,10 @@ class QuorumWord:
         assert former is not None
         if leader in former.isr or leader in former.elr:
             return False
-        if self.may_be_unclean(state.topic_partition.topic):
+        is_recovering = state.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        if is_recovering and self.may_be_unclean(state.topic_partition.topic):
             return True
-        if self._was_proposed(state, former.leader_epoch):
+        if not is_recovering and self._was_proposed(state, former.leader_epoch):
             return False
         # Who has registered since it was last eligible may have lost what it had: it is so no more.
         epochs = self.broker_epochs
