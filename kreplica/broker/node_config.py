@@ -54,6 +54,7 @@ class NodeConfig:
             raise InvalidConfig(f"process.roles is {sorted(self.roles)}: broker, controller, or both")
         if not self.directories:
             raise InvalidConfig("a node needs a log directory (log.dirs)")
+        self.raft.require_log_takes_batches(self.metadata_log.log_segment_bytes)
         if not self.metadata_directory:
             object.__setattr__(self, "metadata_directory", self.directories[0])
 

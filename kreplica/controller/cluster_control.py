@@ -78,6 +78,10 @@ class RecordWriter(Protocol):
         """Write the record with the others of the event."""
         ...
 
+    def add_last(self, message: MetadataRecord) -> None:
+        """Write the record behind all others of the event."""
+        ...
+
     def expect_offset(self, offset: int) -> None:
         """The event is done anew where its first record would get another offset."""
         ...
@@ -323,7 +327,12 @@ class ClusterControl:
         # All are dead before the first election, or one would be elected that is fenced next (KAFKA-13173).
         self._changes.on_broker_failure(broker_ids)
         for broker_id in broker_ids:
-            self._write_change(self._metadata.brokers[broker_id], fenced=1)
+            # Behind the elections: of a fence that takes several batches the first may be committed alone, and
+            # a broker that is not fenced yet is fenced again, with all that it still has.
+            epoch = self._metadata.brokers[broker_id].epoch
+            self._writer.add_last(
+                BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=epoch, fenced=1)
+            )
         self._writer.after_append(lambda _: self._note_fenced(broker_ids, expired))
 
     def _note_fenced(self, broker_ids: Sequence[int], expired: bool) -> None:

@@ -47,6 +47,7 @@ class ControllerBrokerRequestBatch:
         self._logger = state_change_logger
         self._is_open = False
         self._records: list[ApiMessageAndVersion[MetadataRecord]] = []
+        self._last_records: list[ApiMessageAndVersion[MetadataRecord]] = []
         self._removed: list[Uuid] = []
         # The partitions that have a `change`, in the order they got it.
         self._changed: list[PartitionContext] = []
@@ -173,6 +174,11 @@ class ControllerBrokerRequestBatch:
         self._require_open()
         self._records.append(ApiMessageAndVersion(message, version))
 
+    def add_last_record(self, message: MetadataRecord, version: int) -> None:
+        """As `add_record`, for one that stands behind those of the partitions."""
+        self._require_open()
+        self._last_records.append(ApiMessageAndVersion(message, version))
+
     def _require_open(self) -> None:
         if not self._is_open:
             raise OperationNotAttempted("no batch of the controller's requests is open")
@@ -194,10 +200,12 @@ class ControllerBrokerRequestBatch:
         for topic_id in removed:
             records.append(ApiMessageAndVersion(RemoveTopicRecord(topic_id=topic_id), 0))
             partitions.append(None)
+        records += self._last_records
+        partitions += [None] * len(self._last_records)
         return records, partitions
 
     def _clear(self) -> None:
         for partition in self._changed:
             partition.change = None
-        self._changed, self._records, self._removed = [], [], []
+        self._changed, self._records, self._removed, self._last_records = [], [], [], []
         self._is_open = False

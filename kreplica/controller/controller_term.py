@@ -24,12 +24,21 @@ from kreplica.controller.producer_id_control import ProducerIdControl
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.state_machines import StateMachines
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.records import ConfigRecord, MetadataRecord
+from kreplica.metadata.records import (
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+)
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 
 T = TypeVar("T")
 NO_OFFSET = -1
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
+# Records each of which is a decision of its own: an event of these alone may take several batches, such as
+# the fence of a broker with hundreds of thousands of partitions. Where only the first ones are committed, the
+# next controller decides the rest: at its fail-over, or when the broker's session ends. Kafka splits so, too.
+STANDING_ALONE = (PartitionChangeRecord, BrokerRegistrationChangeRecord)
 
 
 class Quorum(Protocol):
@@ -44,6 +53,7 @@ class Quorum(Protocol):
         records: Sequence[ApiMessageAndVersion[MetadataRecord]],
         *,
         expected_base_offset: int | None = None,
+        is_atomic: bool = True,
     ) -> int: ...
 
     def resign(self, epoch: int) -> None: ...
@@ -129,7 +139,12 @@ class ControllerTerm:
         if self.is_lost:
             raise NotController(f"the controller's epoch {epoch} is over")
         try:
-            last = self._quorum.schedule_append(epoch, records, expected_base_offset=self._expected_offset)
+            last = self._quorum.schedule_append(
+                epoch,
+                records,
+                expected_base_offset=self._expected_offset,
+                is_atomic=not all(isinstance(record.message, STANDING_ALONE) for record in records),
+            )
         except (NotLeader, UnexpectedEpoch) as error:
             self.is_lost = True
             raise NotController(f"the controller's epoch {epoch} is over: {error}") from error
@@ -146,6 +161,10 @@ class ControllerTerm:
     def add(self, message: MetadataRecord) -> None:
         """Write the record with the others of the event."""
         self.machines.batch.add_record(*in_lowest_version(message))
+
+    def add_last(self, message: MetadataRecord) -> None:
+        """Write the record behind all others of the event."""
+        self.machines.batch.add_last_record(*in_lowest_version(message))
 
     def expect_offset(self, offset: int) -> None:
         """The event is done anew where its first record would get another offset."""

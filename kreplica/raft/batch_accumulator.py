@@ -130,9 +130,16 @@ class BatchAccumulator:
         return self._open is None and not self._completed
 
     def append(
-        self, epoch: int, records: Sequence[Record], *, expected_base_offset: int | None = None
+        self,
+        epoch: int,
+        records: Sequence[Record],
+        *,
+        expected_base_offset: int | None = None,
+        is_atomic: bool = True,
     ) -> int:
         """The offset of the last of the records, which will all be in one batch.
+
+        Not `is_atomic`: they may take several, of which only the first may be committed in the end.
 
         Raises NotLeader for an epoch that is over, UnexpectedEpoch for one to come, InvalidRequest for no
         records, InvalidRecord and UnsupportedVersion for those that cannot be written, RecordListTooLarge
@@ -143,21 +150,23 @@ class BatchAccumulator:
             raise InvalidRequest("no records to append")
         self._require_epoch(epoch)
         values = [encode(record.message, record.version) for record in records]
-        size_bytes = sum(map(len, values)) + RECORD_OVERHEAD_BYTES * len(values)
-        if size_bytes + BATCH_OVERHEAD_BYTES > self._max_batch_size_bytes:
+        sizes = [len(value) + RECORD_OVERHEAD_BYTES for value in values]
+        size_bytes = sum(sizes)
+        least_bytes = BATCH_OVERHEAD_BYTES + (size_bytes if is_atomic else max(sizes))
+        if least_bytes > self._max_batch_size_bytes:
             raise RecordListTooLarge(
                 f"{len(values)} records of {size_bytes} bytes; a batch has {self._max_batch_size_bytes}"
             )
+        is_split = size_bytes + BATCH_OVERHEAD_BYTES > self._max_batch_size_bytes
         with self._lock:
             self._require_epoch(epoch)
             self._require_base_offset(expected_base_offset)
             self._require_room(size_bytes)
-            batch = self._batch_with_room_for(size_bytes)
-            batch.records += records
-            batch.values += values
-            batch.size_bytes += size_bytes
-            self._buffered_bytes += size_bytes
-            self._next_offset += len(values)
+            if is_split:
+                for record, value, size in zip(records, values, sizes, strict=True):
+                    self._add([record], [value], size)
+            else:
+                self._add(records, values, size_bytes)
             return self._next_offset - 1
 
     def append_control_messages(self, messages: Sequence[ControlMessage]) -> int:
@@ -242,6 +251,14 @@ class BatchAccumulator:
         if self._open is None:
             self._open = _OpenBatch(self._clock.monotonic_ns())
         return self._open
+
+    def _add(self, records: Sequence[Record], values: list[bytes], size_bytes: int) -> None:
+        batch = self._batch_with_room_for(size_bytes)
+        batch.records += records
+        batch.values += values
+        batch.size_bytes += size_bytes
+        self._buffered_bytes += size_bytes
+        self._next_offset += len(values)
 
     def _complete_open(self) -> None:
         batch, self._open = self._open, None

@@ -252,8 +252,11 @@ class KafkaRaftClient:
         records: Sequence[ApiMessageAndVersion[MetadataRecord]],
         *,
         expected_base_offset: int | None = None,
+        is_atomic: bool = True,
     ) -> int:
         """Append the records, all or none of them, if this node leads `epoch`; the offset of the last one.
+
+        Not `is_atomic`: more than a batch holds may be appended, and a part from the first on be committed.
 
         `expected_base_offset`: append nothing where the first would get another offset; a record of the
         quorum's own may have come between.
@@ -266,7 +269,9 @@ class KafkaRaftClient:
             if epoch > self._quorum.epoch:
                 raise UnexpectedEpoch(f"epoch {epoch} has not begun; this node is in {self._quorum.epoch}")
             raise NotLeader(f"node {self.node_id} does not lead epoch {epoch}")
-        offset = accumulator.append(epoch, records, expected_base_offset=expected_base_offset)
+        offset = accumulator.append(
+            epoch, records, expected_base_offset=expected_base_offset, is_atomic=is_atomic
+        )
         self._post(_nothing)
         return offset
 

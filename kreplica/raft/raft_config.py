@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kreplica.common.errors import InvalidConfig
+from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
     """Times in ms, sizes in bytes; the defaults are Kafka's where Kafka has the setting.
 
-    Raises InvalidConfig for times with which no quorum could settle.
+    Raises InvalidConfig for times with which no quorum could settle, and batches that no log takes.
     """
 
     # A voter that knows of no leader waits so long, and up to twice as long, before it asks for votes.
@@ -29,7 +30,8 @@ class RaftConfig:
     quorum_fetch_wait_max_ms: int | None = None
     quorum_fetch_max_bytes: int = 8 << 20
     quorum_fetch_snapshot_max_bytes: int = 8 << 20
-    quorum_max_batch_size_bytes: int = 8 << 20
+    # What the records of one event take at most; also at most what a segment of the metadata log holds.
+    quorum_max_batch_size_bytes: int = MAX_BATCH_SIZE_BYTES
     # How often old snapshots, and the log below them, are looked for.
     metadata_log_cleanup_interval_ms: int = 60_000
 
@@ -41,6 +43,21 @@ class RaftConfig:
             raise InvalidConfig(
                 f"quorum_fetch_wait_max_ms is {self.fetch_wait_max_ms}; it has to be from 0 to half of"
                 f" quorum_fetch_timeout_ms, which is {self.quorum_fetch_timeout_ms}"
+            )
+
+        if not 1 <= self.quorum_max_batch_size_bytes <= MAX_BATCH_SIZE_BYTES:
+            raise InvalidConfig(
+                f"quorum_max_batch_size_bytes is {self.quorum_max_batch_size_bytes}; it has to be from 1 to"
+                f" {MAX_BATCH_SIZE_BYTES}, the largest batch that the metadata log takes"
+            )
+
+    def require_log_takes_batches(self, log_segment_bytes: int) -> None:
+        """Raises InvalidConfig where a batch may be larger than a segment of the metadata log: the log would
+        refuse it when a leader appends it, and end the leader."""
+        if self.quorum_max_batch_size_bytes > log_segment_bytes:
+            raise InvalidConfig(
+                f"quorum_max_batch_size_bytes is {self.quorum_max_batch_size_bytes}; it must not be above"
+                f" metadata.log.segment.bytes, which is {log_segment_bytes}"
             )
 
     @property

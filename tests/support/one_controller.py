@@ -59,6 +59,7 @@ class CommandedQuorum:
         self.epoch = 0
         self.leads = False
         self.holds = False
+        self.was_atomic = True  # whether the last batch was to be appended as a whole
         self.metadata = ClusterMetadata()  # what is committed
         self.batches: list[list[MetadataRecord]] = []
         self.committed = 0
@@ -75,6 +76,7 @@ class CommandedQuorum:
         records: Sequence[ApiMessageAndVersion[MetadataRecord]],
         *,
         expected_base_offset: int | None = None,
+        is_atomic: bool = True,
     ) -> int:
         if not self.leads or epoch != self.epoch:
             raise NotLeader(f"epoch {epoch} is over")
@@ -83,6 +85,7 @@ class CommandedQuorum:
         # As they would come back from a disk.
         copies = [decode(encode(*record)) for record in records]
         self.batches.append([record.message for record in copies])
+        self.was_atomic = is_atomic
         self._waiting.append((self._next_offset, copies))
         self._next_offset += len(records)
         if not self.holds:
@@ -102,6 +105,12 @@ class CommandedQuorum:
             self.committed = base_offset + len(records)
             applied = OffsetAndEpoch(self.committed, self.epoch)
             self._stage.controller.on_metadata_update(self.metadata.take_delta(), self.metadata, applied)
+
+    def commit_first(self, count: int) -> None:
+        """Commit the first records of the only batch that waits; the rest is lost with the leadership."""
+        ((base_offset, records),) = self._waiting
+        self._waiting = [(base_offset, records[:count])]
+        self.commit()
 
     def resign(self, epoch: int) -> None:
         if self.leads and epoch == self.epoch:

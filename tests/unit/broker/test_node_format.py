@@ -9,9 +9,11 @@ import pytest
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_format import directory_ids, format_node, is_formatted
 from kreplica.common import errors
+from kreplica.common.config import MetadataLogConfig
 from kreplica.common.types import Uuid
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
+from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.replicated_log import BOOTSTRAP_SNAPSHOT_ID
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.sim.storage import SimStorage
@@ -105,6 +107,8 @@ def test_configurations_that_make_no_sense():
         {"roles": frozenset()},
         {"roles": frozenset({"king"})},
         {"directories": ()},
+        # A batch that the log refuses would end the leader that appends it.
+        {"raft": RaftConfig(), "metadata_log": MetadataLogConfig(log_segment_bytes=1 << 20)},
     ):
         with pytest.raises(errors.InvalidConfig):
             config_of(**changes)

@@ -270,6 +270,39 @@ def test_a_fence_that_cannot_be_written_is_tried_again(
     assert stage.committed.brokers[1].fenced
 
 
+@pytest.mark.parametrize("committed", range(5))
+def test_a_fence_of_which_only_the_beginning_was_committed_is_ended_by_the_next_controller(
+    stage: OneController, committed: int
+) -> None:
+    # One broker may have more partitions than a batch holds, and its fence then takes several.
+    stage.start(1, 2, 3)
+    stage.create_topic("t", [1, 2, 3], [2, 1, 3], [1, 3, 2])
+    stage.pass_with([2, 3], 160)
+    stage.quorum.holds = True
+    stage.pass_time(40)
+    assert [type(each).__name__ for each in stage.quorum.batches[-1]] == [
+        *["PartitionChangeRecord"] * 3,
+        "BrokerRegistrationChangeRecord",
+    ]
+    assert not stage.quorum.was_atomic
+    stage.quorum.commit_first(committed)
+    stage.quorum.lose()
+    stage.quorum.holds = False
+    stage.quorum.win()
+    stage.pass_with([2, 3], 240)
+    assert stage.committed.brokers[1].fenced
+    for number in range(3):
+        partition = stage.partition("t", number)
+        assert partition.leader in (2, 3)
+        assert sorted(partition.isr) == [2, 3]
+
+
+def test_a_topic_is_created_whole_or_not_at_all(stage: OneController) -> None:
+    stage.start(1)
+    stage.create_topic("t", [1])
+    assert stage.quorum.was_atomic
+
+
 def _refuse(*_: Any, **__: Any) -> int:
     raise BufferExhausted("too much waits")
 

@@ -104,6 +104,30 @@ def test_nothing_is_taken_of_what_cannot_be_written() -> None:
     assert waiting.append(3, [fence(1)], expected_base_offset=10) == 10
 
 
+def test_what_need_not_be_whole_takes_as_many_batches_as_it_needs() -> None:
+    waiting = accumulator(max_batch_size_bytes=500, max_buffered_bytes=1000)
+    records = [fence(number) for number in range(100)]
+    assert waiting.append(3, records, is_atomic=False) == 109
+    drained = waiting.drain()
+    assert len(drained) > 1
+    assert all(batch.size_bytes <= 500 for batch in drained)
+    assert [record for batch in drained for record in batch.records] == records
+    assert [batch.base_offset for batch in drained] == [10, *(each.last_offset + 1 for each in drained[:-1])]
+    assert drained[-1].last_offset == 109
+    # Nor is anything taken of it where one record alone is too large.
+    too_large = ApiMessageAndVersion(TopicRecord(name="t" * 500, topic_id=_id(1)), 0)
+    with pytest.raises(RecordListTooLarge):
+        waiting.append(3, [fence(1), too_large], is_atomic=False)
+    assert waiting.is_empty
+
+
+def test_what_fits_a_batch_is_in_one_though_it_need_not_be() -> None:
+    waiting = accumulator(max_batch_size_bytes=500)
+    waiting.append(3, [fence(1)] * 8)
+    waiting.append(3, [fence(2)] * 8, is_atomic=False)
+    assert [batch.records for batch in waiting.drain()] == [[fence(1)] * 8, [fence(2)] * 8]
+
+
 def test_what_waits_is_bounded_until_it_is_drained() -> None:
     waiting = accumulator(max_batch_size_bytes=4096, max_buffered_bytes=2048)
     assert waiting.append(3, [fence(1)] * 60) == 69

@@ -86,5 +86,8 @@ def test_a_quorum_of_which_nothing_could_settle_is_refused():
         RaftConfig(quorum_fetch_timeout_ms=0)
     with pytest.raises(InvalidConfig):
         RaftConfig(quorum_fetch_timeout_ms=100, quorum_fetch_wait_max_ms=51)
+    for size_bytes in (0, (8 << 20) + 1):
+        with pytest.raises(InvalidConfig):
+            RaftConfig(quorum_max_batch_size_bytes=size_bytes)
     assert RaftConfig().fetch_wait_max_ms == 500
     assert RaftConfig().check_quorum_timeout_ms == 3_000
