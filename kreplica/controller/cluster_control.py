@@ -327,7 +327,7 @@ class ClusterControl:
         # All are dead before the first election, or one would be elected that is fenced next (KAFKA-13173).
         self._changes.on_broker_failure(broker_ids)
         for broker_id in broker_ids:
-            # Behind the elections: of a fence that takes several batches the first may be committed alone, and
+            # Behind the elections: of a fence in several batches the first may be committed alone, and
             # a broker that is not fenced yet is fenced again, with all that it still has.
             epoch = self._metadata.brokers[broker_id].epoch
             self._writer.add_last(
