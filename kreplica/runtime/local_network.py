@@ -265,6 +265,12 @@ class LocalNetwork:
             self._fail(call, f"the connection to node {endpoint.node_id} broke")
         self._tell_of_closed(endpoint.node_id)
 
+    def silence(self, endpoint: LocalEndpoint) -> None:
+        """Begin no task of the endpoint any more, and report no error of one that runs: whatever it meets
+        from now on is due to its node's end. `leave` follows."""
+        with self._lock:
+            endpoint.is_alive = False
+
     def disconnect(self, node_id: int) -> None:
         """End every call from and to the node with a NetworkException; new ones may follow."""
         with self._lock:
@@ -460,7 +466,8 @@ class LocalNetwork:
             try:
                 tasks.popleft()()
             except BaseException as error:
-                self._on_error(loop.name, error)
+                if endpoint.is_alive or not isinstance(error, Exception):
+                    self._on_error(loop.name, error)
                 if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
                     raise
 

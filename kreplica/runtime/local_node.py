@@ -77,7 +77,7 @@ class LocalNode:
             loop=endpoint.loop,
             image=LmdbImageDirectory,
         )
-        node = Node(self.config, ports, lambda error: self._on_failure(node_id, error))
+        node = Node(self.config, ports, lambda error: self._failed(endpoint, error))
         self._network.register(endpoint, node.handle)
         try:
             node.startup()
@@ -101,6 +101,8 @@ class LocalNode:
         """End it as kill -9 would: nothing more is written, sent or answered."""
         node = self._alive()
         assert self._storage is not None
+        # First, so that nobody takes for a failure what its tasks meet without their storage.
+        self._network.silence(self.endpoint)
         self._storage.revoke(f"node {self.config.node_id} was killed")
         self._leave()
         node.abandon()
@@ -113,6 +115,10 @@ class LocalNode:
     def resume(self) -> None:
         self._network.resume(self.endpoint)
         self.is_paused = False
+
+    def _failed(self, endpoint: LocalEndpoint, error: BaseException) -> None:
+        if endpoint.is_alive:
+            self._on_failure(self.config.node_id, error)
 
     def _alive(self) -> Node:
         if self._node is None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -495,6 +496,27 @@ def test_who_waits_for_a_node_that_is_killed_is_told(cluster):
     ready = cluster.node(1).ready
     cluster.kill(1)
     assert isinstance(ready.exception(PATIENCE), errors.BrokerNotAvailable)
+
+
+def test_what_a_node_meets_as_it_is_killed_is_no_failure(cluster):
+    """Its tasks go on for a moment, without their storage."""
+    node, local = cluster.node(2), cluster._nodes.local(2)
+    began, storage = Event(), local._storage
+
+    def write():
+        began.set()
+        while storage._reason is None:
+            pass
+        try:
+            storage.write_file_atomically("/nowhere/file", b"")
+        except errors.KafkaStorageError as error:
+            node._on_fatal(error)
+            raise
+
+    local.endpoint.loop("writer").post(write)
+    assert began.wait(PATIENCE)
+    cluster.kill(2)
+    assert cluster.failures == []
 
 
 def test_a_kill_writes_nothing_into_the_image(cluster, tmp_path):
