@@ -260,6 +260,11 @@ class LocalNetwork:
             if self._lives.get(endpoint.node_id) is endpoint:
                 del self._lives[endpoint.node_id]
             broken = [call for call in self._calls.values() if call.receiver is endpoint]
+            for call in [call for call in self._calls.values() if call.sender is endpoint]:
+                del self._calls[call.number]
+            # What waits for its time would keep all that the life had, some of it for days.
+            for timer in [timer for timer in self._timers.values() if timer.loop.endpoint is endpoint]:
+                self._drop_timer(timer)
             self._changed.wait_for(lambda: all(thread == own for thread in endpoint.runners))
         for call in broken:
             self._fail(call, f"the connection to node {endpoint.node_id} broke")

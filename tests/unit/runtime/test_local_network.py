@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -290,6 +292,21 @@ def test_leaving_breaks_calls_and_ends_tasks(network):
     first.loop("loop").post_later(done.set, 5)
     assert done.wait(PATIENCE)
     assert seen == ["step"]
+
+
+def test_a_life_that_ended_leaves_nothing_behind(network):
+    first, second = add_node(network, 1), add_node(network, 2)
+    network.cut(2, 1)
+    second.schedule("weekly", lambda: None, 7 * 24 * 3_600_000, 7 * 24 * 3_600_000)
+    second.send(1, 7, timeout_ms=PATIENCE * 1000)
+    gone = weakref.ref(second)
+    network.leave(second)
+    assert network.wait_until_idle(PATIENCE)
+    assert (network._calls, network._timers) == ({}, {})
+    del second
+    gc.collect()
+    assert gone() is None
+    network.leave(first)
 
 
 def test_a_node_comes_back_with_a_new_life(network):
