@@ -13,10 +13,7 @@ from kreplica.cli.output import console, print_json
 from kreplica.sim.driver import RandomDriver
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
-from kreplica.sim.reduction import NodeRun, reduced, run_nodes
-
-ROUNDS = 2
-NANOSECONDS_PER_MINUTE = 60_000_000_000
+from kreplica.sim.reduction import NodeRun, reduced, round_ends_ns, run_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +68,7 @@ def _run_one(driver: str, seed: int, minutes: float | None, events: int, reduce:
 
 
 def _run_nodes(seed: int, minutes: float | None, events: int, reduce: float) -> Outcome:
-    ends: list[int] = []
-    if minutes is not None:
-        ends = [int(minutes * NANOSECONDS_PER_MINUTE * n / ROUNDS) for n in range(1, ROUNDS + 1)]
-    ran = run_nodes(seed, events, round_ends_ns=ends)
+    ran = run_nodes(seed, events, round_ends_ns=() if minutes is None else round_ends_ns(minutes))
     transcript: Sequence[str] = ()
     if ran.violation is not None:
         transcript = _shortened(ran, reduce).story

@@ -35,8 +35,11 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.runtime.clock import SystemClock
 from kreplica.sim.network import LinkConditions
+from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.reduction import NodeRun, reduced, round_ends_ns, run_nodes
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordLike as RecordLike
@@ -85,8 +88,9 @@ class Simulation:
     fewer than three). `config`: Kafka's properties for every node and, as defaults, for topics. Timeouts are
     short, logs and snapshots small, so that much happens in little time.
 
-    Times are virtual: `timeout` in seconds, as with Cluster, what ends in `_ms` in milliseconds. Raises
-    InvalidConfig.
+    The invariants of docs/SIMULATOR.md are checked after every event: whatever lets time pass raises
+    InvariantViolated where one is broken. Times are virtual: `timeout` in seconds, as with Cluster, what ends
+    in `_ms` in milliseconds. Raises InvalidConfig.
     """
 
     def __init__(
@@ -98,12 +102,14 @@ class Simulation:
         config: Mapping[str, object] | None = None,
     ) -> None:
         self.seed = seed
+        # Whose disks were made to fail: such a node may die of it.
+        self._failing: set[int] = set()
         self._cluster = NodeCluster(brokers, controllers=controllers, seed=seed, settings=config)
+        self._checker = NodeChecker(self._cluster)
+        self._checker.is_harmed = self._failing.__contains__
         self._client = self._cluster.client
         self._keys = KeyedRecords()
         self._promises = Promises()
-        # Whose disks were made to fail: such a node may die of it.
-        self._failing: set[int] = set()
         self._cluster.boot()
 
     # ---- topics -------------------------------------------------------------------------------------------
@@ -272,6 +278,8 @@ class Simulation:
         """As Cluster.elect. Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable,
         UnknownTopicOrPartition, RequestTimedOut."""
         at = self._require(topic, partition)
+        if kind == "unclean":
+            self._checker.word.unclean_topics.add(topic)
         self._result(self._client.admin.elect_leader(at, kind, timeout_ms=_ms(timeout)), timeout)
 
     # ---- nodes --------------------------------------------------------------------------------------------
@@ -403,6 +411,24 @@ class Simulation:
         """Let events happen until the condition holds, which is looked at after each; False if it does not
         within `limit_ms`."""
         return self._cluster.run_until(condition, limit_ms)
+
+    @classmethod
+    def run(
+        cls, seed: int = 1, *, events: int = 2_000, minutes: float | None = None, reduce_for: float = 0.0
+    ) -> NodeRun:
+        """A random run of the seed, on a cluster of its own: clients, faults, and all made well again, twice.
+
+        So many events, or minutes of virtual time. The result has its event hash and counts; `violation` is
+        None where all invariants held, else `story` tells the run, reduced for `reduce_for` real seconds to
+        the actions that it takes.
+        """
+        ends = round_ends_ns(minutes) if minutes is not None else ()
+        ran = run_nodes(seed, events, round_ends_ns=ends)
+        if ran.violation is None:
+            return ran
+        clock = SystemClock()
+        deadline_ns = clock.monotonic_ns() + int(reduce_for * 1e9)
+        return reduced(ran, lambda: clock.monotonic_ns() >= deadline_ns)
 
     # ---- what must hold -----------------------------------------------------------------------------------
 

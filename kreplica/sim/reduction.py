@@ -13,12 +13,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.nodes.driver import NodeDriver
+from kreplica.sim.nodes.driver import ROUNDS, NodeDriver
 from kreplica.sim.nodes.story import Story
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 # After its last action a run that is repeated goes on as long as a violation may need to show.
 GRACE_MS = 50
+NANOSECONDS_PER_MINUTE = 60_000_000_000
 
 
 class AllBut:
@@ -79,6 +80,11 @@ def run_nodes(
         round_ends_ns=tuple(ends),
         story=[] if story is None else story.lines,
     )
+
+
+def round_ends_ns(minutes: float) -> tuple[int, ...]:
+    """When the rounds of a run end that lasts so many minutes of virtual time."""
+    return tuple(int(minutes * NANOSECONDS_PER_MINUTE * n / ROUNDS) for n in range(1, ROUNDS + 1))
 
 
 def reduced(failed: NodeRun, is_over: Callable[[], bool]) -> NodeRun:

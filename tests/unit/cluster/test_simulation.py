@@ -19,6 +19,8 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.types import TopicPartition
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.mutants import switched_on
 
 
 @pytest.fixture
@@ -190,6 +192,29 @@ def test_what_makes_no_sense_is_refused(sim):
         sim.append("t", 0, [b"a"], acks=2)
     with pytest.raises(UnknownTopicOrPartition):
         sim.read("t", 5)
+
+
+def test_invariants_are_checked_after_every_event(sim):
+    leader = sim.partition("t").leader
+    for each in sim.nodes:
+        if each != leader:
+            sim.cut(each, leader)
+    with switched_on("commit_without_followers"):
+        appended = sim.append("t", 0, [b"a"], acks=1)
+        with pytest.raises(InvariantViolated, match="WeakIsr"):
+            appended.result()
+
+
+def test_a_random_run_of_a_seed():
+    one, again = (kreplica.Simulation.run(3, events=500) for _ in range(2))
+    assert one.violation is None
+    assert one.event_hash == again.event_hash
+    assert one.counts["acked"]
+    assert kreplica.Simulation.run(3, minutes=0.01).virtual_ms >= 600
+    with switched_on("show_the_uncommitted"):
+        failed = kreplica.Simulation.run(3, events=500)
+    assert failed.violation is not None
+    assert "violated: " in failed.story[-1]
 
 
 PROGRAM = """
