@@ -95,6 +95,8 @@ class IsrGrowth:
     def _require_fit(self, partition: PartitionView, leader: ReplicaView, broker_id: int) -> None:
         replica = partition.replicas.get(broker_id)
         known = leader.partition.replica(broker_id)
+        if known is None:
+            raise InvariantViolated(self.name, f"{leader} admits {broker_id}, no replica; {partition}")
         pending = leader.state[1]
         # Who has been started anew since the proposal is refused by the controller (KIP-903).
         proposed = dict(zip(pending.sent.isr, pending.isr_broker_epochs, strict=True)).get(broker_id)

@@ -151,6 +151,18 @@ def count_who_diverges(note: Replacement) -> Replacement:
     return count
 
 
+@quorum_mutant(KafkaMetadataLog, "clean")
+def clean_past_the_snapshot(_: Replacement) -> Replacement:
+    """Retention takes what is committed from the log, whether a snapshot has it or not (KAFKA-14238)."""
+
+    def clean(log: Any, _: int) -> bool:
+        log.log.maybe_increment_log_start_offset(log.high_watermark)
+        log.log.delete_old_segments()
+        return True
+
+    return clean
+
+
 # ---- caught by scripts ----------------------------------------------------------------------------------
 
 
@@ -219,23 +231,12 @@ def ask_nobody_before(init: Replacement) -> Replacement:
     return won
 
 
-@history_mutant(KafkaMetadataLog, "clean")
-def clean_past_the_snapshot(_: Replacement) -> Replacement:
-    """Retention takes what is committed from the log, whether a snapshot has it or not (KAFKA-14238)."""
-
-    def clean(log: Any, _: int) -> bool:
-        log.log.maybe_increment_log_start_offset(log.high_watermark)
-        log.log.delete_old_segments()
-        return True
-
-    return clean
-
-
 @history_mutant(KafkaMetadataLog, "_last_batch_of")
-def end_snapshots_anywhere(_: Replacement) -> Replacement:
+def end_snapshots_anywhere(last_batch_of: Replacement) -> Replacement:
     """A snapshot may end within a batch, or at any other offset (KAFKA-14618)."""
 
-    def first_batch(log: Any, _: Any) -> Any:
-        return next(log.log.batches(log.start_offset))
+    def first_batch(log: Any, snapshot_id: Any) -> Any:
+        found = next(iter(log.log.batches(log.start_offset)), None)
+        return last_batch_of(log, snapshot_id) if found is None else found
 
     return first_batch
