@@ -64,6 +64,8 @@ _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopic
 
 NO_THROTTLE = timedelta(0)
 NO_DIVERGENCE = EpochEndOffset()
+# Null is in the schema, but librdkafka and kafka-python take no answer that has it.
+NO_RECORDS = b""
 ISOLATION = {0: "high_watermark", 1: "txn_committed"}
 
 
@@ -90,7 +92,11 @@ class KafkaApis:
     # ---- Produce ------------------------------------------------------------------------------------------
 
     def handle_produce(self, request: ProduceRequest) -> Future[ProduceResponse | None]:
-        """Produce (0): append each partition's batch. With acks=0 there is no answer: None."""
+        """Produce (0): append each partition's batch. With acks=0 there is no answer: None.
+
+        Where that would have been an error the future fails with it, so that the connection is closed: no
+        other sign makes the client ask who leads.
+        """
         entries: dict[TopicPartition, Any] = {}
         refused: dict[TopicPartition, PartitionResponse] = {}
         for topic in request.topic_data:
@@ -108,7 +114,7 @@ class KafkaApis:
         )
         return _then(
             result,
-            lambda responses: _produce_response({**responses, **refused}) if request.acks else None,
+            lambda responses: _produce_answered(request, {**responses, **refused}),
         )
 
     # ---- Fetch --------------------------------------------------------------------------------------------
@@ -249,6 +255,17 @@ def code_of(error: KreplicaError) -> ErrorCode:
     return ErrorCode(error.code)
 
 
+def _produce_answered(
+    request: ProduceRequest, responses: Mapping[TopicPartition, PartitionResponse]
+) -> ProduceResponse | None:
+    if request.acks:
+        return _produce_response(responses)
+    for response in responses.values():
+        if response.error is not None:
+            raise response.error
+    return None
+
+
 def _produce_response(responses: Mapping[TopicPartition, PartitionResponse]) -> ProduceResponse:
     topics: dict[str, list[PartitionProduceResponse]] = {}
     for (topic, number), response in responses.items():
@@ -309,7 +326,7 @@ def _fetch_answer(cached: CachedPartition, data: FetchPartitionData) -> FetchAns
             error_code=code_of(error),
             high_watermark=-1,
             aborted_transactions=None,
-            records=None,
+            records=NO_RECORDS,
         )
     aborted = data.aborted
     diverging = data.diverging_epoch
@@ -327,5 +344,5 @@ def _fetch_answer(cached: CachedPartition, data: FetchPartitionData) -> FetchAns
         else tuple(
             AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset) for txn in aborted
         ),
-        records=data.records,
+        records=NO_RECORDS if data.records is None else data.records,
     )

@@ -85,6 +85,7 @@ class RequestChannel:
             raise UnsupportedVersion(f"version {version} of API {api_key}")
         kind = request_type(api_key, version)
         header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
+        # Bytes behind it are passed over, as by Kafka: librdkafka 2.16 leaves three after a Metadata for all.
         request = read_message(kind, reader)
         if api_key == API_VERSIONS:
             return resolved(self._write(header, self._versions(), None))

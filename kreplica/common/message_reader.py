@@ -177,11 +177,8 @@ Read = Callable[[MessageReader], Any]
 
 
 def read_message(entity: type[Any], reader: MessageReader) -> Any:
-    """An entity of kio, from all that the reader has left. Raises InvalidRequest."""
-    message = _reader_of(entity)(reader)
-    if reader.left:
-        raise InvalidRequest(f"{reader.left} bytes after a {entity.__name__}")
-    return message
+    """An entity of kio; what is behind it stays `left`. Raises InvalidRequest."""
+    return _reader_of(entity)(reader)
 
 
 # ---- plans -------------------------------------------------------------------------------------------------

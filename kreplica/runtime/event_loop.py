@@ -157,6 +157,9 @@ class EventLoop:
         """Run `task` in this loop after `delay_ms`."""
         return self._life.schedule(self.name, task, delay_ms)
 
+    def about_to_wait(self) -> None:
+        """Nobody else can run the others: they have one thread."""
+
 
 class LoopTimer:
     """A task that waits for its time; `cancel` keeps it from running again."""

@@ -308,6 +308,8 @@ class PeerConnection:
         if kind.__flexible__:
             reader.tags({}, {})
         response = read_message(kind, reader)
+        if reader.left:
+            raise InvalidRequest(f"{reader.left} bytes after a {kind.__name__}")
         self._in_flight.popleft()
         call.end(None, response)
 

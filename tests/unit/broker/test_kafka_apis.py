@@ -16,7 +16,7 @@ from kio.schema.offset_for_leader_epoch.v4.request import (
 )
 from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
-from kreplica.common.errors import UnsupportedVersion
+from kreplica.common.errors import InvalidRequest, UnknownTopicOrPartition, UnsupportedVersion
 from tests.support.replicas import Replicas, batch
 
 
@@ -78,6 +78,23 @@ def test_produce_without_acknowledgement_has_no_answer() -> None:
     assert at.values(1) == [b"a"]
 
 
+def test_an_error_without_acknowledgement_is_one_of_the_connection() -> None:
+    at = Replicas()
+    with pytest.raises(UnknownTopicOrPartition):
+        produce(at, ("t", 0, batch(b"a")), ("x", 0, batch(b"b")), acks=0)
+    with pytest.raises(InvalidRequest):
+        produce(at, ("t", 0, None), acks=0)
+    assert at.values(1) == [b"a"]
+
+
+def test_a_fetch_without_news_has_records_of_no_bytes() -> None:
+    # Null is allowed by the schema, and is what librdkafka and kafka-python cannot read.
+    at = Replicas()
+    produce(at, ("t", 0, batch(b"a")))
+    assert fetch(at, 1).responses[0].partitions[0].records == b""
+    assert fetch(at, 5).responses[0].partitions[0].records == b""
+
+
 @pytest.mark.parametrize("records", [None, b"", b"nonsense", batch(b"a")[:-3]])
 def test_produce_of_nonsense_has_a_typed_answer(records: bytes | None) -> None:
     at = Replicas()
@@ -103,7 +120,7 @@ def test_fetch_without_a_session_names_every_partition() -> None:
     response = fetch(at, 0, partitions=(0, 1))
     assert response.session_id == 0
     first, second = response.responses[0].partitions
-    assert (first.high_watermark, len(first.records), second.records) == (1, len(batch(b"a")), None)
+    assert (first.high_watermark, len(first.records), second.records) == (1, len(batch(b"a")), b"")
 
 
 def test_fetch_in_a_session_names_what_has_news() -> None:

@@ -105,13 +105,20 @@ def test_a_version_of_api_versions_that_is_not_known_is_answered_in_version_0(ve
         pytest.param(b"\0\0\0\0\0\0\0\0\xff\xff", UnsupportedVersion, id="advertised and not read"),
         pytest.param(b"\0\x03\0\x01\0\0\0\0\xff\xfe", InvalidRequest, id="client id of length -2"),
         pytest.param(b"\0\x03\0\x01\0\0\0\0\0\x01\xff", InvalidRequest, id="client id not UTF-8"),
-        pytest.param(b"\0\x03\0\x01\0\0\0\0\xff\xff\xff\xff\xff\xff\0", InvalidRequest, id="trailing byte"),
     ],
 )
 def test_what_cannot_be_answered_fails(frame: bytes, error: type[Exception]) -> None:
     node = Node()
     assert isinstance(receive(node, frame).exception(), error)
     assert node.asked == []
+
+
+def test_bytes_behind_a_request_are_passed_over() -> None:
+    # As librdkafka 2.16 asks for all topics.
+    frame = b"\0\x03\0\x0c\0\0\0\3\0\7rdkafka\0" + b"\0\0\0\0" + b"\1\0\0"
+    node = Node()
+    assert response_of(MetadataResponse, answered(node, frame), 3) == METADATA
+    assert node.asked[0].topics is None
 
 
 def test_a_handler_that_fails_fails_the_answer() -> None:

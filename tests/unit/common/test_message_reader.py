@@ -34,7 +34,10 @@ PRODUCE_HEAD = struct.pack(">hhi", -1, -1, 1000)
 
 
 def read(entity: type[Any], data: bytes) -> Any:
-    return read_message(entity, MessageReader(memoryview(data)))
+    reader = MessageReader(memoryview(data))
+    message = read_message(entity, reader)
+    assert reader.left == 0
+    return message
 
 
 @given(data=st.data())
@@ -64,7 +67,7 @@ def test_noise_costs_an_invalid_request_and_nothing_else(data: st.DataObject) ->
         if noise:
             noise[data.draw(st.integers(0, len(noise) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(InvalidRequest):
-        read(kind, bytes(noise))
+        read_message(kind, MessageReader(memoryview(noise)))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,6 @@ def test_noise_costs_an_invalid_request_and_nothing_else(data: st.DataObject) ->
         pytest.param(MetadataRequest, b"\x01\0\0\x02\x05\0\x04\0", id="tags out of order"),
         pytest.param(MetadataRequest, b"\x01\0\0\x01\x05\x7f", id="tag past the end"),
         pytest.param(MetadataRequest, b"\x01\0\0\xff\xff\xff\xff\x0f", id="huge count of tags"),
-        pytest.param(MetadataRequest, b"\x01\0\0\0\0", id="a byte too many"),
     ],
 )
 def test_what_is_broken_is_refused(kind: type[Any], data: bytes) -> None:

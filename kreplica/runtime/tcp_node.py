@@ -1,0 +1,158 @@
+"""TcpNode: a node of this process that listens on a port, over its starts and stops, on one directory.
+
+    TcpServer ──▶ RequestChannel ──▶ Node ──▶ TcpTransport ──▶ the others
+
+Each life has an event loop of its own, in which its listener, its connections and all of the node's steps
+run, and a Storage that a kill takes away first. Requests are taken once the node's logs are loaded. Thread
+rule: one thread at a time, and none of the node's own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from kreplica.broker.node import Node
+from kreplica.broker.node_config import NodeConfig, NodePorts
+from kreplica.broker.request_channel import RequestChannel
+from kreplica.common.errors import InvalidRequest
+from kreplica.common.future import Future
+from kreplica.common.types import Uuid
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.lmdb_store import LmdbImageDirectory
+from kreplica.runtime.revocable_storage import RevocableStorage
+from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
+from kreplica.runtime.tcp_transport import Address, TcpTransport
+from kreplica.runtime.workers import ThreadWorkers
+
+
+class TcpNode:
+    """See the module. `address(node_id)`: where each node listens. `on_failure(error)`: it cannot go on."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        listen: Address,
+        address: Callable[[int], Address | None],
+        on_failure: Callable[[BaseException], None],
+        server_config: SocketServerConfig | None = None,
+    ) -> None:
+        self.config = config
+        self._listen = listen
+        self._address = address
+        self._on_failure = on_failure
+        self._server_config = server_config
+        self._life: _Life | None = None
+
+    @property
+    def node(self) -> Node:
+        """The node. Raises InvalidRequest where it does not run."""
+        return self._alive().node
+
+    @property
+    def is_alive(self) -> bool:
+        return self._life is not None
+
+    def start(self) -> Node:
+        """Start the node on its directory as it is; it listens when this returns.
+
+        Raises InvalidRequest if it runs, OSError where the port is taken, and as Node.startup; then it does
+        not run.
+        """
+        if self._life is not None:
+            raise InvalidRequest(f"node {self.config.node_id} runs already")
+        life = _Life(self.config, self._address, self._on_failure, self._server_config)
+        life.start(self._listen)
+        self._life = life
+        return life.node
+
+    def stop(self, timeout_ms: int) -> Future[None]:
+        """Let it hand over what it leads; `close` is to be called when the future is done."""
+        return self._alive().node.shutdown(timeout_ms)
+
+    def close(self) -> None:
+        """End it at once and close its files in order."""
+        life = self._end()
+        life.node.close()
+
+    def kill(self) -> None:
+        """End it as kill -9 would: nothing more is written, sent or answered."""
+        self._alive().storage.revoke(f"node {self.config.node_id} was killed")
+        life = self._end()
+        life.node.abandon()
+
+    def _alive(self) -> _Life:
+        if self._life is None:
+            raise InvalidRequest(f"node {self.config.node_id} does not run")
+        return self._life
+
+    def _end(self) -> _Life:
+        life = self._alive()
+        self._life = None
+        life.leave()
+        return life
+
+
+class _Life:
+    """From one start to its end."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        address: Callable[[int], Address | None],
+        on_failure: Callable[[BaseException], None],
+        server_config: SocketServerConfig | None,
+    ) -> None:
+        self.storage = RevocableStorage(FileStorage())
+        self._thread = EventLoopThread(f"kreplica-node-{config.node_id}")
+        self._loops = NodeLoops(self._thread)
+        self._transport = TcpTransport(self._loops, address, client_id=f"node-{config.node_id}")
+        ports = NodePorts(
+            storage=self.storage,
+            clock=SystemClock(),
+            scheduler=self._loops,
+            transport=self._transport,
+            workers=ThreadWorkers(),
+            random=random.SystemRandom(),
+            loop=self._loops.loop,
+            image=LmdbImageDirectory,
+        )
+        self.node = Node(config, ports, on_failure)
+        channel = RequestChannel(self.node.handle, PublishedTopics(self.node))
+        self._server = TcpServer(self._thread, channel.receive, server_config)
+
+    def start(self, listen: Address) -> None:
+        """Open the node and listen."""
+        self._thread.start()
+        try:
+            self.node.startup()
+        except BaseException:
+            self.leave()
+            raise
+        try:
+            self._server.start(*listen)
+        except BaseException:
+            self.leave()
+            self.node.close()
+            raise
+
+    def leave(self) -> None:
+        """No task of the node runs any more, no connection is left."""
+        self._loops.leave()
+        self._server.close()
+        self._transport.close()
+        self._thread.stop()
+
+
+class PublishedTopics:
+    """Implements `kreplica.broker.message_conversion.TopicIds` by what the node knows of the cluster."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def topic_id(self, topic: str) -> Uuid | None:
+        """The id of the topic of that name."""
+        found = self._node.loader.published.topics.get(topic)
+        return None if found is None else found.topic_id

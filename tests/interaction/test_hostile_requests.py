@@ -1,0 +1,294 @@
+"""What nobody should send, to the listener of a node: a typed answer or a closed connection.
+
+After each the next client is served, and the process has not grown by what was claimed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import tracemalloc
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v4.request import FetchPartition as FetchPartition4
+from kio.schema.fetch.v4.request import FetchRequest as FetchRequest4
+from kio.schema.fetch.v4.request import FetchTopic as FetchTopic4
+from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
+from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kio.schema.metadata.v12.request import MetadataRequest
+from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
+from kio.schema.vote.v2.request import PartitionData as VotePartition
+from kio.schema.vote.v2.request import TopicData as VoteTopic
+from kio.schema.vote.v2.request import VoteRequest
+
+from kreplica.broker.api_versions import API_RANGES, request_type, response_type
+from tests.support.messages import messages
+from tests.support.replicas import batch
+from tests.support.requests import frame_of, response_of
+from tests.support.sockets import connected, framed, read_frame
+from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
+
+EXAMPLES = int(os.environ.get("KREPLICA_FUZZ_FRAMES", "60"))
+# More than a frame of what is sent here, its copies, and what the tests' own messages take.
+FLAT_BYTES = 24 << 20
+ALL_TOPICS = MetadataRequest(
+    topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False
+)
+METADATA_TOPIC = uuid.UUID(int=1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
+    cluster = TcpCluster(tmp_path_factory.mktemp("hostile"), 1)
+    cluster.start()
+    client = TcpClient(cluster)
+    client.admin.create_topic("orders", partitions=1, replication_factor=1).result(WAIT_S)
+    client.close()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def address(cluster: TcpCluster) -> Iterator[tuple[str, int]]:
+    """Where it listens; whatever the test did, it goes on and has not grown."""
+    address = cluster.addresses[1]
+    assert_served(address)
+    tracemalloc.start()
+    yield address
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < FLAT_BYTES
+    assert_served(address)
+    assert cluster.failures == []
+
+
+def assert_served(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        assert "orders" in [topic.name for topic in ask(client, ALL_TOPICS).topics]
+
+
+def ask(client: socket.socket, request: Any) -> Any:
+    """The answer to a request. Raises EOFError if the connection was closed instead."""
+    client.sendall(framed(frame_of(request, 1)))
+    frame = read_frame(client)
+    if not frame:
+        raise EOFError
+    return response_of(response_type(request.__api_key__, request.__version__), frame, 1)
+
+
+def is_closed(client: socket.socket) -> bool:
+    return read_frame(client) == b""
+
+
+def header(api_key: int, version: int, *, flexible: bool = False) -> bytes:
+    return struct.pack(">hhih", api_key, version, 1, -1) + (b"\0" if flexible else b"")
+
+
+PRODUCE_3 = header(0, 3) + struct.pack(">hhi", -1, -1, 1000)
+METADATA_1, METADATA_12 = header(3, 1), header(3, 12, flexible=True)
+
+CLOSED = {
+    "1 length -1": b"\xff\xff\xff\xff",
+    "2 length 0": b"\0\0\0\0",
+    "3 length 0x7fffffff": b"\x7f\xff\xff\xff" + b"x" * 1000,
+    "4 length above the limit": ((100 << 20) + 1).to_bytes(4, "big") + b"x" * 1000,
+    "8 TLS hello": bytes.fromhex("16030100c8010000c40303") + b"\1" * 200,
+    "8 HTTP": b"GET / HTTP/1.1\r\nHost: kreplica\r\n\r\n",
+    "9 unknown API": framed(header(999, 0)),
+    "10 bad version": framed(header(3, 99)),
+    "10 negative version": framed(header(3, -1)),
+    "11 negative count": framed(PRODUCE_3 + struct.pack(">i", -2)),
+    "11 null for an array": framed(PRODUCE_3 + struct.pack(">i", -1)),
+    "12 count beyond what is left": framed(PRODUCE_3 + struct.pack(">i", 0x7FFFFFFF) + b"x" * 100),
+    "12 compact count beyond what is left": framed(METADATA_12 + b"\xff\xff\xff\xff\x0f" + b"x" * 100),
+    "12 count at which kio ends the process": framed(METADATA_12 + b"\xf1\xff\xff\xff\x0f"),
+    "13 arrays in arrays": framed(
+        PRODUCE_3 + struct.pack(">i", 100_000) + (b"\0\1t" + struct.pack(">i", 0)) * 99_999
+    ),
+    "13 many small elements": framed(METADATA_1 + struct.pack(">i", 1_000_000) + b"\0\1t" * 1_000_000),
+    "14 string length -2": framed(METADATA_1 + struct.pack(">ih", 1, -2)),
+    "14 client id of length -2": framed(struct.pack(">hhih", 3, 1, 1, -2) + b"x" * 20),
+    "15 invalid UTF-8": framed(METADATA_1 + struct.pack(">ih", 1, 2) + b"\xff\xfe"),
+    "16 varint of six bytes": framed(METADATA_12 + b"\x80" * 6 + b"\0" * 20),
+    "16 varint of eleven bytes": framed(METADATA_12 + b"\xff" * 11 + b"\0" * 20),
+    "17 duplicate tags": framed(METADATA_12 + b"\1\0\0\2\5\0\5\0"),
+    "17 unordered tags": framed(METADATA_12 + b"\1\0\0\2\5\0\4\0"),
+    "18 tag past the end": framed(METADATA_12 + b"\1\0\0\1\5\x7f"),
+    "18 tag in the header past the end": framed(header(3, 12) + b"\1\0\xff\xff\xff\xff\x0f"),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_the_connection_is_closed(address: tuple[str, int], name: str) -> None:
+    with connected(address) as hostile:
+        with contextlib.suppress(ConnectionError):
+            hostile.sendall(CLOSED[name])
+        assert is_closed(hostile)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_was_asked_before_is_answered(address: tuple[str, int], name: str) -> None:
+    with connected(address) as hostile:
+        with contextlib.suppress(ConnectionError):
+            hostile.sendall(framed(frame_of(ALL_TOPICS, 1)) + CLOSED[name][:64_000])
+        assert read_frame(hostile)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"\0\0", b"\0\0\0\x20", framed(frame_of(ALL_TOPICS, 1))[:-3], b"\x06\x40\0\0" + b"x" * 10],
+    ids=["nothing", "5 half a length", "6 no body", "6 a short body", "6 a short body of 100 MiB"],
+)
+def test_the_end_comes_early(address: tuple[str, int], sent: bytes) -> None:
+    with connected(address) as hostile:
+        hostile.sendall(sent)
+        hostile.shutdown(socket.SHUT_WR)
+        assert is_closed(hostile)
+
+
+def test_7_a_byte_at_a_time_is_read_and_holds_up_nobody(address: tuple[str, int]) -> None:
+    with connected(address) as slow:
+        for byte in framed(frame_of(ALL_TOPICS, 1)):
+            slow.sendall(bytes([byte]))
+            assert_served(address)
+        assert read_frame(slow)
+
+
+def test_19_trailing_bytes_are_passed_over(address: tuple[str, int]) -> None:
+    with connected(address) as hostile:
+        hostile.sendall(framed(frame_of(ALL_TOPICS, 1) + b"x" * 1000))
+        assert response_of(response_type(3, 12), read_frame(hostile), 1).topics
+
+
+def test_23_another_clusters_id(address: tuple[str, int]) -> None:
+    ballot = VotePartition(
+        partition_index=0,
+        replica_epoch=1,
+        replica_id=2,
+        replica_directory_id=None,
+        voter_directory_id=None,
+        last_offset_epoch=0,
+        last_offset=0,
+        pre_vote=False,
+    )
+    topic = VoteTopic(topic_name="__cluster_metadata", partitions=(ballot,))
+    with connected(address) as hostile:
+        answer = ask(hostile, VoteRequest(cluster_id="x" * 22, voter_id=1, topics=(topic,)))
+    assert answer.error_code is ErrorCode.inconsistent_cluster_id
+
+
+@pytest.mark.parametrize("partition", [-1, -(2**31), 2**31 - 1])
+def test_24_partitions_that_there_are_not(address: tuple[str, int], partition: int) -> None:
+    with connected(address) as hostile:
+        [topic] = ask(hostile, fetch("orders", partition, 0)).responses
+        assert topic.partitions[0].error_code is ErrorCode.unknown_topic_or_partition
+        [topic] = ask(hostile, produce(partition)).responses
+        assert topic.partition_responses[0].error_code is ErrorCode.unknown_topic_or_partition
+
+
+@pytest.mark.parametrize("offset", [-1, -(2**63), 2**63 - 1])
+def test_24_offsets_and_epochs_that_there_are_not(address: tuple[str, int], offset: int) -> None:
+    with connected(address) as hostile:
+        [topic] = ask(hostile, fetch("orders", 0, offset)).responses
+        assert topic.partitions[0].error_code is ErrorCode.offset_out_of_range
+        for epoch in (-(2**31), -2, 2**31 - 1):
+            asked = ListOffsetsPartition(partition_index=0, current_leader_epoch=epoch, timestamp=offset)
+            [topic] = ask(
+                hostile,
+                ListOffsetsRequest(
+                    replica_id=-1,
+                    isolation_level=0,
+                    topics=(ListOffsetsTopic(name="orders", partitions=(asked,)),),
+                ),
+            ).topics
+            assert isinstance(topic.partitions[0].error_code, ErrorCode)
+
+
+def test_25_a_partition_twice(address: tuple[str, int]) -> None:
+    data = PartitionProduceData(index=0, records=batch(b"a"))
+    twice = ProduceRequest(
+        acks=1,
+        timeout=timedelta(seconds=5),
+        topic_data=(TopicProduceData(name="orders", partition_data=(data, data)),),
+    )
+    with connected(address) as hostile:
+        [topic] = ask(hostile, twice).responses
+        assert {each.error_code for each in topic.partition_responses} == {ErrorCode.invalid_request}
+        one = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=100)
+        unknown = FetchTopic(topic_id=uuid.UUID(int=99), partitions=(one, one))
+        request = FetchRequest(
+            max_wait=timedelta(0), min_bytes=1, topics=(unknown, unknown), forgotten_topics_data=()
+        )
+        assert ask(hostile, request).error_code is ErrorCode.none
+
+
+def test_27_a_flood_whose_sender_does_not_read(address: tuple[str, int]) -> None:
+    request = framed(frame_of(ALL_TOPICS, 1))
+    with socket.socket() as stalled:
+        # A small window, so that the flood ends soon.
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(address)
+        stalled.setblocking(False)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while sent < 64 << 20:
+                sent += stalled.send(request * 1000)
+        assert_served(address)
+
+
+def test_28_a_flood_of_connections(address: tuple[str, int]) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(connected(address)).sendall(b"\0\0\x10\0half")
+        assert_served(address)
+
+
+def fetch(topic: str, partition: int, offset: int) -> FetchRequest4:
+    asked = FetchPartition4(partition=partition, fetch_offset=offset, partition_max_bytes=1000)
+    return FetchRequest4(
+        max_wait=timedelta(0),
+        min_bytes=1,
+        isolation_level=0,
+        topics=(FetchTopic4(topic=topic, partitions=(asked,)),),
+    )
+
+
+def produce(partition: int) -> ProduceRequest:
+    data = PartitionProduceData(index=partition, records=batch(b"a"))
+    return ProduceRequest(
+        acks=1,
+        timeout=timedelta(seconds=5),
+        topic_data=(TopicProduceData(name="orders", partition_data=(data,)),),
+    )
+
+
+# What changes the cluster or ends the node by design is not for random requests.
+ASKED = sorted(set(API_RANGES) & {0, 1, 2, 3, 18, 22, 23, 46, 55})
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_noise_in_a_frame(cluster: TcpCluster, data: st.DataObject) -> None:
+    api = API_RANGES[data.draw(st.sampled_from(ASKED))]
+    version = data.draw(st.integers(api.first_read, api.max_version))
+    frame = bytearray(framed(frame_of(data.draw(messages(request_type(api.api_key, version))), 1)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        # The key and the version stay, so that the noise is where it counts.
+        frame[data.draw(st.integers(8, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    with connected(cluster.addresses[1]) as hostile:
+        with contextlib.suppress(ConnectionError):
+            hostile.sendall(frame)
+            hostile.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(EOFError):
+            read_frame(hostile)
+    assert_served(cluster.addresses[1])
+    assert cluster.failures == []

@@ -1,0 +1,77 @@
+"""Three nodes over real sockets: they elect, replicate, lose one, and take it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kreplica.common.types import TopicPartition
+from tests.support.sockets import eventually
+from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
+
+AT = TopicPartition("orders", 0)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[TcpCluster]:
+    cluster = TcpCluster(tmp_path, 3)
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def client(cluster: TcpCluster) -> Iterator[TcpClient]:
+    client = TcpClient(cluster)
+    yield client
+    client.close()
+
+
+def values(client: TcpClient, count: int) -> list[bytes | None]:
+    """The first records of the partition, as its leader serves them."""
+    found: list[bytes | None] = []
+    while len(found) < count:
+        fetched = client.fetcher.fetch(AT, len(found), max_wait_ms=500).result(WAIT_S)
+        found += [record.value for batch in fetched.batches() for record in batch][: count - len(found)]
+    return found
+
+
+def test_records_are_replicated_and_survive_their_leader(cluster: TcpCluster, client: TcpClient) -> None:
+    client.admin.create_topic(
+        "orders", partitions=1, replication_factor=3, config={"min.insync.replicas": 2}
+    ).result(WAIT_S)
+    written = [b"%d" % number for number in range(40)]
+    for value in written[:20]:
+        client.producer.send(AT, [value]).result(WAIT_S)
+    assert values(client, 20) == written[:20]
+
+    leader = client.metadata.leader(AT)
+    assert leader is not None
+    cluster.nodes[leader].kill()
+    for value in written[20:30]:
+        client.producer.send(AT, [value]).result(WAIT_S)
+    assert client.metadata.leader(AT) != leader
+
+    cluster.nodes[leader].start().ready.result(WAIT_S)
+    for value in written[30:]:
+        client.producer.send(AT, [value]).result(WAIT_S)
+    assert values(client, 40) == written
+
+    def is_in_sync() -> bool:
+        return leader in client.metadata.refresh("orders").result(WAIT_S).partitions[0].isr
+
+    eventually(is_in_sync)
+
+
+def test_a_node_leaves_in_order(cluster: TcpCluster, client: TcpClient) -> None:
+    client.admin.create_topic("orders", partitions=1, replication_factor=3).result(WAIT_S)
+    client.producer.send(AT, [b"before"]).result(WAIT_S)
+    leader = client.metadata.leader(AT)
+    assert leader is not None
+    cluster.nodes[leader].stop(10_000).result(WAIT_S)
+    cluster.nodes[leader].close()
+    client.producer.send(AT, [b"after"]).result(WAIT_S)
+    assert client.metadata.leader(AT) != leader
+    assert values(client, 2) == [b"before", b"after"]

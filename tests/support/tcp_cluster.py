@@ -1,0 +1,113 @@
+"""Nodes of one process over real sockets, and a client of theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kreplica.broker.node_format import directory_ids, format_node
+from kreplica.client.admin import Admin
+from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.fetcher import Fetcher
+from kreplica.client.producer import Producer
+from kreplica.cluster.settings import new_layout, node_config
+from kreplica.metadata.records import Endpoint
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.tcp_node import TcpNode
+from kreplica.runtime.tcp_transport import TcpTransport
+
+WAIT_S = 60.0
+CLUSTER_ID = "abcdefghijklmnopqrstuv"
+# Wider than those of one process by default: a loaded machine is slow, not wrong.
+SETTINGS = {
+    "broker.session.timeout.ms": 1500,
+    "quorum.election.timeout.ms": 500,
+    "quorum.fetch.timeout.ms": 1500,
+    "quorum.request.timeout.ms": 1000,
+    "broker.heartbeat.timeout.ms": 1000,
+}
+
+
+def free_addresses(count: int) -> list[tuple[str, int]]:
+    """Ports that nobody listens on."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [each.getsockname()[:2] for each in held]
+    for each in held:
+        each.close()
+    return found
+
+
+class TcpCluster:
+    """Brokers 1 to `brokers`, formatted and started; `close` ends all that runs."""
+
+    def __init__(self, directory: Path, brokers: int) -> None:
+        self.failures: list[BaseException] = []
+        layout = new_layout(CLUSTER_ID, brokers, 0)
+        self.addresses = dict(zip(layout.roles, free_addresses(brokers), strict=True))
+        configs = {}
+        for node_id, (host, port) in self.addresses.items():
+            endpoint = Endpoint(name="PLAINTEXT", host=host, port=port, security_protocol=0)
+            config = node_config(layout, node_id, str(directory), SETTINGS)
+            configs[node_id] = dataclasses.replace(config, endpoints=(endpoint,))
+        storage = FileStorage()
+        ids = {n: directory_ids(config, storage, random.SystemRandom()) for n, config in configs.items()}
+        voters = VoterSet(
+            VoterNode(ReplicaKey(n, ids[n][configs[n].metadata_directory]), (), 0, 1)
+            for n in layout.controllers
+        )
+        for n, config in configs.items():
+            format_node(config, ids[n], storage=storage, clock=SystemClock(), initial_voters=voters)
+        self.nodes = {
+            n: TcpNode(config, self.addresses[n], self.addresses.get, self.failures.append)
+            for n, config in configs.items()
+        }
+
+    def start(self) -> None:
+        """Start all nodes, and wait until each may lead."""
+        for ready in [node.start().ready for node in self.nodes.values()]:
+            ready.result(WAIT_S)
+
+    def close(self) -> None:
+        """End all nodes that run."""
+        for node in self.nodes.values():
+            if node.is_alive:
+                node.close()
+        assert self.failures == []
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self.addresses.values())
+
+
+class TcpClient:
+    """An admin, a producer and a fetcher over sockets of their own."""
+
+    def __init__(self, cluster: TcpCluster) -> None:
+        self._thread = EventLoopThread("kreplica-client")
+        self._thread.start()
+        self._life = NodeLoops(self._thread)
+        self.transport = TcpTransport(self._life, cluster.addresses.get, client_id="client")
+        nodes: Any = lambda: alive(cluster)  # noqa: E731
+        shared: dict[str, Any] = {"transport": self.transport, "loop": self._life.loop("client")}
+        clock = SystemClock()
+        self.metadata = ClientMetadata(nodes, **shared)
+        self.fetcher = Fetcher(self.metadata, clock=clock, **shared)
+        self.producer = Producer(self.metadata, nodes, clock=clock, **shared)
+        self.admin = Admin(nodes, clock=clock, **shared)
+
+    def close(self) -> None:
+        self._life.leave()
+        self.transport.close()
+        self._thread.stop()
+
+
+def alive(cluster: TcpCluster) -> Sequence[int]:
+    """The nodes that run."""
+    return [node_id for node_id, node in cluster.nodes.items() if node.is_alive]
