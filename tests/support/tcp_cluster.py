@@ -28,9 +28,9 @@ CLUSTER_ID = "abcdefghijklmnopqrstuv"
 # Wider than those of one process by default: a loaded machine is slow, not wrong.
 SETTINGS = {
     "broker.session.timeout.ms": 1500,
-    "quorum.election.timeout.ms": 500,
-    "quorum.fetch.timeout.ms": 1500,
-    "quorum.request.timeout.ms": 1000,
+    "controller.quorum.election.timeout.ms": 500,
+    "controller.quorum.fetch.timeout.ms": 1500,
+    "controller.quorum.request.timeout.ms": 1000,
     "broker.heartbeat.timeout.ms": 1000,
 }
 
