@@ -49,14 +49,14 @@ def touches_quorum(event: SimEvent) -> bool:
     return event.kind not in ("message", "connection", "client")
 
 
-def touches_partitions(event: SimEvent) -> bool:
-    """Whether the event may have changed a partition on a broker."""
+def touches_partitions(event: SimEvent, took_request: bool) -> bool:
+    """Whether the event may have changed a partition on a broker. `took_request`: a request that may has come
+    to it in the event; which one, the summary need not say, since requests of a link keep their order."""
     if event.kind in ("turn", "timer"):
         return event.summary not in QUIET_LOOPS and not event.summary.startswith("timeout of")
     if event.kind == "message":
         # Who gets an answer leaves it to one of its loops.
-        _, name, kind = event.summary.split()
-        return kind == "request" and name not in QUIET_MESSAGES
+        return took_request
     return event.kind not in ("connection", "client")
 
 
@@ -81,6 +81,7 @@ class NodeChecker:
         self._published: dict[int, ClusterMetadata] = {}
         self._failure: Exception | None = None
         self._upheavals = 0
+        self._took_request = False
         cluster.network.tap = self._heard
         cluster.scheduler.after_event = self.check
         self.check()
@@ -115,7 +116,8 @@ class NodeChecker:
                 self._check_decided(batch.metadata, batch.delta)
             for node_id in node_ids:
                 self._check_known(node_id)
-        if event is None or touches_partitions(event):
+        took_request, self._took_request = self._took_request, False
+        if event is None or touches_partitions(event, took_request):
             self._check_partitions([node_id for node_id in node_ids if node_id in self.view.brokers])
         elif self.word.untold:
             self._check_partitions(())
@@ -136,6 +138,8 @@ class NodeChecker:
         self.promises.keep()
 
     def _heard(self, what: str, message: Message) -> None:
+        if what == "taken" and message.is_request and message.name not in QUIET_MESSAGES:
+            self._took_request = True
         # The network has no way to fail a run: what breaks is told after the event.
         try:
             self.quorum.heard(what, message)
