@@ -66,11 +66,16 @@ def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
         before, after = old.topic_by_id(topic_id), new.topic_by_id(topic_id)
         if before is after:
             continue
-        if before is None and after is not None:
-            created.append(after)
-        elif before is not None and after is None:
+        # No topic changes its name, but an id may stand for topics of two clusters.
+        is_same = before is not None and after is not None and before.name == after.name
+        if before is not None and not is_same:
             deleted.append(before)
-        partitions += partition_changes(before, after)
+        if after is not None and not is_same:
+            created.append(after)
+        if is_same or before is None or after is None:
+            partitions += partition_changes(before, after)
+        else:
+            partitions += (*partition_changes(before, None), *partition_changes(None, after))
     return MetadataDelta(
         topics_created=tuple(created),
         topics_deleted=tuple(deleted),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +82,21 @@ def test_the_difference_of_two_clusters_makes_the_one_image_the_other(first: lis
     write(image, difference(old, new), 2)
     assert image_paths.load(image) == new
     assert difference(new, new.copy()).is_empty
+
+
+def test_a_topic_of_the_same_id_and_another_name_is_another() -> None:
+    old, new = ClusterMetadata(), ClusterMetadata()
+    image = ImageStore(MemoryMetadataStore(), "c")
+    old.replay(kinds.TopicRecord(name="a", topic_id=RECORD.topic_id))
+    old.replay(RECORD)
+    write(image, difference(ClusterMetadata(), old), 1)
+    new.replay(kinds.TopicRecord(name="b", topic_id=RECORD.topic_id))
+    new.replay(dataclasses.replace(RECORD, partition_id=RECORD.partition_id + 1))
+    delta = difference(old, new)
+    assert [topic.name for topic in delta.topics_deleted + delta.topics_created] == ["a", "b"]
+    assert [change.topic_partition.topic for change in delta.partitions] == ["a", "b"]
+    write(image, delta, 2)
+    assert image_paths.load(image) == new
 
 
 @given(NAMES | st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
