@@ -1,0 +1,61 @@
+"""Bugs of histories that random runs meet, besides the scripts which replay them: one seed each.
+
+They are built into the code, and the run must end with a violation.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kreplica.sim.control_mutants import CONTROL_MUTANTS
+from kreplica.sim.driver import RandomDriver
+from kreplica.sim.history_mutants import HISTORY_MUTANTS
+from kreplica.sim.invariants.violation import InvariantViolated
+from kreplica.sim.mutants import built_in
+from kreplica.sim.nodes.driver import NodeDriver
+from kreplica.sim.quorum.quorum_driver import QuorumDriver
+from kreplica.sim.quorum.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
+
+DRIVERS = {"nodes": (NodeDriver, 1_500), "brokers": (RandomDriver, 1_500), "quorum": (QuorumDriver, 800)}
+PINS = Path(__file__).with_name("pinned_history_seeds.txt")
+# So many seeds are tried for a pin when KREPLICA_REPIN is set.
+REPIN = int(os.environ.get("KREPLICA_REPIN", "0"))
+# Each line: what runs; a mutant, or two with a + between them; the seed in which it is caught; the invariant
+# that does, or the error that ends the run.
+CAUGHT = [tuple(line.split()) for line in PINS.read_text().splitlines()]
+ALL_MUTANTS = {**HISTORY_MUTANTS, **CONTROL_MUTANTS, **QUORUM_MUTANTS, **QUORUM_HISTORY_MUTANTS}
+
+
+@pytest.mark.parametrize(("driver", "names", "seed", "invariant"), CAUGHT)
+def test_a_mutant_is_caught_in_its_pinned_seed(driver, names, seed, invariant):
+    again = "a change of the code makes other histories: KREPLICA_REPIN=500 pytest " + __file__
+    if REPIN:
+        found = next((each for each in range(1, REPIN + 1) if caught_by(driver, names, each)), 0)
+        assert found, f"no seed up to {REPIN} catches {names}"
+        seed, invariant = str(found), caught_by(driver, names, found)
+        kept = [line for line in PINS.read_text().splitlines() if line.split()[:2] != [driver, names]]
+        PINS.write_text("\n".join(sorted([*kept, f"{driver} {names} {seed} {invariant}"])) + "\n")
+    assert caught_by(driver, names, int(seed)) == invariant, again
+
+
+def caught_by(driver, names, seed):
+    run, events = DRIVERS[driver]
+    with ExitStack() as stack:
+        for name in names.split("+"):
+            stack.enter_context(built_in(ALL_MUTANTS[name]))
+        try:
+            run(seed).run(events)
+        except InvariantViolated as violated:
+            return violated.invariant
+        except Exception as error:
+            # A log that cannot be opened, for one: that ends a run, too.
+            return type(error).__name__
+    return None
+
+
+def test_the_controllers_bugs_are_all_met():
+    assert {name for _, names, *_ in CAUGHT for name in names.split("+")} >= CONTROL_MUTANTS.keys()
