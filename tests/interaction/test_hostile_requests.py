@@ -232,16 +232,17 @@ def test_25_a_partition_twice(address: tuple[str, int]) -> None:
 
 
 def test_27_a_flood_whose_sender_does_not_read(address: tuple[str, int]) -> None:
-    request = framed(frame_of(ALL_TOPICS, 1))
-    with socket.socket() as stalled:
-        # A small window, so that the flood ends soon.
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect(address)
+    with connected(address) as client:
+        assert ask(client, produce(0, bytes(900_000))).responses
+        end = ask(client, fetch("orders", 0, 0)).responses[0].partitions[0].high_watermark
+    request = framed(frame_of(fetch("orders", 0, end - 1, max_bytes=1 << 20), 1))
+    with connected(address) as stalled:
         stalled.setblocking(False)
         sent = 0
         with contextlib.suppress(BlockingIOError):
             while sent < 64 << 20:
                 sent += stalled.send(request * 1000)
+        assert sent < 64 << 20
         assert_served(address)
 
 
@@ -252,8 +253,8 @@ def test_28_a_flood_of_connections(address: tuple[str, int]) -> None:
         assert_served(address)
 
 
-def fetch(topic: str, partition: int, offset: int) -> FetchRequest4:
-    asked = FetchPartition4(partition=partition, fetch_offset=offset, partition_max_bytes=1000)
+def fetch(topic: str, partition: int, offset: int, max_bytes: int = 1000) -> FetchRequest4:
+    asked = FetchPartition4(partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes)
     return FetchRequest4(
         max_wait=timedelta(0),
         min_bytes=1,
@@ -262,8 +263,8 @@ def fetch(topic: str, partition: int, offset: int) -> FetchRequest4:
     )
 
 
-def produce(partition: int) -> ProduceRequest:
-    data = PartitionProduceData(index=partition, records=batch(b"a"))
+def produce(partition: int, value: bytes = b"a") -> ProduceRequest:
+    data = PartitionProduceData(index=partition, records=batch(value))
     return ProduceRequest(
         acks=1,
         timeout=timedelta(seconds=5),
