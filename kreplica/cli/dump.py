@@ -12,6 +12,7 @@ from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.cli.output import Fact, print_json, print_table
 from kreplica.common.errors import KreplicaError
 from kreplica.common.quorum_state import parse_quorum_state
+from kreplica.coordinator.group_records import to_json as groups_to_json
 from kreplica.log.checkpoint import (
     CLEANER_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
@@ -22,7 +23,7 @@ from kreplica.log.checkpoint import (
     OffsetCheckpointFile,
 )
 from kreplica.log.clean_shutdown_file import CleanShutdownFile
-from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, STATE_FILE
+from kreplica.log.file_names import CLUSTER_METADATA_DIRECTORY, CONSUMER_OFFSETS_DIRECTORY, STATE_FILE
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_snapshot import parse_snapshot
@@ -40,6 +41,7 @@ BATCH_COLUMNS = (
     *("producer_id", "producer_epoch", "base_sequence", "transactional", "control", "problem"),
 )
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers", "control", "problem")
+GROUP_COLUMNS = ("offset", "timestamp", "type", "version", "key", "data", "control", "problem")
 METADATA_COLUMNS = ("offset", "timestamp", "type", "version", "data", "control", "problem")
 
 
@@ -110,9 +112,11 @@ def _reader(name: str) -> Reader | None:
 
 def _columns(path: Path, deep: bool) -> Sequence[str]:
     columns = next(kind.columns for kind in KINDS if kind.name.fullmatch(path.name))
-    if deep and columns is BATCH_COLUMNS:
-        return METADATA_COLUMNS if _holds_metadata(path) else RECORD_COLUMNS
-    return columns
+    if not deep or columns is not BATCH_COLUMNS:
+        return columns
+    if _holds_metadata(path):
+        return METADATA_COLUMNS
+    return GROUP_COLUMNS if _holds_groups(path) else RECORD_COLUMNS
 
 
 def _holds_metadata(path: Path) -> bool:
@@ -120,9 +124,18 @@ def _holds_metadata(path: Path) -> bool:
     return path.suffix == ".checkpoint" or path.absolute().parent.name == CLUSTER_METADATA_DIRECTORY
 
 
+def _holds_groups(path: Path) -> bool:
+    """Whether a segment is of __consumer_offsets."""
+    return path.absolute().parent.name.startswith(CONSUMER_OFFSETS_DIRECTORY)
+
+
 def _segment(path: str, deep: bool) -> Iterator[Fact]:
     storage = FileStorage()
-    of_metadata = _holds_metadata(Path(path))
+    fact_of = _record_fact
+    if _holds_metadata(Path(path)):
+        fact_of = _metadata_fact
+    elif _holds_groups(Path(path)):
+        fact_of = _group_fact
     with storage.open_region(path, max(1, storage.size(path)), writable=False) as region:
         walk = BatchWalk(region)
         for position, batch in walk:
@@ -131,7 +144,7 @@ def _segment(path: str, deep: bool) -> Iterator[Fact]:
                 continue
             yield _batch_fact(batch, position)
             if deep:
-                yield from _record_facts(batch, position, of_metadata)
+                yield from _record_facts(batch, position, fact_of)
         if walk.error is not None:
             left = walk.end - walk.position
             if walk.rest_is_zero():
@@ -171,10 +184,11 @@ def _batch_fact(batch: RecordBatch, position: int) -> Fact:
     return fact
 
 
-def _record_facts(batch: RecordBatch, position: int, of_metadata: bool) -> Iterator[Fact]:
+def _record_facts(
+    batch: RecordBatch, position: int, fact_of: Callable[[Record, int, bool], Fact]
+) -> Iterator[Fact]:
     try:
         for record in batch:
-            fact_of = _metadata_fact if of_metadata else _record_fact
             yield fact_of(record, position, batch.is_control)
     except KreplicaError:
         return  # the batch's own line has it
@@ -207,6 +221,20 @@ def _metadata_fact(record: Record, position: int, is_control: bool) -> Fact:
             return plain
     except KreplicaError as error:
         return {**plain, "problem": str(error)}
+    return {name: plain[name] for name in plain if name not in ("key", "value", "headers")} | said
+
+
+def _group_fact(record: Record, position: int, is_control: bool) -> Fact:
+    """A record of __consumer_offsets by what it says, or as any other where it says nothing known."""
+    plain = _record_fact(record, position, is_control)
+    if is_control:
+        return plain
+    try:
+        said = groups_to_json(record.key or b"", record.value)
+    except KreplicaError as error:
+        return {**plain, "problem": str(error)}
+    if said is None:
+        return plain
     return {name: plain[name] for name in plain if name not in ("key", "value", "headers")} | said
 
 

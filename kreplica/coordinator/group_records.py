@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias, TypeVar
 
 from kreplica.common.errors import InvalidRecord, UnsupportedVersion
-from kreplica.metadata.message import Message, Since, Structure, layout_of
-from kreplica.metadata.records import Bytes, Int32, Int64, NullableString, String
+from kreplica.common.types import Uuid as KafkaUuid
+from kreplica.metadata.message import Message, Since, Structure, Tag, layout_of
+from kreplica.metadata.records import Bytes, Int32, Int64, NullableString, String, Uuid
 from kreplica.metadata.wire_types import Array, ByteReader
 
 NEVER = 1 << 15
 OFFSET_COMMIT_KINDS = (0, 1)
 GROUP_METADATA_KIND = 2
 HIGHEST_VERSION = 4
-# What Kafka writes; 4 is for those who need a tagged field.
+# What every Kafka reads; 4, which 4.3 writes, has the topic's id besides.
 WRITTEN_VERSION = 3
 _PREFIX = struct.Struct(">h")
 
@@ -48,6 +49,7 @@ class OffsetCommitValue(Message):
     metadata: String
     commit_timestamp: Int64
     expire_timestamp: Annotated[Int64, Since(1, last=1)] = -1
+    topic_id: Annotated[Uuid, Since(4), Tag(0)] = KafkaUuid.ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,25 @@ def decode_value(key: Key, data: bytes) -> Value:
     if isinstance(key, OffsetCommitKey):
         return _decode(data, OffsetCommitValue, version)
     return _decode(data, GroupMetadataValue, version)
+
+
+def to_json(key_data: bytes, data: bytes | None) -> dict[str, object] | None:
+    """A record's type, its value's version, key and value, as Kafka's tools show them; no version and value
+    where it takes something back. None for a kind that is not known. Raises as `decode_key`, `decode_value`.
+    """
+    key = decode_key(key_data)
+    if key is None:
+        return None
+    shown: dict[str, object] = {
+        "type": "OffsetCommit" if isinstance(key, OffsetCommitKey) else "GroupMetadata",
+        "version": None,
+        "key": layout_of(type(key), 0).to_json(key),
+        "data": None,
+    }
+    if data is not None:
+        value, version = decode_value(key, data), _prefix(data)
+        shown |= {"version": version, "data": layout_of(type(value), version).to_json(value)}
+    return shown
 
 
 def _encode(prefix: int, version: int, message: Message) -> bytes:

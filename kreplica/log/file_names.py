@@ -21,6 +21,8 @@ SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFI
 DELETED_DIRECTORY_SUFFIX = "-delete"
 # The metadata log's directory, which belongs to the quorum alone.
 CLUSTER_METADATA_DIRECTORY = "__cluster_metadata-0"
+# And those of the partitions with the offsets of consumer groups, but for their number.
+CONSUMER_OFFSETS_DIRECTORY = "__consumer_offsets-"
 # A partition's directory that no topic of the cluster has any more, moved aside.
 STRAY_DIRECTORY_SUFFIX = "-stray"
 # Kafka removes every file with the suffix .deleted before it loads a log. So it removes this one, and a state

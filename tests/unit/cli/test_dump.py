@@ -228,3 +228,27 @@ def test_an_unknown_file_is_a_usage_error(tmp_path: Path) -> None:
     dump(tmp_path / "notes.txt", exit_code=2)
     dump(tmp_path / "missing.log", exit_code=2)
     assert dump(tmp_path) == ""
+
+
+def test_offsets_of_groups_show_what_they_say() -> None:
+    path = KAFKA / "__consumer_offsets-0" / "00000000000000000000.log"
+    found = [fact for fact in facts("--deep", path) if fact["what"] == "record"]
+    assert found[0]["type"] == "OffsetCommit"
+    assert found[0]["version"] == 4
+    assert found[0]["key"] == {"group": "group", "topic": "codec-none", "partition": 0}
+    assert found[0]["data"]["offset"] == 3
+    assert found[0]["data"]["metadata"] == "three"
+    assert found[0]["data"].keys() >= {"leaderEpoch", "commitTimestamp", "topicId"}
+    assert "control" not in found[0]
+    assert "commitTimestamp" in dump("--deep", path)
+
+
+def test_a_record_that_says_nothing_of_groups_is_shown_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "__consumer_offsets-0"
+    with kreplica.Log.open(path) as log:
+        log.append([(b"\0\3\0\1x", b"of a later kind"), (b"\0\1", b"cut short"), (b"\0\2\0\1g", None)])
+    found = [fact for fact in facts("--deep", path, exit_code=1) if fact.get("what") == "record"]
+    later, short, gone = found
+    assert later["value"] == "of a later kind"
+    assert "bytes wanted" in short["problem"]
+    assert (gone["type"], gone["key"], gone["data"]) == ("GroupMetadata", {"group": "g"}, None)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kreplica.common.errors import InvalidRecord, UnsupportedVersion
+from kreplica.common.types import Uuid
 from kreplica.coordinator.group_records import (
     GroupMetadataKey,
     GroupMetadataValue,
@@ -74,7 +75,8 @@ def test_what_kafka_wrote_comes_out_the_same():
             version = int.from_bytes(record.value[:2])
             assert encode_value(value, version) == record.value
             found.append(value)
-    assert found
+    assert [(value.offset, value.metadata) for value in found][:1] == [(3, "three")]
+    assert found[0].topic_id != Uuid.ZERO
 
 
 def test_an_offset_stands_so():
@@ -128,7 +130,7 @@ def test_a_length_beyond_the_bytes_is_refused():
 
 def test_tagged_fields_of_a_later_version_stay():
     value = OffsetCommitValue(
-        offset=7, metadata="", commit_timestamp=9, unknown_tagged_fields=(TaggedField(0, b"id"),)
+        offset=7, metadata="", commit_timestamp=9, unknown_tagged_fields=(TaggedField(1, b"id"),)
     )
     assert decode_value(OFFSET_KEY, encode_value(value, 4)) == value
     with pytest.raises(UnsupportedVersion):
