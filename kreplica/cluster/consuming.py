@@ -64,8 +64,10 @@ def consume(
             result(consumer.close)
 
 
-def consumer_config(settings: Mapping[str, object]) -> ConsumerConfig:
-    """The settings of a consumer in this process, with these properties changed. Raises InvalidConfig."""
+def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSUMER) -> ConsumerConfig:
+    """A consumer's settings, by default those in one process, with these properties changed. Raises
+    InvalidConfig.
+    """
     known = {field.name.replace("_", "."): field.name for field in dataclasses.fields(ConsumerConfig)}
     changes: dict[str, Any] = {}
     for given, value in settings.items():
@@ -73,8 +75,8 @@ def consumer_config(settings: Mapping[str, object]) -> ConsumerConfig:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
-        is_number = isinstance(getattr(CONSUMER, known[name]), int)
+        is_number = isinstance(getattr(base, known[name]), int)
         if is_number is not (isinstance(value, int) and not isinstance(value, bool)):
             raise InvalidConfig(f"{name} must be {'an integer' if is_number else 'text'}, not {value!r}")
         changes[known[name]] = value
-    return dataclasses.replace(CONSUMER, **changes)
+    return dataclasses.replace(base, **changes)

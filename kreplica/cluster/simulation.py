@@ -21,6 +21,7 @@ from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.fetcher import EARLIEST, LATEST
 from kreplica.client.partition_sender import RecordMetadata
 from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
+from kreplica.cluster.consuming import JOIN_TIMEOUT_MS, consume, consumer_config
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.reading import Isolation, read
 from kreplica.cluster.views import PartitionView, describe_topics
@@ -39,6 +40,7 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.sim_client import CONSUMER_CONFIG
 from kreplica.sim.reduction import NodeRun, reduced, round_ends_ns, run_nodes
 
 if TYPE_CHECKING:
@@ -242,6 +244,22 @@ class Simulation:
         yield from read(
             self._client.fetcher, at, start, stop, isolation, partial(self._result, timeout=timeout)
         )
+
+    def consume(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        timeout: float = 1.0,
+        config: Mapping[str, object] | None = None,
+    ) -> Iterator[Record]:
+        """As Cluster.consume; sessions are short, and it ends after `timeout` virtual seconds without a
+        record. Raises InvalidConfig, and while it is iterated over what Cluster.consume does.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        consumer = self._client.consumer(group, names, consumer_config(config or {}, CONSUMER_CONFIG))
+        limit = timeout + JOIN_TIMEOUT_MS / 1000
+        return consume(consumer, lambda ask: self._result(ask(), limit), _ms(timeout))
 
     # ---- partitions ---------------------------------------------------------------------------------------
 

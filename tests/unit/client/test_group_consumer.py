@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 from kio.schema.offset_commit.v8.request import (
@@ -182,6 +183,45 @@ def test_every_broker_may_die_in_turn(cluster):
             cluster,
             lambda: cluster.is_ready() and all(len(cluster.partition("t", n).isr) == 3 for n in range(4)),
         )
+    assert not cluster.fatal
+
+
+@pytest.mark.parametrize("seed", [8, 11])
+def test_nothing_is_left_unread_whatever_dies(seed):
+    chance = random.Random(seed)
+    cluster = NodeCluster(seed=seed)
+    cluster.boot()
+    create = cluster.client.admin.create_topic
+    cluster.result(create("t", partitions=PARTITIONS, config={"min.insync.replicas": 2}))
+    readers, gone, written = [Reader(cluster) for _ in range(3)], [], 0
+    for _ in range(25):
+        what = chance.randrange(6)
+        down = [node_id for node_id in (1, 2, 3) if not cluster.brokers[node_id].is_alive]
+        if what < 2:
+            produce(cluster, *names(written, written + 4))
+            written += 4
+        elif what == 2 and down:
+            cluster.start(down[0])
+        elif what == 2:
+            cluster.kill(chance.choice((1, 2, 3)))
+        elif what == 3 and len(readers) > 1:
+            gone.append(readers.pop(chance.randrange(len(readers))))
+            if chance.random() < 0.5:
+                gone[-1].die()
+            else:
+                gone[-1].consumer.close()
+        elif what == 4 and len(readers) < PARTITIONS:
+            readers.append(Reader(cluster))
+        cluster.pass_time(chance.randrange(400))
+    for node_id in (1, 2, 3):
+        if not cluster.brokers[node_id].is_alive:
+            cluster.start(node_id)
+
+    def read_by_all():
+        return {value for reader in (*readers, *gone) for value in reader.values}
+
+    until(cluster, lambda: settled(*readers) and read_by_all() == set(names(0, written)))
+    assert [reader.error for reader in readers] == [None] * len(readers)
     assert not cluster.fatal
 
 

@@ -12,6 +12,7 @@ import kreplica
 from kreplica.cluster import promises
 from kreplica.cluster.promises import BrokenPromise
 from kreplica.common.errors import (
+    InvalidConfig,
     InvalidRequest,
     InvalidRequiredAcks,
     RequestTimedOut,
@@ -240,3 +241,16 @@ def test_the_same_seed_and_calls_give_the_same_events_in_another_process():
         for hash_seed in ("1", "2")
     }
     assert len(told) == 1
+
+
+def test_a_group_goes_on_where_it_stopped_whoever_coordinates(sim):
+    def taken(**options):
+        return [record.value for record in sim.consume("t", "g", **options)]
+
+    sim.append("t", 0, [b"a", b"b"]).result()
+    assert taken() == [b"a", b"b"]
+    sim.kill(sim.partition("__consumer_offsets").leader)
+    sim.append("t", 1, [b"c"]).result()
+    assert taken(timeout=2.0) == [b"c"]
+    with pytest.raises(InvalidConfig):
+        sim.consume("t", "g", config={"no.such": 1})
