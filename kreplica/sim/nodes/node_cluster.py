@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_format import directory_ids, format_node
-from kreplica.common.errors import RequestTimedOut
+from kreplica.common.errors import KafkaStorageError, RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition
@@ -117,7 +117,11 @@ class NodeCluster(SimMachines):
         stopped: Future[None] = Future()
 
         def stop() -> None:
-            self.stop(node_id)
+            try:
+                self.stop(node_id)
+            except KafkaStorageError:
+                # Its files could not be closed in order: the process ends all the same.
+                self.kill(node_id)
             stopped.set_result(None)
 
         def left(_: Future[None]) -> None:

@@ -178,3 +178,16 @@ def test_a_leader_that_lost_its_power_leads_no_more_before_it_is_registered_anew
     assert read(cluster) == [b"a"]
     assert cluster.run_until(lambda: is_full(cluster))
     assert read(cluster) == [b"a"]
+
+
+def test_a_node_whose_disk_is_full_ends_though_it_cannot_close_its_files(cluster):
+    produce(cluster, b"a")
+    stopped = leader(cluster)
+    done = cluster.shut_down(stopped)
+    cluster.brokers[stopped].storage.full = True
+    cluster.result(done)
+    assert not cluster.brokers[stopped].is_alive
+    cluster.brokers[stopped].storage.full = False
+    cluster.start(stopped)
+    assert cluster.run_until(lambda: is_full(cluster))
+    assert read(cluster) == [b"a"]
