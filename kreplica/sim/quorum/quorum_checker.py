@@ -16,6 +16,9 @@ from kreplica.sim.quorum.quorum_log_checker import QuorumLogChecker
 from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.sim_quorum import SimQuorum
 
+# So much later than it should a leader may resign: a slow disk keeps it busy.
+SLACK_MS = 700
+
 
 class QuorumChecker(QuorumLogChecker):
     """Watches `quorum`: its scheduler's events, its network, its listeners."""
@@ -28,6 +31,9 @@ class QuorumChecker(QuorumLogChecker):
         self.acked: dict[int, str] = {}
         quorum.witness = self
         self._failure: Exception | None = None
+        # When a leader was fetched from by another one; since when it leads, and was not paused.
+        self._fetched_at: dict[tuple[int, int], int] = {}
+        self._leads_since: dict[int, int] = {}
         quorum.network.tap = self._heard
         quorum.scheduler.after_event = lambda _: self.check()
 
@@ -36,8 +42,34 @@ class QuorumChecker(QuorumLogChecker):
         if self._failure is not None:
             raise self._failure
         super().check(node_ids)
+        for node_id in self.quorum.machines if node_ids is None else node_ids:
+            self._check_quorum(node_id)
+
+    def _check_quorum(self, node_id: int) -> None:
+        """A leader that a majority has not fetched from for too long resigns (KAFKA-15489)."""
+        machine, now_ms = self.quorum.machines[node_id], self.quorum.now_ms()
+        state = self.quorum.client(node_id).quorum.state if machine.is_alive else None
+        if not isinstance(state, LeaderState) or machine.is_paused:
+            # Who stands still notices nothing, and has its time when it goes on.
+            self._leads_since.pop(node_id, None)
+            return
+        since = self._leads_since.setdefault(node_id, now_ms)
+        voters = set(state.voters)
+        heard = sorted(max(self._fetched_at.get((node_id, each), 0), since) for each in voters - {node_id})
+        # Those without which there is no majority; a leader that is a voter counts itself.
+        wanted = len(voters) // 2 + 1 - (node_id in voters)
+        if wanted == 0:
+            return
+        silent_ms = now_ms - heard[-wanted]
+        self._require(
+            silent_ms <= self.quorum.setup.config.check_quorum_timeout_ms + SLACK_MS,
+            "CheckQuorum",
+            f"node {node_id} leads epoch {state.epoch}, and no majority fetches for {silent_ms} ms",
+        )
 
     def _heard(self, what: str, message: Message) -> None:
+        if what == "taken" and message.is_request and message.name == "Fetch":
+            self._fetched_at[message.receiver, message.sender_id] = self.quorum.now_ms()
         # Whoever sends would take what is raised here for his own: it is told after the event.
         try:
             self.heard(what, message)

@@ -45,6 +45,8 @@ class QuorumLogChecker:
         self._votes: dict[tuple[int, int], int] = {}
         self._states: dict[int, EpochState] = {}
         self._asked: dict[int, Any] = {}
+        # Who would vote for a node, by the node and the epoch in which it asked.
+        self._would_vote: dict[tuple[int, int], set[int]] = {}
 
     # ---- after an event -----------------------------------------------------------------------------------
 
@@ -104,6 +106,7 @@ class QuorumLogChecker:
             is_legal = not isinstance(state, (UnattachedState, CandidateState))
             self._require(is_legal, "NoIllegalState", f"{state!r} knows a leader", view)
         if isinstance(state, CandidateState):
+            self._check_asked_before(view, state.epoch)
             self._vote(view.node_id, state.epoch, view.node_id)
         if isinstance(state, (CandidateState, ProspectiveState, LeaderState)):
             may_be = node.client.quorum.is_electable or isinstance(state, LeaderState)
@@ -227,6 +230,18 @@ class QuorumLogChecker:
         elif message.name == "Fetch" and message.is_request and what == "sent":
             self._check_fetch(message)
 
+    def _check_asked_before(self, view: NodeView, epoch: int) -> None:
+        """A new epoch costs the others their leader: so nobody begins one whom no majority would elect."""
+        assert view.node is not None
+        voters = set(view.node.client.voters.voters)
+        would = (self._would_vote.get((view.node_id, epoch - 1), set()) | {view.node_id}) & voters
+        self._require(
+            2 * len(would) > len(voters),
+            "PreVote",
+            f"node {view.node_id} begins epoch {epoch}, and of {voters} only {would} would vote for it",
+            view,
+        )
+
     def _check_fetch(self, message: Message) -> None:
         view, topics = self.views.get(message.sender_id), message.body.topics
         node = None if view is None else view.node
@@ -242,7 +257,12 @@ class QuorumLogChecker:
 
     def _check_vote(self, message: Message) -> None:
         asked = self._asked.get(message.number)
-        if asked is None or asked.pre_vote or not message.body.topics:
+        if asked is None or not message.body.topics:
             return
-        if message.body.topics[0].partitions[0].vote_granted:
+        if not message.body.topics[0].partitions[0].vote_granted:
+            return
+        if asked.pre_vote:
+            asker = int(asked.replica_id), int(asked.replica_epoch)
+            self._would_vote.setdefault(asker, set()).add(message.sender_id)
+        else:
             self._vote(message.sender_id, int(asked.replica_epoch), int(asked.replica_id))
