@@ -73,6 +73,17 @@ class Chunk(NamedTuple):
     term: int
 
 
+class Ownership(NamedTuple):
+    """What a member has between two rebalances: its number, and how far whoever polls has come."""
+
+    term: int
+    marked: dict[TopicPartition, int]
+
+    def snapshot(self) -> dict[TopicPartition, int]:
+        """The marks as they are; another thread may add one at any time, and a copy is one step to it."""
+        return self.marked.copy()
+
+
 class GroupConsumer:
     """A member of group `group_id` that reads `topics`; it joins with the first poll.
 
@@ -106,9 +117,8 @@ class GroupConsumer:
         self._session = GroupSession(
             group_id, nodes, transport=transport, loop=loop, clock=clock, config=self._client
         )
-        # Read by any thread: the ownership it is in, and how far whoever polls has come in it.
-        self.term = 0
-        self._marked: dict[TopicPartition, int] = {}
+        # Read by any thread, and replaced as one: a mark that is late gets into the marks of its own term.
+        self._ownership = Ownership(0, {})
         # The loop's own:
         self.member_id = ""
         self.generation_id = NO_GENERATION
@@ -137,8 +147,14 @@ class GroupConsumer:
 
     def mark(self, chunk: Chunk, offset: int) -> None:
         """What is below `offset` was dealt with; it is committed soon."""
-        if chunk.term == self.term:
-            self._marked[chunk.at] = offset
+        ownership = self._ownership
+        if chunk.term == ownership.term:
+            ownership.marked[chunk.at] = offset
+
+    @property
+    def term(self) -> int:
+        """The number of the ownership that it is in."""
+        return self._ownership.term
 
     def commit(self) -> Future[None]:
         """Commit what is marked; fails with RebalanceInProgress, IllegalGeneration or UnknownMemberId where
@@ -208,9 +224,9 @@ class GroupConsumer:
 
     def _let_go(self) -> None:
         """Own nothing any more."""
-        self.term += 1
+        self._ownership = Ownership(self.term + 1, {})
         self._is_joined = self._is_joining = False
-        self._marked, self._committed, self._positions = {}, {}, {}
+        self._committed, self._positions = {}, {}
         self._wanted = 0
         self._chunks.clear()
 
@@ -437,8 +453,9 @@ class GroupConsumer:
 
     def _is_forgotten(self) -> bool:
         now_ms = self._now_ms()
-        if self._polls or self._marked != self._last_marks:
-            self._last_poll_ms, self._last_marks = now_ms, dict(self._marked)
+        marked = self._ownership.snapshot()
+        if self._polls or marked != self._last_marks:
+            self._last_poll_ms, self._last_marks = now_ms, marked
         return now_ms - self._last_poll_ms > self.config.max_poll_interval_ms
 
     # ---- commits ------------------------------------------------------------------------------------------
@@ -453,7 +470,8 @@ class GroupConsumer:
             self._commit_later(term)
 
     def _commit(self) -> Future[None]:
-        marked = {at: offset for at, offset in self._marked.items() if self._committed.get(at) != offset}
+        known = self._ownership.snapshot()
+        marked = {at: offset for at, offset in known.items() if self._committed.get(at) != offset}
         if not marked or self.generation_id == NO_GENERATION:
             return resolved(None)
         request = offset_commit_request(self._membership, marked)

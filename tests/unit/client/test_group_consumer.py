@@ -12,6 +12,7 @@ from kio.schema.offset_commit.v8.request import (
     OffsetCommitRequestTopic,
 )
 
+from kreplica.client.group_consumer import Chunk
 from kreplica.common import errors
 from kreplica.common.types import TopicPartition
 from kreplica.coordinator.group_coordinator import partition_for
@@ -291,3 +292,23 @@ def test_a_group_that_cannot_be(cluster):
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(errors.InvalidConfig):
         dataclasses.replace(CONSUMER_CONFIG, **wrong)
+
+
+def test_a_mark_of_an_earlier_term_is_not_committed(cluster):
+    reader = Reader(cluster)
+    produce(cluster, *names(0, 4))
+    until(cluster, lambda: len(reader.values) == 4)
+    cluster.result(reader.consumer.commit())
+    # A chunk of the ownership that ends with the second member's coming.
+    stale = Chunk(TopicPartition("t", 0), [], 77, reader.consumer.term)
+    second = Reader(cluster)
+    until(cluster, lambda: settled(reader, second))
+    assert not reader.consumer.owns(stale)
+    reader.consumer.mark(stale, 77)
+    cluster.result(reader.consumer.commit())
+    for each in (reader, second):
+        cluster.result(each.consumer.close())
+    again = Reader(cluster)
+    until(cluster, lambda: settled(again))
+    produce(cluster, *names(4, 8))
+    until(cluster, lambda: sorted(again.values) == names(4, 8))
