@@ -6,6 +6,8 @@ UnifiedLog comes here when the core's one call declines; it holds the log's lock
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kreplica._core.follower_append import append_run
@@ -41,7 +43,10 @@ def as_leader(
             if isinstance(done, BatchMetadata):
                 info = _duplicate(log, batch, done)
                 continue
-        info = _append(log, batch, valid.data, base, leader_epoch, leads=True, append_time=valid.append_time)
+        with _abort_noted(log, done):
+            info = _append(
+                log, batch, valid.data, base, leader_epoch, leads=True, append_time=valid.append_time
+            )
         _note(log, info, producer, done)
     assert info is not None
     return info
@@ -77,9 +82,30 @@ def as_follower(log: UnifiedLog, batch: RecordBatch) -> LogAppendInfo:
     producer = done = None
     if batch.producer_id >= 0:
         producer, done = _checked(log, batch, batch.base_offset, AppendOrigin.REPLICATION)
-    info = _append(log, batch, memoryview(batch), batch.base_offset, batch.leader_epoch, leads=False)
+    with _abort_noted(log, done):
+        info = _append(log, batch, memoryview(batch), batch.base_offset, batch.leader_epoch, leads=False)
     _note(log, info, producer, done)
     return info
+
+
+@contextmanager
+def _abort_noted(log: UnifiedLog, done: object) -> Iterator[None]:
+    """Before a marker is appended that aborts a transaction, write that to the index: where there is no room
+    for it, nothing is appended, or the transaction would stay open for ever."""
+    if not isinstance(done, CompletedTxn) or not done.is_aborted:
+        yield
+        return
+    segment = log.local.segments.active
+    index = log.local.transaction_index(segment)
+    producer_batches.note_abort(log.producers, log.local, segment, done)
+    try:
+        yield
+    except BaseException:
+        index.take_back(done.last_offset)
+        raise
+    if segment is not log.local.segments.active:
+        # The marker is in the next one.
+        index.take_back(done.last_offset)
 
 
 def _append(

@@ -5,6 +5,9 @@ Only the log's writer tidies, before it opens a segment.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
+from kreplica.common.errors import InvalidFile
 from kreplica.log import swap_files
 from kreplica.log.file_names import (
     CLEANED_SUFFIX,
@@ -42,3 +45,18 @@ def remove_orphans(local: LocalLog, names: list[str], bases: set[int]) -> None:
             and found[1] in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
         ):
             local.storage.remove(f"{local.directory}/{name}")
+
+
+def first_torn(local: LocalLog, first: int, bases: Container[int], unreadable: list[str]) -> int:
+    """The segment to scan from: `first`, or one before it whose transaction index has to be made anew.
+
+    `bases`: the base offsets of segments that have one. Why it has to be goes to `unreadable`.
+    """
+    for index, segment in enumerate(list(local.segments)[:first]):
+        if segment.base_offset in bases and not local.read_only:
+            try:
+                local.transaction_index(segment).sanity_check()
+            except InvalidFile as error:
+                unreadable.append(str(error))
+                return index
+    return first

@@ -277,6 +277,12 @@ class LocalLog:
         self._indexes_left_out = active
         self.flush_names()
 
+    def flush_transaction_indexes(self) -> None:
+        """Put on disk what recovery found missing in them: where a segment is flushed nobody looks again."""
+        for segment in self.segments:
+            if segment.transaction_index is not None:
+                segment.transaction_index.flush()
+
     def flush_names(self) -> None:
         """Put the directory on disk if names changed in it."""
         if self.names_changed:

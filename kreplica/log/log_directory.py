@@ -160,6 +160,10 @@ class LogDirectory:
         """(names of the partitions' directories, names of those whose deletion had begun); the metadata log's
         is one of the former."""
         names = self._storage.list_directory(self.path)
+        if any(self._is_partition(name) for name in names):
+            # Who made it may have been ended before that was on the disk, and what is flushed in it from now
+            # on must not go with its name.
+            self._storage.sync_directory(self.path)
         deleted = [name for name in names if name.endswith(DELETED_DIRECTORY_SUFFIX)]
         return [n for n in names if n not in deleted and self._is_partition(n)], deleted
 

@@ -192,6 +192,7 @@ class _LogLoader:
             # differs there.
             safe = min(safe, start)
         first = max(0, self.local.segments.index_for(safe))
+        first = leftovers.first_torn(self.local, first, self.with_transactions, self.recovery.unreadable)
         for index, segment in enumerate(segments[:first]):
             if segments[index + 1].base_offset > start:
                 self._check_indexes(segment, segments[index + 1].base_offset)
@@ -497,6 +498,7 @@ class _LogLoader:
             self.epochs.truncate_from_start(start)
             # On disk before a batch is: an epoch that is gone would look valid again above it (KAFKA-16541).
             self.epochs.flush()
+            local.flush_transaction_indexes()
         state = self._open_state()
         if self.options.read_only:
             return self._finished_reader(start, state)

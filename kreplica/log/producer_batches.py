@@ -56,16 +56,20 @@ def complete(
     producers: ProducerStateManager, local: LocalLog, segment: LogSegment, done: CompletedTxn
 ) -> None:
     """A transaction's marker is in the log, in `segment`."""
-    if done.is_aborted and not local.read_only:
-        index = local.transaction_index(segment)
-        entries = index.entries()
-        if not entries or entries[-1].last_offset < done.last_offset:
-            index.append(
-                AbortedTxn(
-                    done.producer_id, done.first_offset, done.last_offset, producers.last_stable_offset(done)
-                )
-            )
+    if not local.read_only:
+        note_abort(producers, local, segment, done)
     producers.complete_txn(done)
+
+
+def note_abort(
+    producers: ProducerStateManager, local: LocalLog, segment: LogSegment, done: CompletedTxn
+) -> None:
+    """Let the segment's index have the transaction, if it is aborted, and is not there yet."""
+    index = local.transaction_index(segment)
+    entries = index.entries() if done.is_aborted else []
+    if done.is_aborted and (not entries or entries[-1].last_offset < done.last_offset):
+        stable = producers.last_stable_offset(done)
+        index.append(AbortedTxn(done.producer_id, done.first_offset, done.last_offset, stable))
 
 
 def feed(producers: ProducerStateManager, local: LocalLog, segment: LogSegment, batch: RecordBatch) -> None:

@@ -22,7 +22,7 @@ from bisect import bisect_left
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from kreplica.common.errors import InvalidFile
+from kreplica.common.errors import InvalidFile, KafkaStorageError
 from kreplica.common.locks import Lock
 
 if TYPE_CHECKING:
@@ -113,6 +113,14 @@ class TransactionIndex:
             self._storage.write_file_atomically(self.path, format_entries(kept))
             self._entries = kept
             self._unflushed = self._unnamed = False
+
+    def take_back(self, offset: int) -> None:
+        """Drop what was appended for a marker at or above `offset` that was not."""
+        try:
+            self.truncate_to(offset)
+        except KafkaStorageError:
+            # The next entry is written over it, and no log is opened as it stands with one above its end.
+            self._entries = [entry for entry in self.entries() if entry.last_offset < offset]
 
     def reset(self) -> None:
         """Drop all entries, to be built anew, whatever the file holds; that outlives a power cut."""

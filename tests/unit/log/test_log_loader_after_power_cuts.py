@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.config import LogConfig
-from kreplica.common.types import TopicPartition
+from kreplica.common.errors import StorageFull
+from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log import log_loader
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.sim.storage import SimStorage
 from tests.support.clocks import ManualClock
 
@@ -144,3 +147,67 @@ def test_rot_in_what_a_power_cut_brings_back_leaves_no_hole_in_the_epochs() -> N
     log = opened(storage.after_kill())
     assert (log.log_start_offset, log.log_end_offset) == (0, 6)
     assert log.epochs.entries == ((0, 0), (1, 2), (2, 4))
+
+
+def test_a_torn_transaction_index_of_a_closed_segment_is_made_anew() -> None:
+    storage = SimStorage()
+    log = opened(storage)
+    for producer_id in (1, 2):
+        builder = BatchBuilder()
+        builder.transactional = True
+        builder.producer_id, builder.producer_epoch, builder.base_sequence = producer_id, 0, 0
+        log.append_as_leader(builder.build([b"void"], now_ms=0), 0)
+        marker = build_end_transaction_marker(
+            EndTransactionMarker(False, 0), producer_id=producer_id, producer_epoch=0, timestamp_ms=0
+        )
+        log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
+    log.roll()
+    log.append_records([b"a"])
+    log.flush()
+    log.flush_state()
+    path = f"{DIRECTORY}/00000000000000000000.txnindex"
+    whole = storage.read_file(path)
+    for snapshot in [name for name in storage.list_directory(DIRECTORY) if name.endswith(".snapshot")]:
+        storage.remove(f"{DIRECTORY}/{snapshot}")
+    storage.write_file_atomically(path, whole[:-10])
+    storage.sync_directory(DIRECTORY)
+    log = opened(storage.after_power_cut(), high_watermark=5)
+    assert log.log_end_offset == 5
+    assert log.local.storage.read_file(path) == whole
+    visible = [each for each in log.batches(0, isolation="txn_committed") if not each.is_control]
+    assert [record.value for batch in visible for record in batch] == [b"a"]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_no_marker_is_appended_whose_abort_cannot_be_noted(leads: bool) -> None:
+    """A disk that is full refuses the index's file: the transaction would stay open for ever."""
+    storage = SimStorage()
+    log = opened(storage)
+    builder = BatchBuilder()
+    builder.transactional = True
+    builder.producer_id, builder.producer_epoch, builder.base_sequence = 1, 0, 0
+    log.append_as_leader(builder.build([b"void"], now_ms=0), 0)
+    marker = build_end_transaction_marker(
+        EndTransactionMarker(False, 0),
+        producer_id=1,
+        producer_epoch=0,
+        timestamp_ms=0,
+        base_offset=1,
+        leader_epoch=0,
+    )
+
+    def append() -> None:
+        if leads:
+            log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
+        else:
+            log.append_as_follower(marker, 0)
+
+    storage.full = True
+    with pytest.raises(StorageFull):
+        append()
+    assert log.log_end_offset == 1
+    storage.full = False
+    append()
+    log.update_high_watermark(2)
+    assert (log.log_end_offset, log.last_stable_offset) == (2, 2)
+    assert [each.is_control for each in log.batches(0, isolation="txn_committed")] == [True]

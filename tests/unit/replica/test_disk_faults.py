@@ -146,6 +146,35 @@ def test_an_old_word_leaves_no_replica_out() -> None:
     assert well(at)
 
 
+def test_a_log_that_a_life_without_room_began_to_make_outlives_a_power_cut() -> None:
+    """Its directory was made, and not yet flushed when there was no room for its first file."""
+    at = Replicas(settings={**SETTINGS, "durability": "fsync_quorum"})
+    for broker in at.ids:
+        storage = SimStorage()
+        storage.make_directory(DIRECTORY)
+        storage.sync_directory("/")
+        at.cluster.kill(broker)
+        at.cluster.brokers[broker].storage = storage
+        at.cluster.start(broker)
+        set_full(at, broker, True)
+    with suppress(KreplicaError):
+        at.tell(at.controller.elect(T0, 1))
+    assert at.cluster.brokers[1].storage.exists(f"{DIRECTORY}/{T0}")
+    for broker in at.ids:
+        at.cluster.kill(broker)
+        set_full(at, broker, False)
+        at.cluster.start(broker)
+    at.tell(at.controller.elect(T0, 1))
+    append(at, 3)
+    values = at.values(1)
+    assert len(values) == 3
+    for broker in at.ids:
+        at.cluster.power_cut(broker)
+        at.cluster.start(broker)
+    at.tell(at.controller.elect(T0, 1))
+    assert at.values(1) == values
+
+
 # ---- recovery that stopped at rot --------------------------------------------------------------------------
 
 
