@@ -100,8 +100,18 @@ class EventLoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
+            self.loop.run_until_complete(self._finish())
         finally:
             asyncio.set_event_loop(None)
+
+    async def _finish(self) -> None:
+        """Let what was cut close its socket, and end what connects."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        # What an end posts runs in the next turn.
+        await asyncio.sleep(0)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context["message"])
