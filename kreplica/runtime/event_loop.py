@@ -24,6 +24,7 @@ Task = Callable[[], object]
 
 # How many tasks run before the sockets have their turn.
 TASKS_OF_A_TURN = 64
+TURNS_TO_END = 8
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -110,8 +111,9 @@ class EventLoopThread:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        # What an end posts runs in the next turn.
-        await asyncio.sleep(0)
+        # What an end posts runs in the next turn, and may post once more.
+        for _ in range(TURNS_TO_END):
+            await asyncio.sleep(0)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context["message"])

@@ -198,7 +198,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_reader_slow = False
         self._server.touch(self)
-        self._go_on()
+        # Not from here: a write that fails inside this call closes a socket of asyncio twice.
+        self._server.thread.loop.call_soon(self._go_on)
 
     # ---- requests -----------------------------------------------------------------------------------------
 
