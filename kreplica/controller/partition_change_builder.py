@@ -114,6 +114,9 @@ class PartitionChangeBuilder:
             self.last_known_elr = ()
         elif base.leader in replicas:
             self.last_known_elr = (base.leader,)
+        else:
+            # Whom this event has elected may be lost again in it.
+            self.last_known_elr = tuple(replica for replica in base.last_known_elr if replica in replicas)
 
     def elect(self, leader: int, isr: tuple[int, ...], *, unclean: bool, min_isr: int | None) -> None:
         """What an election has found. An unclean one forgets who was eligible, for that they have is void."""
