@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,8 +34,25 @@ def run(
     driver: str, seeds: Iterable[int], minutes: float | None, events: int, reduce: float, as_json: bool
 ) -> int:
     """Run the seeds until one fails; returns the exit code."""
-    # What nodes say of the faults that a run makes is no news here.
-    logging.getLogger("kreplica").setLevel(logging.CRITICAL)
+    with _quiet():
+        return _run_all(driver, seeds, minutes, events, reduce, as_json)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What nodes say of the faults that a run makes is no news here."""
+    logger = logging.getLogger("kreplica")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _run_all(
+    driver: str, seeds: Iterable[int], minutes: float | None, events: int, reduce: float, as_json: bool
+) -> int:
     for seed in seeds:
         started = time.monotonic()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 from typer.testing import CliRunner
@@ -63,3 +64,10 @@ def test_what_breaks_a_run_otherwise_is_exit_code_2(monkeypatch):
     assert run("--seed", "3").exit_code == 2
     assert run("--driver", "brokers", "--minutes", "1").exit_code == 2
     assert run("--driver", "nonsense").exit_code == 2
+
+
+def test_a_run_is_quiet_and_what_comes_after_it_is_not():
+    logger = logging.getLogger("kreplica")
+    before = logger.level
+    assert run("--driver", "brokers", "--seed", "1", "--events", "200").exit_code == 0
+    assert logger.level == before
