@@ -6,12 +6,13 @@ a record that is given to a consumer. Thread rule: one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kreplica._core.records import batches
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import topic_id_of
+from kreplica.sim import client
 from kreplica.sim.invariants.cluster_view import ClusterView, PartitionView
 from kreplica.sim.network import Message
 from kreplica.sim.node import SimBroker
@@ -25,7 +26,7 @@ class _Asked(NamedTuple):
 
     view: PartitionView
     leader_epoch: int
-    values: list[bytes | None]
+    values: Sequence[bytes | None]
 
 
 class Promises:
@@ -90,20 +91,18 @@ class Promises:
         body = message.body
         if body.acks != ACKS_ALL:
             return
-        topic = body.topic_data[0]
-        data = topic.partition_data[0]
-        found = self._present(message.receiver, TopicPartition(str(topic.name), data.index))
-        if found is not None and data.records is not None:
-            values = [record.value for batch in batches(data.records) for record in batch]
+        at, values = _values_of(body)
+        found = self._present(message.receiver, at)
+        if found is not None and values:
             self._asked[message.number] = _Asked(*found, values)
 
     def _produce_answered(self, message: Message) -> None:
         asked = self._asked.pop(message.number, None)
         if asked is None or message.body is None:
             return
-        answer = message.body.responses[0].partition_responses[0]
-        if not answer.error_code and answer.base_offset >= 0:
-            self._acks.append((asked, answer.base_offset))
+        base_offset = _base_offset_of(message.body)
+        if base_offset >= 0:
+            self._acks.append((asked, base_offset))
 
     def _fetch_answered(self, message: Message) -> None:
         machine = self._machines.get(message.sender_id)
@@ -117,6 +116,24 @@ class Promises:
                 found = self._present(message.sender_id, TopicPartition(name, data.partition_index))
                 if found is not None:
                     self._reads.append((*found, _records_of(data.records)))
+
+
+def _values_of(request: Any) -> tuple[TopicPartition, Sequence[bytes | None]]:
+    """What a producer wants to append, and where: of a client's request, or of a script's."""
+    if isinstance(request, client.ProduceRequest):
+        return request.topic_partition, request.values
+    topic = request.topic_data[0]
+    data = topic.partition_data[0]
+    at = TopicPartition(str(topic.name), data.index)
+    return at, [record.value for batch in batches(data.records or b"") for record in batch]
+
+
+def _base_offset_of(answer: Any) -> int:
+    """The offset of the first value that the answer acknowledges; -1 for one that does not."""
+    if isinstance(answer, client.Produced):
+        return answer.base_offset
+    told = answer.responses[0].partition_responses[0]
+    return -1 if told.error_code else int(told.base_offset)
 
 
 def _records_of(data: Any) -> Records:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kreplica.sim.broker_factory import broker_factory, replica_config_of
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.checker import InvariantChecker
+from kreplica.sim.nodes.node_checker import NodeChecker
 
 # Each registers its commands.
 from kreplica.sim.transcript import client_commands, cluster_commands, damage_commands, network_commands
@@ -29,7 +30,7 @@ def transcript_of(text: str) -> Transcript:
     """A run of the kind of script that the text is: of brokers, of whole nodes, or of a quorum."""
     first = first_command(text)
     if first == "nodes":
-        return NodesTranscript()
+        return NodesTranscript(NodeChecker)
     return QuorumTranscript() if first == "voters" else Transcript(simulated_cluster)
 
 
