@@ -186,7 +186,7 @@ def demo(directory: Path) -> bool:
     table = sums_from_table(flights)
     show(console, logs, table)
 
-    verified = subprocess.run([sys.executable, "-m", "kreplica.cli", "verify", str(directory)], check=False)
+    verified = subprocess.run([sys.executable, "-m", "kreplica", "verify", str(directory)], check=False)
     held = {
         "killed in the middle": first.killed and sum(second.opened) < total,
         "nothing acknowledged lost": nothing_lost,

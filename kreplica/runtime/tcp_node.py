@@ -10,7 +10,7 @@ rule: one thread at a time, and none of the node's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
@@ -29,7 +29,10 @@ from kreplica.runtime.workers import ThreadWorkers
 
 
 class TcpNode:
-    """See the module. `address(node_id)`: where each node listens. `on_failure(error)`: it cannot go on."""
+    """See the module. `address(node_id)`: where each node listens. `on_failure(error)`: it cannot go on.
+
+    `controller_listen`: where it listens for the quorum and the brokers, if not where it does for clients.
+    """
 
     def __init__(
         self,
@@ -38,9 +41,10 @@ class TcpNode:
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
         server_config: SocketServerConfig | None = None,
+        controller_listen: Address | None = None,
     ) -> None:
         self.config = config
-        self._listen = listen
+        self._listen = [listen] if controller_listen is None else [listen, controller_listen]
         self._address = address
         self._on_failure = on_failure
         self._server_config = server_config
@@ -63,8 +67,8 @@ class TcpNode:
         """
         if self._life is not None:
             raise InvalidRequest(f"node {self.config.node_id} runs already")
-        life = _Life(self.config, self._address, self._on_failure, self._server_config)
-        life.start(self._listen)
+        life = _Life(self.config, self._listen, self._address, self._on_failure, self._server_config)
+        life.start()
         self._life = life
         return life.node
 
@@ -101,6 +105,7 @@ class _Life:
     def __init__(
         self,
         config: NodeConfig,
+        listen: Sequence[Address],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
         server_config: SocketServerConfig | None,
@@ -121,9 +126,11 @@ class _Life:
         )
         self.node = Node(config, ports, on_failure)
         channel = RequestChannel(self.node.handle, PublishedTopics(self.node))
-        self._server = TcpServer(self._thread, channel.receive, server_config)
+        self._servers = [
+            (address, TcpServer(self._thread, channel.receive, server_config)) for address in listen
+        ]
 
-    def start(self, listen: Address) -> None:
+    def start(self) -> None:
         """Open the node and listen."""
         self._thread.start()
         try:
@@ -132,7 +139,8 @@ class _Life:
             self.leave()
             raise
         try:
-            self._server.start(*listen)
+            for address, server in self._servers:
+                server.start(*address)
         except BaseException:
             self.leave()
             self.node.close()
@@ -141,7 +149,8 @@ class _Life:
     def leave(self) -> None:
         """No task of the node runs any more, no connection is left."""
         self._loops.leave()
-        self._server.close()
+        for _, server in self._servers:
+            server.close()
         self._transport.close()
         self._thread.stop()
 

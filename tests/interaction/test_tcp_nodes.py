@@ -29,15 +29,6 @@ def client(cluster: TcpCluster) -> Iterator[TcpClient]:
     client.close()
 
 
-def values(client: TcpClient, count: int) -> list[bytes | None]:
-    """The first records of the partition, as its leader serves them."""
-    found: list[bytes | None] = []
-    while len(found) < count:
-        fetched = client.fetcher.fetch(AT, len(found), max_wait_ms=500).result(WAIT_S)
-        found += [record.value for batch in fetched.batches() for record in batch][: count - len(found)]
-    return found
-
-
 def test_records_are_replicated_and_survive_their_leader(cluster: TcpCluster, client: TcpClient) -> None:
     client.admin.create_topic(
         "orders", partitions=1, replication_factor=3, config={"min.insync.replicas": 2}
@@ -45,7 +36,7 @@ def test_records_are_replicated_and_survive_their_leader(cluster: TcpCluster, cl
     written = [b"%d" % number for number in range(40)]
     for value in written[:20]:
         client.producer.send(AT, [value]).result(WAIT_S)
-    assert values(client, 20) == written[:20]
+    assert client.values("orders", 0, 20) == written[:20]
 
     leader = client.metadata.leader(AT)
     assert leader is not None
@@ -57,7 +48,7 @@ def test_records_are_replicated_and_survive_their_leader(cluster: TcpCluster, cl
     cluster.nodes[leader].start().ready.result(WAIT_S)
     for value in written[30:]:
         client.producer.send(AT, [value]).result(WAIT_S)
-    assert values(client, 40) == written
+    assert client.values("orders", 0, 40) == written
 
     def is_in_sync() -> bool:
         return leader in client.metadata.refresh("orders").result(WAIT_S).partitions[0].isr
@@ -74,4 +65,4 @@ def test_a_node_leaves_in_order(cluster: TcpCluster, client: TcpClient) -> None:
     cluster.nodes[leader].close()
     client.producer.send(AT, [b"after"]).result(WAIT_S)
     assert client.metadata.leader(AT) != leader
-    assert values(client, 2) == [b"before", b"after"]
+    assert client.values("orders", 0, 2) == [b"before", b"after"]

@@ -7,7 +7,7 @@ import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kreplica.broker.node_format import directory_ids, format_node
 from kreplica.client.admin import Admin
@@ -15,6 +15,7 @@ from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import Fetcher
 from kreplica.client.producer import Producer
 from kreplica.cluster.settings import new_layout, node_config
+from kreplica.common.types import TopicPartition
 from kreplica.metadata.records import Endpoint
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
@@ -82,19 +83,33 @@ class TcpCluster:
         assert self.failures == []
 
     @property
+    def live(self) -> list[int]:
+        """The nodes that run."""
+        return [node_id for node_id, node in self.nodes.items() if node.is_alive]
+
+    @property
     def bootstrap_servers(self) -> str:
         return ",".join(f"{host}:{port}" for host, port in self.addresses.values())
+
+
+class Nodes(Protocol):
+    """What a client has to know of a cluster: where its nodes listen, and which of them run."""
+
+    addresses: dict[int, tuple[str, int]]
+
+    @property
+    def live(self) -> list[int]: ...
 
 
 class TcpClient:
     """An admin, a producer and a fetcher over sockets of their own."""
 
-    def __init__(self, cluster: TcpCluster) -> None:
+    def __init__(self, cluster: Nodes) -> None:
         self._thread = EventLoopThread("kreplica-client")
         self._thread.start()
         self._life = NodeLoops(self._thread)
         self.transport = TcpTransport(self._life, cluster.addresses.get, client_id="client")
-        nodes: Any = lambda: alive(cluster)  # noqa: E731
+        nodes: Any = lambda: cluster.live  # noqa: E731
         shared: dict[str, Any] = {"transport": self.transport, "loop": self._life.loop("client")}
         clock = SystemClock()
         self.metadata = ClientMetadata(nodes, **shared)
@@ -107,7 +122,14 @@ class TcpClient:
         self.transport.close()
         self._thread.stop()
 
+    def append(self, topic: str, partition: int, values: Sequence[bytes]) -> int:
+        """Append with acks=all; the offset of the first."""
+        return self.producer.send(TopicPartition(topic, partition), list(values)).result(WAIT_S).base_offset
 
-def alive(cluster: TcpCluster) -> Sequence[int]:
-    """The nodes that run."""
-    return [node_id for node_id, node in cluster.nodes.items() if node.is_alive]
+    def values(self, topic: str, partition: int, count: int) -> list[bytes | None]:
+        """The first records of the partition, as its leader serves them; waits until there are so many."""
+        at, found = TopicPartition(topic, partition), list[bytes | None]()
+        while len(found) < count:
+            fetched = self.fetcher.fetch(at, len(found), max_wait_ms=500).result(WAIT_S)
+            found += [record.value for batch in fetched.batches() for record in batch][: count - len(found)]
+        return found

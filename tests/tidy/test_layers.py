@@ -22,6 +22,7 @@ ROWS: list[set[str]] = [
     {"cluster"},
     {"aio", "testing"},
     {"cli"},
+    {"__main__"},
 ]
 HEIGHT = {layer: height for height, row in enumerate(ROWS) for layer in row}
 

@@ -14,7 +14,7 @@ from kreplica.common.errors import StorageIOError
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kreplica.cli", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "kreplica", *arguments], capture_output=True, text=True, check=False
     )
 
 

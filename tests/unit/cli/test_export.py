@@ -222,7 +222,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     with kreplica.Log.open(tmp_path / "t-0") as log:
         for _ in range(20):
             log.append([bytes(1000)] * 100)
-    command = [sys.executable, "-m", "kreplica.cli", "export", tmp_path / "t-0", "--to", "jsonl", "-o", "-"]
+    command = [sys.executable, "-m", "kreplica", "export", tmp_path / "t-0", "--to", "jsonl", "-o", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -1,0 +1,260 @@
+"""KafkaConfig: what a node's process is told, under Kafka's property names.
+
+    node.id=1
+    process.roles=broker,controller
+    log.dirs=/var/lib/kreplica
+    listeners=PLAINTEXT://0.0.0.0:9092,CONTROLLER://10.0.0.1:9093
+    advertised.listeners=PLAINTEXT://a.example.org:9092
+    controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093,3@10.0.0.3:9093
+
+A listener without a host is one of 127.0.0.1: whoever wants to be reached by others says so. A name that no
+part of a node has is refused, with the nearest one that there is. No state; any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kreplica.broker.broker_config import BrokerConfig
+from kreplica.broker.node_config import NodeConfig, Role
+from kreplica.broker.node_settings import known_names, with_settings
+from kreplica.common.errors import InvalidConfig
+from kreplica.controller.controller_config import ControllerConfig
+from kreplica.metadata.records import Endpoint
+from kreplica.raft.raft_config import RaftConfig
+from kreplica.raft.voter_set import VoterSet
+from kreplica.runtime.tcp_server import SocketServerConfig
+from kreplica.runtime.tcp_transport import Address
+
+LOOPBACK = "127.0.0.1"
+ANY_HOST = ("0.0.0.0", "::")
+DEFAULT_PORT = 9092
+PLAINTEXT = "PLAINTEXT"
+DEFAULT_CONTROLLER_LISTENER = "CONTROLLER"
+
+RAFT = RaftConfig(
+    quorum_election_timeout_ms=200,
+    quorum_fetch_timeout_ms=1_000,
+    quorum_election_backoff_max_ms=200,
+    quorum_request_timeout_ms=500,
+    quorum_append_linger_ms=0,
+)
+CONTROLLER = ControllerConfig(
+    broker_session_timeout_ms=1_500,
+    broker_session_hint_ms=250,
+    broker_session_failover_ms=1_500,
+    broker_session_max_timeout_ms=12_000,
+)
+BROKER = BrokerConfig(broker_heartbeat_interval_ms=100, broker_heartbeat_timeout_ms=500)
+
+# The properties that this file reads itself; the others are those of a node's parts.
+OWN_NAMES = (
+    "node.id",
+    "process.roles",
+    "log.dir",
+    "log.dirs",
+    "metadata.log.dir",
+    "listeners",
+    "advertised.listeners",
+    "controller.listener.names",
+    "controller.quorum.voters",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaConfig:
+    """A node, where it listens, and where the quorum's voters do.
+
+    `controller_listen`: for the quorum and the brokers alone; None where `listen` is for all.
+    """
+
+    node: NodeConfig
+    listen: Address
+    controller_listen: Address | None
+    voters: Mapping[int, Address]
+    server: SocketServerConfig
+
+    @classmethod
+    def parse(cls, properties: Mapping[str, object], cluster_id: str) -> KafkaConfig:
+        """The configuration that these properties make. Raises InvalidConfig."""
+        return _Parser(properties).parse(cluster_id)
+
+
+def directories_of(properties: Mapping[str, object]) -> tuple[str, ...]:
+    """The node's directories, that of the metadata log first. Raises InvalidConfig."""
+    parser = _Parser(properties)
+    return tuple(dict.fromkeys((parser.metadata_directory, *parser.directories)))
+
+
+class _Parser:
+    """One reading of the properties."""
+
+    def __init__(self, properties: Mapping[str, object]) -> None:
+        self._own = {name: properties[name] for name in OWN_NAMES if name in properties}
+        self._server = {name: properties[name] for name in _server_names() if name in properties}
+        self._others = {
+            name: value
+            for name, value in properties.items()
+            if name not in self._own and name not in self._server
+        }
+
+    @property
+    def directories(self) -> list[str]:
+        """Those of the logs."""
+        return self._words("log.dirs") or self._words("log.dir")
+
+    @property
+    def metadata_directory(self) -> str:
+        """That of the metadata log."""
+        directories = self.directories
+        if not directories:
+            raise InvalidConfig("a node needs a directory for its logs (log.dirs)")
+        return self._text("metadata.log.dir") or directories[0]
+
+    def parse(self, cluster_id: str) -> KafkaConfig:
+        """See KafkaConfig.parse."""
+        voters = self._voters()
+        node_id = self._integer("node.id")
+        roles = self._roles(node_id, voters)
+        listeners, controllers = self._listeners(roles)
+        node = NodeConfig(
+            node_id=node_id,
+            cluster_id=cluster_id,
+            directories=tuple(self.directories),
+            roles=roles,
+            metadata_directory=self.metadata_directory,
+            voters=voters,
+            endpoints=self._advertised(listeners) if "broker" in roles else (),
+            raft=RAFT,
+            controller=CONTROLLER,
+            broker=BROKER,
+        )
+        every = [*listeners.values(), *controllers.values()]
+        return KafkaConfig(
+            node=self._with_others(node),
+            listen=every[0],
+            controller_listen=every[1] if len(every) > 1 else None,
+            voters=_addresses(voters),
+            server=self._socket_server(),
+        )
+
+    def _with_others(self, node: NodeConfig) -> NodeConfig:
+        known = {*OWN_NAMES, *_server_names(), *known_names(node)}
+        for name in self._others:
+            if name not in known:
+                near = difflib.get_close_matches(name, sorted(known), 1)
+                hint = f"; is it {near[0]!r}?" if near else ""
+                raise InvalidConfig(f"there is no setting {name!r}{hint}")
+        return with_settings(node, self._others)
+
+    # ---- who it is ----------------------------------------------------------------------------------------
+
+    def _voters(self) -> VoterSet:
+        text = self._text("controller.quorum.voters")
+        if not text:
+            raise InvalidConfig("a node has to know its quorum (controller.quorum.voters): id@host:port,...")
+        return VoterSet.parse(text, self._controller_names()[0])
+
+    def _roles(self, node_id: int, voters: VoterSet) -> frozenset[Role]:
+        words: list[Any] = self._words("process.roles")
+        if words:
+            roles: frozenset[Role] = frozenset(words)
+        else:
+            roles = frozenset(("broker", "controller") if node_id in voters.voter_ids else ("broker",))
+        if ("controller" in roles) != (node_id in voters.voter_ids):
+            raise InvalidConfig(
+                f"node {node_id} is {'a' if 'controller' in roles else 'no'} controller by process.roles, and"
+                f" the voters of controller.quorum.voters are {sorted(voters.voter_ids)}"
+            )
+        return roles
+
+    # ---- where it is --------------------------------------------------------------------------------------
+
+    def _controller_names(self) -> list[str]:
+        return self._words("controller.listener.names") or [DEFAULT_CONTROLLER_LISTENER]
+
+    def _listeners(self, roles: frozenset[Role]) -> tuple[dict[str, Address], dict[str, Address]]:
+        """Those of the broker, and those of the controller."""
+        found = _parse_listeners("listeners", self._words("listeners"))
+        names = self._controller_names()
+        controllers = {name: address for name, address in found.items() if name in names}
+        others = {name: address for name, address in found.items() if name not in names}
+        if "broker" in roles and not others:
+            others = {PLAINTEXT: (LOOPBACK, DEFAULT_PORT)}
+        if "broker" not in roles and (others or not controllers):
+            raise InvalidConfig(f"listeners: a controller listens as {names[0]} alone, not as {list(found)}")
+        if len(others) > 1 or len(controllers) > 1:
+            raise InvalidConfig(f"listeners: one for clients and one for controllers, not {list(found)}")
+        return others, controllers
+
+    def _advertised(self, listeners: Mapping[str, Address]) -> tuple[Endpoint, ...]:
+        given = _parse_listeners("advertised.listeners", self._words("advertised.listeners"))
+        for name in given:
+            if name not in listeners:
+                raise InvalidConfig(f"advertised.listeners: there is no listener {name}")
+        endpoints = []
+        for name, address in {**listeners, **given}.items():
+            if address[0] in ANY_HOST:
+                raise InvalidConfig(f"advertised.listeners: nobody can connect to {address[0]}; name a host")
+            endpoints.append(Endpoint(name=name, host=address[0], port=address[1], security_protocol=0))
+        return tuple(endpoints)
+
+    # ---- values -------------------------------------------------------------------------------------------
+
+    def _text(self, name: str) -> str:
+        return str(self._own.get(name, "")).strip()
+
+    def _words(self, name: str) -> list[str]:
+        value = self._own.get(name, "")
+        items = value if isinstance(value, list) else str(value).split(",")
+        return [word for item in items if (word := str(item).strip())]
+
+    def _integer(self, name: str) -> int:
+        text = self._text(name)
+        if not (text.isascii() and text.isdecimal() and int(text) <= 0x7FFFFFFF):
+            raise InvalidConfig(f"{name} must be an integer from 0 to 2147483647, not {text[:40]!r}")
+        return int(text)
+
+    def _socket_server(self) -> SocketServerConfig:
+        changes = {}
+        for name, value in self._server.items():
+            text = str(value).strip()
+            if not (text.isascii() and text.isdecimal() and 0 < int(text) <= 0x7FFFFFFF):
+                raise InvalidConfig(f"{name} must be an integer from 1 to 2147483647, not {text[:40]!r}")
+            changes[name.replace(".", "_")] = int(text)
+        return SocketServerConfig(**changes)
+
+
+def _server_names() -> list[str]:
+    return [field.name.replace("_", ".") for field in dataclasses.fields(SocketServerConfig)]
+
+
+def _parse_listeners(what: str, words: list[str]) -> dict[str, Address]:
+    found: dict[str, Address] = {}
+    for word in words:
+        name, separator, address = word.partition("://")
+        if not name or not separator or name in found:
+            raise InvalidConfig(f"{what}: {word[:80]!r} is no NAME://host:port, or comes twice")
+        found[name] = parse_address(what, address)
+    return found
+
+
+def parse_address(what: str, text: str) -> Address:
+    """`host:port`, `[host]:port` or `:port`, which is that of this machine alone. Raises InvalidConfig."""
+    host, separator, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not separator or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
+        raise InvalidConfig(f"{what}: {text[:80]!r} is no host:port")
+    return host or LOOPBACK, int(port)
+
+
+def _addresses(voters: VoterSet) -> dict[int, Address]:
+    return {
+        node.voter_key.node_id: (endpoint.host, endpoint.port)
+        for node in voters
+        for endpoint in node.endpoints[:1]
+    }

@@ -1,0 +1,69 @@
+"""KafkaRaftServer: the one node of a process, from its properties to its end.
+
+Where the others are: the voters by the configuration, brokers by what they have registered. Ownership: the
+server owns its node. Thread rule: one thread calls; `ready` and `on_failure` come from the node's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kreplica.broker.node import Node
+from kreplica.common.errors import InvalidFile
+from kreplica.common.future import Future
+from kreplica.log.meta_properties import MetaPropertiesFile
+from kreplica.runtime.kafka_config import KafkaConfig, directories_of
+from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.tcp_node import TcpNode
+from kreplica.runtime.tcp_transport import Address
+
+
+class KafkaRaftServer:
+    """See the module. `on_failure(error)`: the node cannot go on.
+
+    Raises InvalidConfig for properties that make no node, InvalidFile where its directory is not formatted.
+    """
+
+    def __init__(self, properties: Mapping[str, object], on_failure: Callable[[BaseException], None]) -> None:
+        self.config = KafkaConfig.parse(properties, cluster_id_of(directories_of(properties)[0]))
+        self._node: Node | None = None
+        self._tcp_node = TcpNode(
+            self.config.node,
+            self.config.listen,
+            self._address,
+            on_failure,
+            self.config.server,
+            controller_listen=self.config.controller_listen,
+        )
+
+    def startup(self) -> Future[None]:
+        """Start the node; the future is done when its broker may lead. Raises as TcpNode.start."""
+        self._node = self._tcp_node.start()
+        return self._node.ready
+
+    def begin_shutdown(self, timeout_ms: int) -> Future[None]:
+        """Hand over what the node leads; `close` is to be called when the future is done."""
+        return self._tcp_node.stop(timeout_ms)
+
+    def close(self) -> None:
+        """End the node at once and close its files in order."""
+        self._node = None
+        self._tcp_node.close()
+
+    def _address(self, node_id: int) -> Address | None:
+        voter = self.config.voters.get(node_id)
+        if voter is not None or self._node is None:
+            return voter
+        registration = self._node.loader.published.brokers.get(node_id)
+        if registration is None or not registration.endpoints:
+            return None
+        return registration.endpoints[0].host, registration.endpoints[0].port
+
+
+def cluster_id_of(directory: str) -> str:
+    """The cluster that the directory was formatted for. Raises InvalidFile, KafkaStorageError."""
+    storage = FileStorage()
+    found = MetaPropertiesFile(storage, directory).read() if storage.is_directory(directory) else None
+    if found is None:
+        raise InvalidFile(f"{directory} is not formatted; `kreplica format` does that")
+    return found.cluster_id

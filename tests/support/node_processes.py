@@ -1,0 +1,214 @@
+"""Nodes as processes of their own: `python -m kreplica serve`, with the signals a test wants to send them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from kreplica.broker.node_config import NodeConfig
+from kreplica.broker.node_format import directory_ids, format_node, is_formatted
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.storage import FileStorage
+from tests.support.tcp_cluster import CLUSTER_ID, free_addresses
+
+WAIT_S = 60.0
+READY = "is ready"
+SHOWN_LOG_BYTES = 4_000
+ROOT = Path(__file__).parents[2]
+
+
+class NodeProcesses:
+    """Nodes 1 to `nodes`, each a broker and a controller, in directories below `directory`.
+
+    They are started by `start_all`, or by entering the context, which ends all of them when it is left and
+    then shows the end of their logs where the test failed. `settings` are Kafka's properties with underscores
+    for dots.
+    """
+
+    def __init__(self, directory: Path, nodes: int = 3, **settings: object) -> None:
+        self.directory = directory
+        self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+        self.ids = list(range(1, nodes + 1))
+        found = free_addresses(2 * nodes)
+        self.addresses = dict(zip(self.ids, found[:nodes], strict=True))
+        self.controllers = dict(zip(self.ids, found[nodes:], strict=True))
+        self._processes: dict[int, _NodeProcess] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        for node_id in self.ids:
+            _format(node_id, str(self.node_directory(node_id)))
+
+    def __enter__(self) -> NodeProcesses:
+        try:
+            self.start_all()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+        if kind is not None:
+            self.show_logs()
+
+    @property
+    def bootstrap(self) -> str:
+        """bootstrap.servers of a client."""
+        return ",".join(f"{host}:{port}" for host, port in self.addresses.values())
+
+    @property
+    def quorum(self) -> str:
+        """controller.quorum.voters."""
+        return ",".join(f"{n}@{host}:{port}" for n, (host, port) in self.controllers.items())
+
+    @property
+    def live(self) -> list[int]:
+        """The nodes whose processes run, paused or not."""
+        return [node_id for node_id, process in self._processes.items() if process.is_alive]
+
+    def node_directory(self, node_id: int) -> Path:
+        """The node's log directory."""
+        return self.directory / f"node-{node_id}"
+
+    def log_file(self, node_id: int) -> Path:
+        """What the node wrote to standard error, in all its lives."""
+        return self.directory / f"node-{node_id}.log"
+
+    # ---- lives --------------------------------------------------------------------------------------------
+
+    def start_all(self) -> None:
+        """Start the nodes that do not run, and wait until they may lead."""
+        missing = [node_id for node_id in self.ids if node_id not in self.live]
+        for node_id in missing:
+            self.start(node_id, wait=False)
+        for node_id in missing:
+            self.wait_until_ready(node_id)
+
+    def start(self, node_id: int, *, wait: bool = True) -> None:
+        """Start the node on its directory as it is; with `wait` it may lead when this returns."""
+        assert node_id not in self.live, f"node {node_id} runs"
+        self._processes[node_id] = _NodeProcess(self._arguments(node_id), self.log_file(node_id))
+        if wait:
+            self.wait_until_ready(node_id)
+
+    def wait_until_ready(self, node_id: int, timeout_s: float = WAIT_S) -> None:
+        """Return when the node has said that it may lead; AssertionError where it ended or took too long."""
+        if not self._processes[node_id].wait_until_ready(timeout_s):
+            self.show_logs()
+            raise AssertionError(f"node {node_id} did not become ready")
+
+    def stop(self, node_id: int, timeout_s: float = WAIT_S) -> int:
+        """SIGTERM; its exit code."""
+        process = self._processes[node_id]
+        process.send(signal.SIGTERM)
+        return process.wait(timeout_s)
+
+    def kill(self, *node_ids: int) -> None:
+        """SIGKILL, to all of them before the first is waited for."""
+        for node_id in node_ids:
+            self._processes[node_id].send(signal.SIGKILL)
+        for node_id in node_ids:
+            self._processes[node_id].wait(WAIT_S)
+
+    def pause(self, node_id: int) -> None:
+        """SIGSTOP."""
+        self._processes[node_id].send(signal.SIGSTOP)
+
+    def resume(self, node_id: int) -> None:
+        """SIGCONT."""
+        self._processes[node_id].send(signal.SIGCONT)
+
+    def pid(self, node_id: int) -> int:
+        """The id of the node's process."""
+        return self._processes[node_id].pid
+
+    def close(self) -> None:
+        """End all of them, at once."""
+        self.kill(*self.live)
+        for process in self._processes.values():
+            process.close()
+
+    def show_logs(self) -> None:
+        """Print the end of each node's log, for whoever reads why a test failed."""
+        for node_id in self.ids:
+            path = self.log_file(node_id)
+            text = path.read_bytes()[-SHOWN_LOG_BYTES:].decode(errors="replace") if path.exists() else ""
+            print(f"---- {path}\n{text}", file=sys.stderr)
+
+    def _arguments(self, node_id: int) -> list[str]:
+        listen, controller_listen = self.addresses[node_id], self.controllers[node_id]
+        flags: dict[str, Any] = {
+            "--node-id": node_id,
+            "--directory": self.node_directory(node_id),
+            "--listen": f"{listen[0]}:{listen[1]}",
+            "--controller-listen": f"{controller_listen[0]}:{controller_listen[1]}",
+            "--quorum": self.quorum,
+        }
+        given = [text for name, value in flags.items() for text in (name, str(value))]
+        changed = [text for name, value in self.settings.items() for text in ("--set", f"{name}={value}")]
+        return [*given, *changed]
+
+
+class _NodeProcess:
+    """One life of a node."""
+
+    def __init__(self, arguments: list[str], log_file: Path) -> None:
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kreplica", "serve", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Where the package is that the test itself uses.
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+            )
+        self._is_ready = threading.Event()
+        self._has_spoken = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        # Set at the end of its output, too: one that ended will not become ready.
+        self._has_spoken.wait(timeout_s)
+        return self._is_ready.is_set()
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int:
+        return self._process.wait(timeout_s)
+
+    def close(self) -> None:
+        """Return when all of its output is read; it has ended."""
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if READY in line:
+                    self._is_ready.set()
+                    self._has_spoken.set()
+        self._has_spoken.set()
+
+
+def _format(node_id: int, path: str) -> None:
+    config = NodeConfig(node_id=node_id, cluster_id=CLUSTER_ID, directories=(path,))
+    storage = FileStorage()
+    if not is_formatted(config, storage):
+        ids = directory_ids(config, storage, random.SystemRandom())
+        format_node(config, ids, storage=storage, clock=SystemClock())
