@@ -17,6 +17,11 @@ from kio.index import load_request_schema, load_response_schema
 
 API_VERSIONS = 18
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_TOPICS = 0, 1, 2, 3, 20
+OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, LEAVE_GROUP = 9, 10, 11, 13
+ENVELOPE = 58
+
+# What the active controller does for clients: other nodes pass it on.
+FORWARDED = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 57, 64, 80, 81})
 
 
 class ApiVersionRange(NamedTuple):
@@ -48,6 +53,15 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(FETCH, 0, 17, 4),  # 13 and later name topics by id
         _range(LIST_OFFSETS, 0, 8, 1),
         _range(METADATA, 0, 12),
+        _range(8, 0, 8, 2),  # OffsetCommit
+        _range(OFFSET_FETCH, 0, 8, 1),
+        _range(FIND_COORDINATOR, 0, 4),
+        _range(JOIN_GROUP, 0, 9),
+        _range(12, 0, 4),  # Heartbeat
+        _range(LEAVE_GROUP, 0, 5),
+        _range(14, 0, 5),  # SyncGroup
+        _range(15, 0, 5),  # DescribeGroups
+        _range(16, 0, 5),  # ListGroups
         _range(API_VERSIONS, 0, 3),
         _range(19, 0, 7, 2),  # CreateTopics
         _range(DELETE_TOPICS, 0, 6, 1),
@@ -55,10 +69,12 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(23, 2, 4),  # OffsetForLeaderEpoch
         _range(33, 0, 2),  # AlterConfigs
         _range(37, 0, 3),  # CreatePartitions
+        _range(42, 0, 2),  # DeleteGroups
         _range(43, 0, 2),  # ElectLeaders
         _range(44, 0, 1),  # IncrementalAlterConfigs
         _range(45, 0, 1),  # AlterPartitionReassignments
         _range(46, 0, 0),  # ListPartitionReassignments
+        _range(47, 0, 0),  # OffsetDelete
         _range(55, 0, 2),  # DescribeQuorum
         _range(57, 1, 1),  # UpdateFeatures
         _range(64, 0, 0),  # UnregisterBroker
@@ -68,6 +84,7 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(53, 1, 1),  # BeginQuorumEpoch
         _range(54, 1, 1),  # EndQuorumEpoch
         _range(56, 3, 3),  # AlterPartition
+        _range(ENVELOPE, 0, 0),
         _range(59, 1, 1),  # FetchSnapshot
         _range(62, 4, 4),  # BrokerRegistration
         _range(63, 1, 1),  # BrokerHeartbeat

@@ -1,9 +1,7 @@
 """Turning a message of one version into the same message of another.
 
-Fields are taken over by name. One that the other version does not have is left out, and one that is new gets
-the default of Kafka's schema, or what such a field holds where nothing is said. Fetch, DeleteTopics and
-Metadata have changed more than that. Owns no state but the plans, one for each pair of classes; any thread
-may call.
+Fields are taken over by name (field_conversion). Fetch, DeleteTopics, Metadata and some requests of groups
+(group_conversion) have changed more than that. No state; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -12,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Protocol
 
 from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
@@ -24,6 +21,8 @@ from kio.schema.fetch.v17.request import FetchRequest, FetchTopic, ReplicaState
 from kio.schema.fetch.v17.response import FetchResponse
 
 from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, request_type, response_type
+from kreplica.broker.field_conversion import converter, default_of, field_of, unchanged
+from kreplica.broker.group_conversion import downgrade_of, upgrade_of
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.message_reader import kind_of
 from kreplica.common.types import Uuid
@@ -35,8 +34,6 @@ FETCH_BY_ID, FETCH_REPLICA_STATE = 13, 15
 FETCH_WITH_ERROR = 7
 DELETE_TOPICS_BY_ID = 6
 NO_SESSION, NO_SESSION_EPOCH = 0, -1
-
-Convert = Callable[[Any], Any]
 
 
 class TopicIds(Protocol):
@@ -63,6 +60,9 @@ def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
     if api_key == DELETE_TOPICS and version < DELETE_TOPICS_BY_ID:
         named = tuple(DeleteTopicState(name=name, topic_id=None) for name in request.topic_names)
         return DeleteTopicsRequest(topics=named, timeout=request.timeout), None
+    to_handled = upgrade_of(api_key, version)
+    if to_handled is not None:
+        return to_handled(request)
     upgraded = converter(type(request), request_type(api_key, handled))(request)
     if api_key == METADATA and version == 0 and not upgraded.topics:
         # Before there was null, no topics stood for all of them.
@@ -78,6 +78,9 @@ def downgrade(response: Any, version: int, remembered: Any) -> Any:
     target = response_type(api_key, version)
     if api_key == FETCH:
         return _downgrade_fetch(response, version, target, remembered)
+    to_asked = downgrade_of(api_key, version)
+    if to_asked is not None:
+        return to_asked(response, version, remembered)
     return converter(type(response), target)(response)
 
 
@@ -98,7 +101,7 @@ def _upgrade_fetch(request: Any, topics: TopicIds) -> tuple[FetchRequest, Fetche
             names.unknown.append((topic.topic, tuple(each.partition for each in topic.partitions)))
             continue
         names.known[uuid_of(topic_id)] = topic.topic
-        to_asked = converter(type(topic.partitions[0]), AskedPartition) if topic.partitions else _same
+        to_asked = converter(type(topic.partitions[0]), AskedPartition) if topic.partitions else unchanged
         changes["topics"].append(
             FetchTopic(topic_id=uuid_of(topic_id), partitions=tuple(map(to_asked, topic.partitions)))
         )
@@ -117,9 +120,9 @@ def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], n
         raise InvalidRequest(f"Fetch {version} has no place for {response.error_code}")
     if names is None:
         return converter(FetchResponse, target)(response)
-    topic_type = kind_of(_field(target, "responses")).entity
+    topic_type = kind_of(field_of(target, "responses")).entity
     assert topic_type is not None
-    partition_type = kind_of(_field(topic_type, "partitions")).entity
+    partition_type = kind_of(field_of(topic_type, "partitions")).entity
     assert partition_type is not None
     make_topic: Callable[..., Any] = maker(topic_type)
     topics = []
@@ -148,94 +151,10 @@ def _answer_by_name(answer: Any, target: type[Any]) -> Any:
 
 
 def _unknown_partition(number: int, target: type[Any]) -> Any:
-    values = {field.name: _default(field) for field in dataclasses.fields(target)}
+    values = {field.name: default_of(field) for field in dataclasses.fields(target)}
     values |= {
         "partition_index": number,
         "error_code": ErrorCode.unknown_topic_or_partition,
         "high_watermark": -1,
     }
     return target(**values)
-
-
-# ---- fields by name ----------------------------------------------------------------------------------------
-
-
-@lru_cache(None)
-def converter(source: type[Any], target: type[Any]) -> Convert:
-    """What makes a `target` of a `source`, two versions of one message or of one part of it."""
-    if source is target:
-        return _same
-    given = {field.name: field for field in dataclasses.fields(source)}
-    taken: list[tuple[str, Convert]] = []
-    defaults: dict[str, Any] = {}
-    for field in dataclasses.fields(target):
-        name = field.name
-        if name in given:
-            taken.append((name, _field_converter(given[name], field)))
-        else:
-            defaults[name] = _default(field)
-    make: Callable[..., Any] = maker(target)
-
-    def convert(message: Any) -> Any:
-        return make(**defaults, **{name: of(getattr(message, name)) for name, of in taken})
-
-    return convert
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _field_converter(given: dataclasses.Field[Any], wanted: dataclasses.Field[Any]) -> Convert:
-    source, target = kind_of(given), kind_of(wanted)
-    of: Convert = _same
-    if source.entity is not None and target.entity is not None:
-        of = converter(source.entity, target.entity)
-    if target.is_array and of is not _same:
-        of = _each(of)
-    if source.is_nullable:
-        return _or_default(of, None if target.is_nullable else _default(wanted))
-    return of
-
-
-def _each(of: Convert) -> Convert:
-    def convert(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple([of(value) for value in values])
-
-    return convert
-
-
-def _or_default(of: Convert, default: Any) -> Convert:
-    return lambda value: default if value is None else of(value)
-
-
-def _field(entity: type[Any], name: str) -> dataclasses.Field[Any]:
-    return next(field for field in dataclasses.fields(entity) if field.name == name)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    """What the field holds where nothing is said: the schema's default, else null, zero or nothing."""
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    kind = kind_of(field)
-    if kind.is_nullable:
-        return None
-    if kind.is_array:
-        return ()
-    if kind.entity is not None:
-        return kind.entity(**{each.name: _default(each) for each in dataclasses.fields(kind.entity)})
-    return _ZERO[kind.type_name]
-
-
-_ZERO: dict[str, Any] = {
-    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), 0),
-    "float64": 0.0,
-    "bool": False,
-    "string": "",
-    "bytes": b"",
-    "records": b"",
-    "uuid": None,
-    "error_code": ErrorCode.none,
-    "timedelta_i32": timedelta(0),
-    "timedelta_i64": timedelta(0),
-}

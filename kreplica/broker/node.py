@@ -27,6 +27,7 @@ from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
 from kio.schema.fetch.v17.request import FetchRequest
 from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
+from kio.schema.join_group.v9.request import JoinGroupRequest
 from kio.schema.metadata.v12.request import MetadataRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
@@ -36,8 +37,8 @@ from kreplica.broker.assignments_manager import AssignmentsManager
 from kreplica.broker.broker import Broker
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
-from kreplica.broker.controller_apis import ControllerApis
-from kreplica.broker.group_apis import GroupPublisher, make_groups
+from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
+from kreplica.broker.group_apis import GroupApis, GroupPublisher, make_groups
 from kreplica.broker.handover_requests import HandoverRequests
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis
@@ -45,8 +46,9 @@ from kreplica.broker.node_check import check_files
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.broker.producer_id_manager import ProducerIdManager
-from kreplica.common.errors import BrokerNotAvailable, InvalidFile
-from kreplica.common.future import Future, failed
+from kreplica.broker.request_context import IN_PROCESS, RequestContext
+from kreplica.common.errors import BrokerNotAvailable, InvalidFile, NotController
+from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
@@ -107,6 +109,7 @@ class Node:
         self._loader: MetadataLoader | None = None
         self._image: ImageWriter | None = None
         self.publisher: BrokerMetadataPublisher | None = None
+        self._groups: GroupApis | None = None
         self._group_publisher: GroupPublisher | None = None
         self._controller_apis: ControllerApis | None = None
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
@@ -225,7 +228,7 @@ class Node:
         assignments = AssignmentsManager(
             config.node_id,
             broker_epoch=self._broker_epoch,
-            controller=self._active_controller,
+            controller=self.active_controller,
             transport=ports.transport,
             loop=ports.loop("assignments"),
         )
@@ -242,7 +245,7 @@ class Node:
             new_loop=ports.loop,
             metadata_cache=cache,
             broker_epoch=self._broker_epoch,
-            controller=self._active_controller,
+            controller=self.active_controller,
             config=config.log,
             log_manager_config=config.log_manager,
             replica_config=config.replica,
@@ -258,29 +261,29 @@ class Node:
             on_assignment=assignments.on_assignment,
         )
         handovers = HandoverRequests(
-            controller=self._active_controller, transport=ports.transport, loop=ports.loop("handovers")
+            controller=self.active_controller, transport=ports.transport, loop=ports.loop("handovers")
         )
         broker.replica_manager.repairs.on_wants_handover = handovers.ask
-        apis = MetadataApis(config.cluster_id, lambda: cache.metadata, self._active_controller)
+        apis = MetadataApis(config.cluster_id, lambda: cache.metadata, self.active_controller)
         producer_ids = ProducerIdManager(
             config.node_id,
             broker_epoch=self._broker_epoch,
-            controller=self._active_controller,
+            controller=self.active_controller,
             transport=ports.transport,
             loop=ports.loop("producer-ids"),
         )
-        groups, self._group_publisher = make_groups(
+        self._groups, self._group_publisher = make_groups(
             config.node_id,
             config.group,
             ports,
             replicas=broker.replica_manager,
             cache=cache,
-            controller=self._active_controller,
+            controller=self.active_controller,
         )
         self._handlers = {
             MetadataRequest: apis.handle_metadata,
             InitProducerIdRequest: producer_ids.handle_init_producer_id,
-            **groups.handlers,
+            **self._groups.handlers,
         }
 
     def _start_broker(self, broker: Broker) -> None:
@@ -294,7 +297,7 @@ class Node:
             cluster_id=config.cluster_id,
             incarnation_id=Uuid.generate(ports.random),
             directories=list(logs.directory_ids.values()),
-            controller=self._active_controller,
+            controller=self.active_controller,
             metadata_offset=publisher.metadata_offset,
             transport=ports.transport,
             clock=ports.clock,
@@ -346,8 +349,8 @@ class Node:
         assert self._loader is not None
         return self._loader
 
-    def handle(self, request: Any) -> Future[Any]:
-        """The answer to a request, an entity of the package kio.
+    def handle(self, request: Any, context: RequestContext = IN_PROCESS) -> Future[Any]:
+        """The answer to a request, an entity of the package kio, of that client.
 
         The future fails with UnsupportedVersion for one that this node has no handler for, and with
         BrokerNotAvailable when it cannot go on.
@@ -359,9 +362,13 @@ class Node:
             return self._raft.handle_inbound(request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)
+        if kind is JoinGroupRequest and self._groups is not None:
+            return self._groups.handle_join_group(request, context)
         handler = self._handlers.get(kind)
         if handler is not None:
             return handler(request)
+        if kind in REFUSALS:
+            return resolved(refusal(request, NotController()))
         if self.broker is None:
             return failed(BrokerNotAvailable(f"node {self.config.node_id} is no broker"))
         return self.broker.handle(request)
@@ -369,7 +376,8 @@ class Node:
     def _broker_epoch(self) -> int:
         return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()
 
-    def _active_controller(self) -> int | None:
+    def active_controller(self) -> int | None:
+        """The node id of the active controller, None where this node knows of none."""
         return None if self._raft is None else self._raft.leader_and_epoch.leader_id
 
     def _connection_lost(self, node_id: int) -> None:

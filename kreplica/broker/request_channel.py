@@ -4,7 +4,7 @@ A frame becomes a request of kio, in the version that its handler takes; the han
 the version that was asked, as buffers that refer to the records of a log. ApiVersions is answered here, since
 it is about the versions themselves. Whatever cannot be answered in Kafka's protocol fails the future, and the
 connection is to be closed: a request that cannot be read, an API or a version that is not there, a handler
-that fails.
+that fails. What the active controller does goes there in an envelope, and comes out of one there.
 
 Keeps no state and holds no lock; any thread may call. A frame's memory is held by whoever holds the records
 of its request.
@@ -22,21 +22,26 @@ from typing import Any, NamedTuple
 from kio.schema.api_versions.v0.response import ApiVersion as OldApiVersion
 from kio.schema.api_versions.v0.response import ApiVersionsResponse as OldApiVersionsResponse
 from kio.schema.api_versions.v3.response import ApiVersion, ApiVersionsResponse
+from kio.schema.envelope.v0.response import EnvelopeResponse
 from kio.schema.errors import ErrorCode
 
 from kreplica.broker.api_versions import (
     API_RANGES,
     API_VERSIONS,
+    ENVELOPE,
+    FORWARDED,
     ApiVersionRange,
     request_type,
 )
+from kreplica.broker.forwarding_manager import ForwardingManager, envelope_refused, unpacked
 from kreplica.broker.message_conversion import TopicIds, downgrade, upgrade
-from kreplica.common.errors import InvalidRequest, UnsupportedVersion
+from kreplica.broker.request_context import RequestContext
+from kreplica.common.errors import InvalidRequest, KreplicaError, NotController, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import BufferList, write_message
 
-Handle = Callable[[Any], Future[Any]]
+Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None where there is none to give.
 Answer = list[Any] | None
 
@@ -53,27 +58,36 @@ class RequestHeader(NamedTuple):
 
 
 class RequestChannel:
-    """See the module. `handle` answers requests of the versions that `ranges` names; `topics` knows ids."""
+    """See the module. `handle` answers requests of the versions that `ranges` names; `topics` knows ids.
+
+    Without `forwarding` every request is handled here.
+    """
 
     def __init__(
-        self, handle: Handle, topics: TopicIds, ranges: Mapping[int, ApiVersionRange] = API_RANGES
+        self,
+        handle: Handle,
+        topics: TopicIds,
+        ranges: Mapping[int, ApiVersionRange] = API_RANGES,
+        forwarding: ForwardingManager | None = None,
     ) -> None:
         self._handle = handle
         self._topics = topics
         self._ranges = ranges
+        self._forwarding = forwarding
 
-    def receive(self, frame: memoryview) -> Future[Answer]:
+    def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
         """The answer to one frame, which is given without its size.
 
-        The future fails with InvalidRequest, UnsupportedVersion, or as the handler does; never raises.
+        `client_host`: the client's address, after a slash. The future fails with InvalidRequest,
+        UnsupportedVersion, or as the handler does; never raises.
         """
         try:
-            return self._receive(MessageReader(frame))
+            return self._receive(MessageReader(frame), frame, client_host)
         except Exception as error:
             # A handler's own failure is its client's too: whoever holds the connection tells of it.
             return failed(error)
 
-    def _receive(self, reader: MessageReader) -> Future[Answer]:
+    def _receive(self, reader: MessageReader, frame: memoryview, client_host: str) -> Future[Answer]:
         api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
         known = self._ranges.get(api_key)
         if known is None:
@@ -89,10 +103,53 @@ class RequestChannel:
         request = read_message(kind, reader)
         if api_key == API_VERSIONS:
             return resolved(self._write(header, self._versions(), None))
-        upgraded, remembered = upgrade(request, known.handled, self._topics)
+        if api_key == ENVELOPE and self._forwarding is not None:
+            return self._open_envelope(self._forwarding, header, request)
+        handle = partial(self._answer_by_handler, header, request, known.handled, client_host)
+        if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
+            return handle()
         answer: Future[Answer] = Future()
-        self._handle(upgraded).add_done_callback(partial(self._answer, header, remembered, answer))
+        done = self._forwarding.forward(frame, client_host)
+        done.add_done_callback(partial(_pass_back, answer, handle))
         return answer
+
+    def _answer_by_handler(
+        self, header: RequestHeader, request: Any, handled: int, client_host: str
+    ) -> Future[Answer]:
+        upgraded, remembered = upgrade(request, handled, self._topics)
+        context = RequestContext(header.api_version, header.client_id or "", client_host)
+        answer: Future[Answer] = Future()
+        self._handle(upgraded, context).add_done_callback(partial(self._answer, header, remembered, answer))
+        return answer
+
+    def _open_envelope(
+        self, forwarding: ForwardingManager, header: RequestHeader, request: Any
+    ) -> Future[Answer]:
+        if not forwarding.is_here:
+            return resolved(self._write(header, envelope_refused(NotController()), None))
+        frame = memoryview(request.request_data)
+        if len(frame) < 2 or int.from_bytes(frame[:2], "big") not in FORWARDED:
+            raise InvalidRequest("an envelope around what no node forwards")
+        try:
+            client_host = unpacked(request.client_host_address)
+        except ValueError:
+            raise InvalidRequest("a client's host that is no address") from None
+        answer: Future[Answer] = Future()
+        self.receive(frame, client_host).add_done_callback(partial(self._close_envelope, header, answer))
+        return answer
+
+    def _close_envelope(self, header: RequestHeader, answer: Future[Answer], done: Future[Answer]) -> None:
+        error = done.exception()
+        if error is None:
+            # Without the frame's size, which whoever sends it on writes anew.
+            response = EnvelopeResponse(
+                response_data=b"".join(done.result() or ())[4:], error_code=ErrorCode.none
+            )
+            answer.set_result(self._write(header, response, None))
+        elif isinstance(error, KreplicaError):
+            answer.set_result(self._write(header, envelope_refused(error), None))
+        else:
+            answer.set_exception(error)
 
     def _answer(
         self, header: RequestHeader, remembered: Any, answer: Future[Answer], done: Future[Any]
@@ -129,6 +186,26 @@ class RequestChannel:
             api_key=known.api_key, min_version=known.min_version, max_version=known.max_version
         )
         return OldApiVersionsResponse(error_code=ErrorCode.unsupported_version, api_keys=(version,))
+
+
+def _pass_back(answer: Future[Answer], handle: Callable[[], Future[Answer]], done: Future[bytes]) -> None:
+    """Give the client what the controller answered; if there is none, what this node says to that."""
+    error = done.exception()
+    if error is None:
+        data = done.result()
+        answer.set_result([len(data).to_bytes(4, "big"), data])
+    elif isinstance(error, NotController):
+        handle().add_done_callback(partial(_pass_on, answer))
+    else:
+        answer.set_exception(error)
+
+
+def _pass_on(answer: Future[Answer], done: Future[Answer]) -> None:
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
 
 
 def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:

@@ -223,6 +223,12 @@ class UnsupportedSaslMechanism(KreplicaError):
     code = 33
 
 
+class IllegalSaslState(KreplicaError):
+    """Nobody is asked here to say who he is."""
+
+    code = 34
+
+
 class UnsupportedVersion(KreplicaError):
     """The version of a request, file or record is not supported."""
 
@@ -282,6 +288,12 @@ class PolicyViolation(KreplicaError):
     """A policy refuses the request."""
 
     code = 44
+
+
+class SecurityDisabled(KreplicaError):
+    """There are no access rules here to ask for or to change."""
+
+    code = 54
 
 
 class OutOfOrderSequenceNumber(KreplicaError):
@@ -450,6 +462,12 @@ class NoReassignmentInProgress(KreplicaError):
     """There is no reassignment to cancel."""
 
     code = 85
+
+
+class GroupSubscribedToTopic(KreplicaError):
+    """A member of the group reads the topic."""
+
+    code = 86
 
 
 class InvalidRecord(KreplicaError):

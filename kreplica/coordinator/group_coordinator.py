@@ -274,6 +274,20 @@ class GroupCoordinator:
         else:
             future.set_result({at: offsets[at] for at in partitions if at in offsets})
 
+    def delete_offsets(self, group_id: str, partitions: Collection[TopicPartition]) -> Future[CommitResults]:
+        """OffsetDelete (KIP-496): each partition's error, or None. Fails with GroupIdNotFound,
+        NonEmptyGroup."""
+        return self._in_loop(partial(self._delete_offsets, group_id, partitions))
+
+    def _delete_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition], future: Future[CommitResults]
+    ) -> None:
+        shard = self._shard(group_id)
+        group = shard.groups.get(group_id)
+        if group is None:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        self._offsets.delete(shard, group, partitions, future)
+
     # ---- what tools ask -----------------------------------------------------------------------------------
 
     def list_groups(self, states: Collection[str] = ()) -> Future[tuple[bool, list[ListedGroup]]]:

@@ -15,10 +15,12 @@ from functools import partial
 from typing import NamedTuple
 
 from kreplica.common.errors import (
+    GroupSubscribedToTopic,
     IllegalGeneration,
     InvalidCommitOffsetSize,
     KreplicaError,
     MessageTooLarge,
+    NonEmptyGroup,
     OffsetMetadataTooLarge,
     RebalanceInProgress,
     RecordListTooLarge,
@@ -200,6 +202,39 @@ class GroupOffsets:
         for shard in self._store.active_shards():
             for group in list(shard.groups.values()):
                 self._forget(shard, group, [at for at in group.offsets if at.topic in gone])
+
+    def delete(
+        self,
+        shard: Shard,
+        group: ClassicGroup,
+        partitions: Iterable[TopicPartition],
+        future: Future[CommitResults],
+    ) -> None:
+        """Take offsets back that no member reads on from. Raises NonEmptyGroup for a group that is none of
+        consumers and has members."""
+        subscribed: set[str] | None = set()
+        if not group.is_in(GroupState.EMPTY):
+            subscribed = group.subscribed_topics()
+            if subscribed is None:
+                raise NonEmptyGroup(f"group {group.group_id} has members, who read nobody knows what")
+        results: CommitResults = {}
+        for at in partitions:
+            is_read = at.topic in (subscribed or ())
+            results[at] = GroupSubscribedToTopic(f"{group.group_id} reads {at.topic}") if is_read else None
+        gone = [at for at, error in results.items() if error is None and at in group.offsets]
+
+        taken = {at: group.offsets.pop(at) for at in gone}
+
+        def taken_back(error: KreplicaError | None) -> None:
+            if error is not None and shard.is_current:
+                # What was committed meanwhile counts.
+                group.offsets = {**taken, **group.offsets}
+            future.set_result({**results, **dict.fromkeys(gone, error)} if error else results)
+
+        if taken:
+            self._append_tombstones(shard, [_key(group, at) for at in taken], taken_back)
+        else:
+            future.set_result(results)
 
     def delete_group(
         self, shard: Shard, group: ClassicGroup, then: Callable[[KreplicaError | None], None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.request_channel import RequestChannel
@@ -125,7 +126,14 @@ class _Life:
             image=LmdbImageDirectory,
         )
         self.node = Node(config, ports, on_failure)
-        channel = RequestChannel(self.node.handle, PublishedTopics(self.node))
+        forwarding = ForwardingManager(
+            config.node_id,
+            controller=self.node.active_controller,
+            transport=self._transport,
+            loop=self._loops.loop("forwarding"),
+            clock=ports.clock,
+        )
+        channel = RequestChannel(self.node.handle, PublishedTopics(self.node), forwarding=forwarding)
         self._servers = [
             (address, TcpServer(self._thread, channel.receive, server_config)) for address in listen
         ]

@@ -33,7 +33,7 @@ LOGGER = logging.getLogger(__name__)
 SMALLEST_REQUEST = 8
 BACKLOG = 512
 
-Receive = Callable[[memoryview], Future[Any]]
+Receive = Callable[[memoryview, str], Future[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,8 @@ class SocketServerConfig:
 
 
 class TcpServer:
-    """See the module. `receive(frame)` gives the future of an answer's buffers, or of None for none."""
+    """See the module. `receive(frame, client_host)` gives the future of an answer's buffers, or of None for
+    none; a client's host is its address after a slash."""
 
     def __init__(
         self, thread: EventLoopThread, receive: Receive, config: SocketServerConfig | None = None
@@ -152,6 +153,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         )
         self._transport: Any = None
         self._peer: Any = None
+        self._client_host = ""
         self._slots: deque[_Slot] = deque()
         self._in_flight_bytes = 0
         self._is_paused = False  # it is not read from
@@ -176,6 +178,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._peer = transport.get_extra_info("peername")
+        self._client_host = f"/{self._peer[0]}" if self._peer else ""
         transport.set_write_buffer_limits(high=self._config.max_unsent_bytes)
         self._server.add(self)
 
@@ -227,7 +230,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         slot = _Slot(len(frame))
         self._slots.append(slot)
         self._in_flight_bytes += slot.size
-        self._server.receive(frame).add_done_callback(partial(self._answered, slot))
+        self._server.receive(frame, self._client_host).add_done_callback(partial(self._answered, slot))
 
     def _refuse(self, error: BaseException) -> None:
         # What was asked before is answered first.

@@ -1,10 +1,10 @@
 """TcpTransport: a node's requests to the others over TCP; implements the port Transport.
 
 A connection answers in the order of its requests, so what may wait for long has no others behind it. To each
-peer go one connection for the quorum, one for everything else, and for fetches as many as are under way at
-once, since each waits for records. A connection is made when it is first needed, and anew after it was lost;
-an attempt that failed is not repeated for a while, which grows, and meanwhile requests fail at once: whoever
-asks has a back-off of its own.
+peer go one connection for the quorum, one for what clients want of the controller, one for everything else,
+and for fetches as many as are under way at once, since each waits for records. A connection is made when it
+is first needed, and anew after it was lost; an attempt that failed is not repeated for a while, which grows,
+and meanwhile requests fail at once: whoever asks has a back-off of its own.
 
 A request that is not answered in time takes its connection along: a peer that hangs, or is behind a cut
 network, closes nothing, and what was asked behind it would wait as long. Only a connection that the peer
@@ -23,6 +23,7 @@ from typing import Any
 
 from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
 from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
+from kio.schema.envelope.v0.request import EnvelopeRequest
 from kio.schema.fetch.v17.request import FetchRequest
 from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
 from kio.schema.produce.v11.request import ProduceRequest
@@ -36,13 +37,14 @@ from kreplica.common.message_writer import BufferList, write_message
 from kreplica.runtime.event_loop import NodeLoops
 from kreplica.runtime.frame_reader import FrameReader
 
-QUORUM, CONTROL, FETCH = "quorum", "control", "fetch"
+QUORUM, CONTROL, FETCH, FORWARD = "quorum", "control", "fetch", "forward"
 LANES = {
     VoteRequest: QUORUM,
     BeginQuorumEpochRequest: QUORUM,
     EndQuorumEpochRequest: QUORUM,
     FetchSnapshotRequest: QUORUM,
     FetchRequest: FETCH,
+    EnvelopeRequest: FORWARD,
 }
 # A correlation id and nothing more.
 SMALLEST_RESPONSE = 4

@@ -18,6 +18,7 @@ from kio.schema.produce.v11.request import ProduceRequest
 
 from kreplica.broker.api_versions import API_RANGES, API_VERSIONS, PRODUCE, response_type
 from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import InvalidRequest, NotLeaderOrFollower, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.types import Uuid
@@ -39,7 +40,7 @@ class Node:
         self.asked: list[Any] = []
         self.answer = answer or resolved(METADATA)
 
-    def handle(self, request: Any) -> Future[Any]:
+    def handle(self, request: Any, _context: RequestContext) -> Future[Any]:
         self.asked.append(request)
         return self.answer
 
@@ -48,7 +49,7 @@ class Node:
 
 
 def receive(node: Node, frame: bytes) -> Any:
-    return RequestChannel(node.handle, node).receive(memoryview(frame))
+    return RequestChannel(node.handle, node).receive(memoryview(frame), "/127.0.0.1")
 
 
 def answered(node: Node, frame: bytes) -> bytes:

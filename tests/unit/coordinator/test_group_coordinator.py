@@ -356,6 +356,42 @@ def test_a_group_is_deleted_when_nobody_is_in_it(stage):
     ]
 
 
+def test_offsets_are_deleted_of_topics_that_no_member_reads(stage):
+    other = TopicPartition("u", 1)
+    stage.commit(5)
+    stage.commit(6, at=other)
+
+    def deleted(*partitions, group="g"):
+        future = stage.coordinator.delete_offsets(group, partitions)
+        stage.settle()
+        return future.exception(0) or future.result(0)
+
+    assert deleted(other, TopicPartition("absent", 0)) == {other: None, TopicPartition("absent", 0): None}
+    assert stage.committed() == {AT: 5}
+    assert isinstance(deleted(AT, group="other"), errors.GroupIdNotFound)
+    stage.fail_over()
+    assert stage.committed() == {AT: 5}
+
+    stage.log.error = errors.NotEnoughReplicas()
+    assert isinstance(deleted(AT)[AT], errors.CoordinatorNotAvailable)
+    assert stage.committed() == {AT: 5}
+    stage.log.error = None
+
+    stage.one_member()  # whose subscription nobody can read
+    assert isinstance(deleted(AT), errors.NonEmptyGroup)
+
+
+def test_offsets_of_what_is_subscribed_to_are_not_deleted(stage):
+    version, topics = b"\0\0", (1).to_bytes(4, "big") + b"\0\1t"
+    joined = stage.one_member(protocols=(Protocol("range", version + topics),))
+    stage.commit(5, joined)
+    stage.commit(6, joined, at=TopicPartition("u", 0))
+    future = stage.coordinator.delete_offsets("g", [AT, TopicPartition("u", 0)])
+    stage.settle()
+    assert isinstance(future.result(0)[AT], errors.GroupSubscribedToTopic)
+    assert stage.committed() == {AT: 5}
+
+
 def test_a_group_that_could_not_be_deleted_is_there_still(stage):
     stage.commit(5)
     stage.log.error = errors.NotEnoughReplicas()

@@ -48,7 +48,7 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
         server.close()
 
 
-def echo(frame: memoryview) -> Future[Any]:
+def echo(frame: memoryview, _client_host: str) -> Future[Any]:
     return resolved([framed(bytes(frame))])
 
 
@@ -58,10 +58,19 @@ class Waiting:
     def __init__(self) -> None:
         self.asked: SimpleQueue[tuple[bytes, Future[Any]]] = SimpleQueue()
 
-    def __call__(self, frame: memoryview) -> Future[Any]:
+    def __call__(self, frame: memoryview, _client_host: str) -> Future[Any]:
         answer: Future[Any] = Future()
         self.asked.put((bytes(frame), answer))
         return answer
+
+
+def test_who_receives_a_frame_is_told_where_it_comes_from(start: Start) -> None:
+    def receive(_frame: memoryview, client_host: str) -> Future[Any]:
+        return resolved([framed(client_host.encode())])
+
+    with connected(start(receive)) as client:
+        client.sendall(framed(body(1)))
+        assert read_frame(client) == b"/127.0.0.1"
 
 
 def body(number: int, size: int = 8) -> bytes:
@@ -104,8 +113,8 @@ def test_answers_leave_in_the_order_of_their_requests(start: Start) -> None:
 
 
 def test_none_is_no_answer(start: Start) -> None:
-    def receive(frame: memoryview) -> Future[Any]:
-        return resolved(None) if frame[7] % 2 else echo(frame)
+    def receive(frame: memoryview, _client_host: str) -> Future[Any]:
+        return resolved(None) if frame[7] % 2 else echo(frame, "")
 
     with connected(start(receive)) as client:
         client.sendall(b"".join(framed(body(number)) for number in range(5)))
@@ -131,7 +140,7 @@ def test_a_slice_of_a_log_is_sent_as_it_is_and_let_go(start: Start, tmp_path: Pa
         region.write(0, content)
         region.publish(len(content))
 
-        def receive(_frame: memoryview) -> Future[Any]:
+        def receive(_frame: memoryview, _client_host: str) -> Future[Any]:
             return resolved([len(content).to_bytes(4, "big"), region.slice(0, len(content))])
 
         with connected(start(receive)) as client:
@@ -159,7 +168,7 @@ def test_a_client_that_does_not_read_is_not_read_from(start: Start) -> None:
     answered: list[int] = []
     large = bytes(1 << 20)
 
-    def receive(frame: memoryview) -> Future[Any]:
+    def receive(frame: memoryview, _client_host: str) -> Future[Any]:
         answered.append(int.from_bytes(frame[:8], "big"))
         return resolved([framed(large)])
 
@@ -268,7 +277,7 @@ def test_a_frame_out_of_bounds_closes_the_connection(start: Start, size: int) ->
 
 
 def test_failing_at_once_is_as_failing_later(start: Start) -> None:
-    with connected(start(lambda _frame: failed(InvalidRequest("no")))) as client:
+    with connected(start(lambda _frame, _client_host: failed(InvalidRequest("no")))) as client:
         client.sendall(framed(body(1)) * 5)
         assert read_exactly(client, 1) == b""
 

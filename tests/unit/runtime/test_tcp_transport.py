@@ -20,6 +20,7 @@ from kio.schema.vote.v2.request import VoteRequest
 
 from kreplica.broker.api_versions import response_type
 from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import NetworkException
 from kreplica.common.future import Future, resolved
 from kreplica.common.types import Uuid
@@ -70,7 +71,7 @@ class Peer:
             self.server.close()
             self.server = None
 
-    def handle(self, request: Any) -> Future[Any]:
+    def handle(self, request: Any, _context: RequestContext) -> Future[Any]:
         answer: Future[Any] = Future()
         self.asked.put((request, answer))
         return answer
@@ -284,7 +285,7 @@ def test_a_peer_that_answers_nonsense_is_let_go(connect: Callable[..., TcpTransp
 
 
 def test_requests_may_come_from_several_threads(peer: Peer, transport: TcpTransport) -> None:
-    peer.handle = lambda _request: resolved(told(4))  # type: ignore[method-assign]
+    peer.handle = lambda _request, _context: resolved(told(4))  # type: ignore[method-assign]
     peer.stop()
     peer.start()
     replies: SimpleQueue[Future[Any]] = SimpleQueue()

@@ -1,0 +1,145 @@
+"""What clients want of the controller reaches it through any node, and its answer comes back as it is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from kio.schema.create_topics.v2.request import CreatableTopic, CreateTopicsRequest
+from kio.schema.create_topics.v7.request import CreateTopicsRequest as NewCreateTopicsRequest
+from kio.schema.create_topics.v7.response import CreateTopicsResponse
+from kio.schema.envelope.v0.request import EnvelopeRequest
+from kio.schema.envelope.v0.response import EnvelopeResponse
+from kio.schema.errors import ErrorCode
+
+from kreplica.broker.api_versions import response_type
+from kreplica.broker.controller_apis import refusal
+from kreplica.broker.forwarding_manager import FORWARD_TIMEOUT_MS, ForwardingManager
+from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.request_context import RequestContext
+from kreplica.common.errors import InvalidRequest, NetworkException, NotController
+from kreplica.common.future import Future, resolved
+from kreplica.common.types import Uuid
+from tests.support.requests import frame_of, response_of
+from tests.support.virtual import VirtualMachine
+
+HOST = "/10.0.0.9"
+TOPIC = CreatableTopic(name="t", num_partitions=1, replication_factor=1, assignments=(), configs=())
+CREATE = CreateTopicsRequest(topics=(TOPIC,), timeout=timedelta(seconds=1), validate_only=False)
+
+
+class Cluster(VirtualMachine):
+    """Nodes 1 and 2, each with its idea of who the controller is; requests reach the other's channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.controllers: dict[int, int | None] = {1: 2, 2: 2}
+        self.handled: list[tuple[int, Any, RequestContext]] = []
+        self.is_cut = False
+        self.sent = 0
+        self.channels = {node_id: self.channel(node_id) for node_id in (1, 2)}
+
+    def channel(self, node_id: int) -> RequestChannel:
+        forwarding = ForwardingManager(
+            node_id,
+            controller=lambda: self.controllers[node_id],
+            transport=self,
+            loop=self.loop,
+            clock=self.clock,
+        )
+
+        def handle(request: Any, context: RequestContext) -> Future[Any]:
+            self.handled.append((node_id, request, context))
+            if self.controllers[node_id] != node_id:
+                return resolved(refusal(request, NotController()))
+            return resolved(CreateTopicsResponse(throttle_time=timedelta(0), topics=()))
+
+        return RequestChannel(handle, self, forwarding=forwarding)
+
+    def topic_id(self, _topic: str) -> Uuid | None:
+        return None
+
+    def send(self, node_id: int, request: EnvelopeRequest, *, timeout_ms: int) -> Future[Any]:
+        assert timeout_ms > 0
+        self.sent += 1
+        reply: Future[Any] = Future()
+        if self.is_cut:
+            reply.set_exception(NetworkException("cut"))
+        else:
+            asked = self.channels[node_id].receive(memoryview(frame_of(request, 7)), "/10.0.0.1")
+            reply.set_result(response_of(EnvelopeResponse, b"".join(asked.result(0))[4:], 7))
+        return reply
+
+    def watch_connections(self, listener: Any) -> None:
+        raise AssertionError(listener)
+
+    def ask(self, node_id: int) -> Future[Any]:
+        answer = self.channels[node_id].receive(memoryview(frame_of(CREATE, 3, b"tool")), HOST)
+        self.settle()
+        return answer
+
+    def answer(self, future: Future[Any]) -> Any:
+        frame = b"".join(future.result(0))
+        assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        return response_of(response_type(19, 2), frame[4:], 3)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_the_controller_answers_by_whichever_node_was_asked(cluster: Cluster) -> None:
+    for asked in (1, 2):
+        assert cluster.answer(cluster.ask(asked)).topics == ()
+    assert cluster.sent == 1
+    for node_id, request, context in cluster.handled:
+        assert (node_id, type(request)) == (2, NewCreateTopicsRequest)
+        assert context == RequestContext(2, "tool", HOST)
+
+
+def test_a_controller_that_is_none_any_more_is_asked_again_as_soon_as_there_is_one(cluster: Cluster) -> None:
+    cluster.controllers[2] = None
+    answer = cluster.ask(1)
+    cluster.controllers[1] = None
+    cluster.pass_time(200)
+    assert not answer.done()
+    cluster.controllers = {1: 2, 2: 2}
+    cluster.pass_time(200)
+    assert cluster.answer(answer).topics == ()
+
+
+def test_a_lost_answer_is_asked_for_again(cluster: Cluster) -> None:
+    cluster.is_cut = True
+    answer = cluster.ask(1)
+    cluster.is_cut = False
+    cluster.pass_time(100)
+    assert cluster.answer(answer).topics == ()
+    assert cluster.sent == 2
+
+
+def test_without_a_controller_the_client_is_told_so(cluster: Cluster) -> None:
+    cluster.controllers[1] = None
+    answer = cluster.ask(1)
+    cluster.pass_time(FORWARD_TIMEOUT_MS + 1000)
+    assert [each.error_code for each in cluster.answer(answer).topics] == [ErrorCode.not_controller]
+
+
+@pytest.mark.parametrize(
+    ("data", "host"),
+    [(b"", b"\0" * 4), (b"\0", b"\0" * 4), (frame_of(CREATE, 3), b"x"), (b"\0\0\0\3" + bytes(20), b"\0" * 4)],
+    ids=["nothing", "half a key", "no address", "what nobody forwards"],
+)
+def test_what_is_no_envelope_of_a_node_is_refused(cluster: Cluster, data: bytes, host: bytes) -> None:
+    request = EnvelopeRequest(request_data=data, request_principal=None, client_host_address=host)
+    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), HOST)
+    assert isinstance(answer.exception(0), InvalidRequest)
+
+
+def test_what_is_in_an_envelope_and_cannot_be_read_is_told_of_the_envelope(cluster: Cluster) -> None:
+    broken = frame_of(CREATE, 3)[:-5]
+    request = EnvelopeRequest(request_data=broken, request_principal=None, client_host_address=b"\0" * 4)
+    answer = cluster.channels[2].receive(memoryview(frame_of(request, 1)), HOST).result(0)
+    response = response_of(EnvelopeResponse, b"".join(answer)[4:], 1)
+    assert (response.error_code, response.response_data) == (ErrorCode.invalid_request, None)
