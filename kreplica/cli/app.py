@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kreplica.cli import cluster_app
+
 app = typer.Typer(
     help="A durable, replicated, partitioned log: look into its files, check them, run it.",
     no_args_is_help=True,
@@ -257,3 +259,6 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     raise typer.Exit(command.run(properties))
+
+
+cluster_app.register(app)

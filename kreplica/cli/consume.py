@@ -1,0 +1,300 @@
+"""`kreplica consume`: records of a topic of any Kafka-compatible cluster, or of log directories.
+
+Where it begins: the earliest offset, the latest, an offset, or a time. It ends where all partitions are read
+to their ends, or goes on and on (`follow`). With a group the cluster says which partitions and where, and
+what was printed is committed; without one nothing is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from kreplica.cli import export, stock_client
+from kreplica.cli.output import Fact, print_json, print_table
+from kreplica.common.errors import InvalidPartitions, UnknownTopicOrPartition
+from kreplica.common.types import TopicPartition
+from kreplica.log.file_names import parse_directory_name
+
+if TYPE_CHECKING:
+    from kreplica.engine import Isolation, Log
+
+TIMEOUT_S = 15.0
+POLL_S = 0.2
+RECORDS_A_POLL = 500
+# How long a stream of records from directories that are written waits before it looks again.
+LOOK_AGAIN_S = 0.1
+COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
+TIMESTAMP_TYPES = {1: "create", 2: "log_append"}
+EARLIEST, LATEST = "earliest", "latest"
+# librdkafka's names for a partition's ends.
+OFFSET_BEGINNING, OFFSET_END = -2, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to begin: an offset (OFFSET_BEGINNING and OFFSET_END too), or a time in ms since 1970."""
+
+    offset: int = OFFSET_BEGINNING
+    timestamp: int | None = None
+
+
+EVERYTHING = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records: `limit` in all, `partitions` alone where they are named."""
+
+    start: Start = EVERYTHING
+    partitions: tuple[int, ...] = ()
+    limit: int | None = None
+    follow: bool = False
+    committed_only: bool = True
+
+
+def parse_start(text: str, parse_time: Callable[[str], int | None]) -> Start:
+    """`earliest`, `latest`, an offset, or `@` and a time. Raises ValueError."""
+    if text in (EARLIEST, LATEST):
+        return Start(OFFSET_BEGINNING if text == EARLIEST else OFFSET_END)
+    if text.startswith("@"):
+        return Start(timestamp=parse_time(text[1:]))
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is neither earliest, latest, an offset nor @ and a time")
+    return Start(int(text))
+
+
+# ---- how records are shown -------------------------------------------------------------------------------
+
+
+class Printer(Protocol):
+    """Takes some records at a time."""
+
+    def __call__(self, facts: Sequence[Fact]) -> None: ...
+
+
+def printer(topic: str, *, as_json: bool, values: bool) -> Printer:
+    """JSON lines, values alone, one a line, or tables."""
+    if as_json:
+        return _print_json
+    if values:
+        return _print_values
+    return lambda facts: print_table(topic, COLUMNS, facts)
+
+
+def _print_json(facts: Sequence[Fact]) -> None:
+    for fact in facts:
+        print_json(fact)
+    sys.stdout.flush()
+
+
+def _print_values(facts: Sequence[Fact]) -> None:
+    out = sys.stdout.buffer
+    for fact in facts:
+        value = fact["value"]
+        out.write((value if isinstance(value, bytes) else b"") + b"\n")
+    out.flush()
+
+
+def _fact(
+    topic: str, partition: int, offset: int, timestamp: int, kind: str, key: Any, value: Any, headers: Any
+) -> Fact:
+    return {
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "timestamp": timestamp if timestamp >= 0 else None,
+        "timestamp_type": kind,
+        "key": key,
+        "value": value,
+        "headers": [{"key": name, "value": data} for name, data in headers or ()],
+    }
+
+
+def _shown(found: Iterable[list[Fact]], limit: int | None, show: Printer) -> Iterator[list[Fact]]:
+    """What was shown of the records, up to the limit."""
+    left = limit
+    for facts in found:
+        if left is not None:
+            facts, left = facts[:left], left - len(facts[:left])
+        if facts:
+            show(facts)
+            yield facts
+        if left == 0:
+            return
+
+
+# ---- from a cluster --------------------------------------------------------------------------------------
+
+
+def run(
+    bootstrap: str, topic: str, group: str | None, wanted: Wanted, properties: dict[str, str], show: Printer
+) -> int:
+    """Print what a cluster has of the topic; returns the exit code."""
+    own = {
+        "group.id": group or "kreplica-consume",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "latest" if wanted.start.offset == OFFSET_END else "earliest",
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed" if wanted.committed_only else "read_uncommitted",
+    }
+    consumer = stock_client.new_client("Consumer", stock_client.client_properties(bootstrap, own, properties))
+    try:
+        with stock_client.errors():
+            _begin(consumer, topic, group, wanted)
+            for facts in _shown(_polled(consumer, wanted.follow), wanted.limit, show):
+                if group is not None:
+                    _commit(consumer, facts)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        consumer.close()
+    return 0
+
+
+def _begin(consumer: Any, topic: str, group: str | None, wanted: Wanted) -> None:
+    found = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+    if found.error is not None:
+        raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
+    if group is not None:
+        consumer.subscribe([topic])
+        return
+    missing = set(wanted.partitions) - set(found.partitions)
+    if missing:
+        raise InvalidPartitions(f"{topic} has no partition {min(missing)}")
+    consumer.assign(_assignment(consumer, topic, wanted.partitions or sorted(found.partitions), wanted.start))
+
+
+def _assignment(consumer: Any, topic: str, partitions: Sequence[int], start: Start) -> list[Any]:
+    make = stock_client.client_module().TopicPartition
+    if start.timestamp is not None:
+        asked = [make(topic, index, start.timestamp) for index in partitions]
+        found: list[Any] = consumer.offsets_for_times(asked, timeout=TIMEOUT_S)
+        return found
+    return [make(topic, index, start.offset) for index in partitions]
+
+
+def _polled(consumer: Any, follow: bool) -> Iterator[list[Fact]]:
+    """Records as they come, until all partitions are at their ends."""
+    end_of_partition = stock_client.client_module().KafkaError._PARTITION_EOF
+    ended: set[int] = set()
+    while True:
+        facts = []
+        # The first is waited for, and what lies there comes along.
+        first = consumer.poll(POLL_S)
+        more = consumer.consume(RECORDS_A_POLL, timeout=0) if first is not None else []
+        for message in (each for each in (first, *more) if each is not None):
+            error = message.error()
+            if error is None:
+                facts.append(_of_message(message))
+                ended.discard(message.partition())
+            elif error.code() == end_of_partition:
+                ended.add(message.partition())
+            elif not error.retriable():
+                raise stock_client.typed(error)
+        yield facts
+        assigned = {each.partition for each in consumer.assignment()}
+        if not follow and assigned and assigned <= ended:
+            return
+
+
+def _commit(consumer: Any, facts: Sequence[Fact]) -> None:
+    make = stock_client.client_module().TopicPartition
+    ends = {(fact["topic"], fact["partition"]): int(str(fact["offset"])) + 1 for fact in facts}
+    offsets = [make(topic, index, end) for (topic, index), end in ends.items()]
+    consumer.commit(offsets=offsets, asynchronous=False)
+
+
+def _of_message(message: Any) -> Fact:
+    kind, timestamp = message.timestamp()
+    return _fact(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        timestamp,
+        TIMESTAMP_TYPES.get(kind, "none"),
+        message.key(),
+        message.value(),
+        [(name, data) for name, data in message.headers() or ()],
+    )
+
+
+# ---- from directories ------------------------------------------------------------------------------------
+
+
+def directories(paths: Sequence[Path], topics: Sequence[str], partitions: Sequence[int]) -> list[str]:
+    """The directories of the partitions, each once. Raises ValueError."""
+    found = export.partitions(paths, topics)
+    kept = [each for each in found if not partitions or _partition(each).partition in partitions]
+    if not kept:
+        raise ValueError(f"there is no partition {partitions[0]}")
+    return kept
+
+
+def _partition(directory: str) -> TopicPartition:
+    name = os.path.basename(directory)
+    return parse_directory_name(name) or TopicPartition(name, 0)
+
+
+def run_directories(directories: Sequence[str], wanted: Wanted, show: Printer) -> int:
+    """Print what partitions' directories hold, whose node may be running or not; returns the exit code."""
+    from kreplica.engine import Log
+
+    try:
+        with ExitStack() as opened:
+            logs = [opened.enter_context(Log.open(each, read_only=True)) for each in directories]
+            for _ in _shown(_read(logs, wanted), wanted.limit, show):
+                pass
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _read(logs: Sequence[Log], wanted: Wanted) -> Iterator[list[Fact]]:
+    isolation: Isolation = "txn_committed" if wanted.committed_only else "log_end"
+    places = {log: _first_offset(log, wanted.start) for log in logs}
+    while True:
+        found = False
+        for log in logs:
+            for facts, next_offset in _pieces(log, places[log], isolation):
+                places[log] = next_offset
+                found = True
+                yield facts
+        if not wanted.follow:
+            return
+        if not found:
+            time.sleep(LOOK_AGAIN_S)
+
+
+def _first_offset(log: Log, start: Start) -> int:
+    if start.timestamp is not None:
+        found = log.offset_for_timestamp(start.timestamp)
+        return log.log_end_offset if found is None else found.offset
+    if start.offset == OFFSET_END:
+        return log.log_end_offset
+    # One offset may be asked of many partitions: one that begins above it has less of it.
+    return max(start.offset, log.log_start_offset)
+
+
+def _pieces(log: Log, start: int, isolation: Isolation) -> Iterator[tuple[list[Fact], int]]:
+    """Some records at a time, and the offset behind them."""
+    at = _partition(log.path)
+    facts: list[Fact] = []
+    next_offset = start
+    for record in log.read(start, isolation=isolation):
+        # A record that was read has both.
+        offset, timestamp = cast(int, record.offset), cast(int, record.timestamp)
+        next_offset, kind = offset + 1, record.timestamp_type
+        facts.append(_fact(*at, offset, timestamp, kind, record.key, record.value, record.headers))
+        if len(facts) == RECORDS_A_POLL:
+            yield facts, next_offset
+            facts = []
+    if facts:
+        yield facts, next_offset

@@ -1,0 +1,123 @@
+"""A blocking connection to one broker, for requests that stock clients do not make.
+
+Versions are asked for first, so any Kafka-compatible broker will do that knows the request. What comes is
+read with each length checked, and no answer is larger than MAX_RESPONSE_BYTES.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from kio.schema.api_versions.v3.request import ApiVersionsRequest
+
+from kreplica.broker.api_versions import request_type, response_type
+from kreplica.common.errors import InvalidRequest, NetworkException, UnsupportedVersion
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_writer import BufferList, write_message
+
+TIMEOUT_S = 15.0
+MAX_RESPONSE_BYTES = 64 << 20
+CLIENT_ID = b"kreplica-cli"
+
+
+def parse_bootstrap(text: str) -> list[tuple[str, int]]:
+    """Hosts and ports from `host:port,...`. Raises ValueError."""
+    found = []
+    for each in text.split(","):
+        host, colon, port = each.strip().rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ValueError(f"{each.strip()!r} is not host:port")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+@contextmanager
+def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
+    """A connection to the first of them that answers. Raises NetworkException, ValueError."""
+    failed = []
+    for host, port in parse_bootstrap(bootstrap):
+        try:
+            connection = KafkaConnection(host, port)
+        except OSError as error:
+            failed.append(f"{host}:{port}: {error}")
+            continue
+        with connection:
+            yield connection
+        return
+    raise NetworkException("; ".join(failed))
+
+
+class KafkaConnection:
+    """See the module. Raises OSError where nobody listens."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._name = f"{host}:{port}"
+        self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
+        self._number = 0
+        self._ranges: dict[int, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def newest(self, api_key: int, versions: Sequence[int]) -> type[Any]:
+        """The class of the newest version of a request that is among `versions` and that the broker takes.
+
+        Raises UnsupportedVersion.
+        """
+        if not self._ranges:
+            answer = self.ask(
+                ApiVersionsRequest(client_software_name="kreplica", client_software_version="1")
+            )
+            self._ranges = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+        low, high = self._ranges.get(api_key, (0, -1))
+        for version in sorted(versions, reverse=True):
+            if low <= version <= high:
+                return request_type(api_key, version)
+        raise UnsupportedVersion(f"{self._name} takes no version of API {api_key} that is known here")
+
+    def ask(self, request: Any) -> Any:
+        """The broker's answer. Raises NetworkException, InvalidRequest."""
+        self._number += 1
+        kind = response_type(request.__api_key__, request.__version__)
+        try:
+            self._send(request)
+            frame = self._receive(int.from_bytes(self._receive(4), "big"))
+        except OSError as error:
+            raise NetworkException(f"{self._name}: {error}") from error
+        reader = MessageReader(memoryview(frame))
+        if reader.int32() != self._number:
+            raise InvalidRequest(f"{self._name} answered something else")
+        # ApiVersions alone is answered with the old header, since who asks may know no other.
+        if kind.__flexible__ and kind.__api_key__ != ApiVersionsRequest.__api_key__:
+            reader.tags({}, {})
+        return read_message(kind, reader)
+
+    def _send(self, request: Any) -> None:
+        into = BufferList()
+        into.write(request.__api_key__.to_bytes(2, "big") + request.__version__.to_bytes(2, "big"))
+        into.write(self._number.to_bytes(4, "big") + len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID)
+        if request.__flexible__:
+            into.write(b"\0")
+        write_message(request, into)
+        self._socket.sendall(b"".join(into.buffers()))
+
+    def _receive(self, size: int) -> bytes:
+        if size > MAX_RESPONSE_BYTES:
+            raise InvalidRequest(f"{self._name} announces an answer of {size} bytes: is it a Kafka broker?")
+        parts = []
+        while size:
+            part = self._socket.recv(min(size, 1 << 20))
+            if not part:
+                raise NetworkException(f"{self._name} closed the connection")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)

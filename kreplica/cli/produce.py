@@ -1,0 +1,195 @@
+"""`kreplica produce`: lines of a file or of standard input into a topic of any Kafka-compatible cluster.
+
+A line is a value, or key and value with a separator between them, or one JSON object as `kreplica consume
+--json` and `kreplica export --to jsonl` write it (key, value, headers, timestamp, and partition where it is
+asked for; `key_base64` and `value_base64` for what is no text). The first error ends it, and what was
+acknowledged until then is told.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+from rich import progress as bars
+
+from kreplica.cli import stock_client
+from kreplica.cli.output import console, print_json
+from kreplica.common.errors import InvalidRecord, KreplicaError
+
+# A multiple of librdkafka's own bound, so that it is never idle for want of lines.
+SERVE_EVERY = 1_000
+FLUSH_S = 60.0
+# What librdkafka does by default, but for larger batches and an exact once of each line.
+DEFAULTS = {"acks": "all", "enable.idempotence": True, "linger.ms": 5, "batch.size": 1 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """How a line is to be read: as JSON, or as a value, behind a key where there is a separator."""
+
+    json: bool = False
+    key_separator: bytes | None = None
+    keep_partitions: bool = False
+
+
+def run(
+    bootstrap: str,
+    topic: str,
+    source: IO[bytes],
+    lines: Lines,
+    properties: Mapping[str, str],
+    partition: int | None,
+    as_json: bool,
+) -> int:
+    """Produce all lines of `source`; returns the exit code."""
+    own = {**DEFAULTS}
+    if "acks" in properties or "request.required.acks" in properties:
+        # Anything but all cannot be idempotent.
+        own["enable.idempotence"] = properties.get("acks", "all") in ("all", "-1")
+    producer = stock_client.new_client("Producer", stock_client.client_properties(bootstrap, own, properties))
+    sent = _Sent()
+    problem: KreplicaError | None = None
+    with _progress() as sent.bar:
+        try:
+            for number, line in enumerate(source, 1):
+                _send(producer, topic, _record(line, lines, number), partition, sent)
+                if sent.error is not None:
+                    break
+        except KreplicaError as error:
+            problem = error
+        with stock_client.errors():
+            left = producer.flush(FLUSH_S)
+    _summary(topic, sent, left, as_json)
+    if sent.error is not None:
+        raise stock_client.typed(sent.error)
+    if problem is not None:
+        raise problem
+    return 1 if left else 0
+
+
+class _Sent:
+    """What was acknowledged, for the bar and for the summary."""
+
+    def __init__(self) -> None:
+        self.bar: _Bar | None = None
+        self.records = self.bytes = self.queued = 0
+        self.error: Any = None
+        self.started = time.monotonic()
+
+    def delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.error = self.error or error
+            return
+        self.records += 1
+        self.bytes += len(message)
+        if self.bar is not None and self.records % SERVE_EVERY == 0:
+            self.bar.see(self.records, self.bytes)
+
+
+def _send(producer: Any, topic: str, record: dict[str, Any], partition: int | None, sent: _Sent) -> None:
+    if partition is not None:
+        record["partition"] = partition
+    while sent.error is None:
+        try:
+            with stock_client.errors():
+                producer.produce(topic, on_delivery=sent.delivered, **record)
+        except BufferError:
+            # Its queue is full: it takes more once some of it was acknowledged.
+            producer.poll(1.0)
+        else:
+            break
+    sent.queued += 1
+    if sent.queued % SERVE_EVERY == 0:
+        producer.poll(0)
+
+
+def _record(line: bytes, lines: Lines, number: int) -> dict[str, Any]:
+    line = line.removesuffix(b"\n")
+    if lines.json:
+        return _from_json(line, lines.keep_partitions, number)
+    if lines.key_separator is None:
+        return {"value": line}
+    key, found, value = line.partition(lines.key_separator)
+    return {"key": key, "value": value} if found else {"value": line}
+
+
+def _from_json(line: bytes, keep_partition: bool, number: int) -> dict[str, Any]:
+    try:
+        fact = json.loads(line)
+        if not isinstance(fact, dict):
+            raise ValueError("it is no object")
+        record: dict[str, Any] = {"key": _bytes(fact, "key"), "value": _bytes(fact, "value")}
+        headers = fact.get("headers") or []
+        if headers:
+            record["headers"] = [(_text(each, "key"), _bytes(each, "value")) for each in headers]
+        if isinstance(fact.get("timestamp"), int):
+            record["timestamp"] = fact["timestamp"]
+        if keep_partition:
+            record["partition"] = int(fact["partition"])
+    except (ValueError, TypeError, AttributeError, KeyError, binascii.Error) as error:
+        raise InvalidRecord(f"line {number} is no record: {error!r}") from error
+    return record
+
+
+def _bytes(fact: Mapping[str, Any], name: str) -> bytes | None:
+    if f"{name}_base64" in fact:
+        return base64.b64decode(fact[f"{name}_base64"], validate=True)
+    value = fact.get(name)
+    return None if value is None else _as_text(value).encode()
+
+
+def _text(fact: Mapping[str, Any], name: str) -> str:
+    return _as_text(fact[name])
+
+
+def _as_text(value: object) -> str:
+    # A value that is JSON itself may stand there as such.
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------
+
+
+class _Bar:
+    def __init__(self, bar: bars.Progress, task: bars.TaskID) -> None:
+        self._bar = bar
+        self._task = task
+        self._started = time.monotonic()
+
+    def see(self, records: int, size: int) -> None:
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        self._bar.update(self._task, completed=size, records=records, rate=records / seconds)
+
+
+@contextmanager
+def _progress() -> Iterator[_Bar | None]:
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield None
+        return
+    columns = (
+        *(bars.SpinnerColumn(), bars.TimeElapsedColumn(), bars.FileSizeColumn(), bars.TransferSpeedColumn()),
+        bars.TextColumn("{task.fields[records]:,} records acknowledged, {task.fields[rate]:,.0f} a second"),
+    )
+    with bars.Progress(*columns, console=out, transient=True) as bar:
+        yield _Bar(bar, bar.add_task("produce", total=None, records=0, rate=0))
+
+
+def _summary(topic: str, sent: _Sent, left: int, as_json: bool) -> None:
+    seconds = max(time.monotonic() - sent.started, 1e-9)
+    if as_json:
+        fact = {"topic": topic, "records": sent.records, "bytes": sent.bytes, "seconds": round(seconds, 3)}
+        print_json({**fact, "unacknowledged": sent.queued - sent.records})
+        return
+    text = f"{sent.records:,} records acknowledged ({sent.records / seconds:,.0f}/s)"
+    if left or sent.error is not None:
+        text += f", {sent.queued - sent.records:,} not"
+    print(text, file=sys.stderr)

@@ -1,0 +1,124 @@
+"""`kreplica quorum`: the metadata quorum of a cluster, and changes of its voters (KIP-595, KIP-853)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest, Listener
+from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
+
+from kreplica.cli.kafka_connection import KafkaConnection, any_broker
+from kreplica.cli.output import Fact, console, print_json, print_table
+from kreplica.common.errors import UnknownServerError
+from kreplica.common.types import Uuid
+from kreplica.common.wire import error_of, topic_id_of, uuid_of
+
+DESCRIBE_QUORUM = 55
+METADATA_TOPIC = "__cluster_metadata"
+CHANGE_TIMEOUT = timedelta(seconds=15)
+COLUMNS = ("node", "role", "log_end_offset", "lag", "last_fetch_timestamp", "listeners", "directory")
+
+
+def describe(bootstrap: str, as_json: bool) -> int:
+    """Print the leader, the voters and the observers; returns the exit code."""
+    with any_broker(bootstrap) as broker:
+        answer = _described(broker)
+    partition = answer.topics[0].partitions[0]
+    facts = list(_replicas(answer, partition))
+    if as_json:
+        for fact in facts:
+            print_json({"leader_epoch": partition.leader_epoch, **fact})
+        return 0
+    title = f"leader {partition.leader_id}  epoch {partition.leader_epoch}  HW {partition.high_watermark}"
+    print_table(title, COLUMNS, facts)
+    return 0
+
+
+def add_voter(
+    bootstrap: str, cluster_id: str | None, node_id: int, directory: str, listeners: Sequence[str]
+) -> int:
+    """Make a controller that runs as an observer a voter."""
+    request: Any = AddRaftVoterRequest
+    change = request(
+        cluster_id=cluster_id,
+        timeout=CHANGE_TIMEOUT,
+        voter_id=node_id,
+        voter_directory_id=uuid_of(Uuid.parse(directory)),
+        listeners=tuple(map(parse_listener, listeners)),
+    )
+    return _change(bootstrap, change, f"node {node_id} is a voter")
+
+
+def remove_voter(bootstrap: str, cluster_id: str | None, node_id: int, directory: str) -> int:
+    """Let a voter be none any more."""
+    request: Any = RemoveRaftVoterRequest
+    change = request(
+        cluster_id=cluster_id, voter_id=node_id, voter_directory_id=uuid_of(Uuid.parse(directory))
+    )
+    return _change(bootstrap, change, f"node {node_id} is no voter any more")
+
+
+def parse_listener(text: str) -> Listener:
+    """A listener from `NAME://host:port`. Raises ValueError."""
+    name, found, address = text.partition("://")
+    host, colon, port = address.rpartition(":")
+    if not found or not name or not colon or not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise ValueError(f"{text!r} is not NAME://host:port")
+    make: Any = Listener
+    listener: Listener = make(name=name, host=host.strip("[]"), port=int(port))
+    return listener
+
+
+def _change(bootstrap: str, request: Any, done: str) -> int:
+    with any_broker(bootstrap) as broker:
+        broker.newest(request.__api_key__, (request.__version__,))
+        answer = broker.ask(request)
+    error = error_of(answer.error_code, answer.error_message)
+    if error is not None:
+        raise error
+    console().print(done, markup=False)
+    return 0
+
+
+def _described(broker: KafkaConnection) -> Any:
+    kind = broker.newest(DESCRIBE_QUORUM, (1, 2))
+    messages: Any = import_module(kind.__module__)
+    wanted = messages.TopicData(
+        topic_name=METADATA_TOPIC, partitions=(messages.PartitionData(partition_index=0),)
+    )
+    answer = broker.ask(kind(topics=(wanted,)))
+    error = error_of(answer.error_code, getattr(answer, "error_message", None))
+    if error is None and not (answer.topics and answer.topics[0].partitions):
+        error = UnknownServerError("an answer without the quorum's partition")
+    if error is None:
+        partition = answer.topics[0].partitions[0]
+        error = error_of(partition.error_code, getattr(partition, "error_message", None))
+    if error is not None:
+        raise error
+    return answer
+
+
+def _replicas(answer: Any, partition: Any) -> Iterator[Fact]:
+    ends = {each.replica_id: each.log_end_offset for each in partition.current_voters}
+    leader_end = ends.get(partition.leader_id, -1)
+    # Version 1 knows neither where the nodes listen nor their directories.
+    listeners = {
+        node.node_id: [f"{each.name}://{each.host}:{each.port}" for each in node.listeners]
+        for node in getattr(answer, "nodes", ())
+    }
+    for role, replicas in (("voter", partition.current_voters), ("observer", partition.observers)):
+        for each in replicas:
+            directory = topic_id_of(getattr(each, "replica_directory_id", None))
+            yield {
+                "node": each.replica_id,
+                "role": "leader" if each.replica_id == partition.leader_id else role,
+                "log_end_offset": each.log_end_offset,
+                "lag": leader_end - each.log_end_offset if each.log_end_offset >= 0 else None,
+                "last_fetch_timestamp": each.last_fetch_timestamp,
+                "last_caught_up_timestamp": each.last_caught_up_timestamp,
+                "listeners": listeners.get(each.replica_id, []),
+                "directory": None if directory == Uuid.ZERO else str(directory),
+            }

@@ -1,0 +1,173 @@
+"""`kreplica topic`: topics of any Kafka-compatible cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kreplica.cli import stock_client
+from kreplica.cli.output import Fact, console, print_json, print_table
+from kreplica.common.errors import UnknownTopicOrPartition
+
+TIMEOUT_S = 15.0
+# Who set a value, by Kafka's numbers: the topic itself, not a broker or a default.
+DYNAMIC_TOPIC_CONFIG = 1
+ALL_REPLICAS = -1
+
+
+def list_topics(bootstrap: str, internal: bool, as_json: bool) -> int:
+    """Print the topics with their partitions and replicas; returns the exit code."""
+    topics = _metadata(stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap)))
+    facts = [
+        {
+            "topic": name,
+            "partitions": len(topic.partitions),
+            "replicas": max((len(each.replicas) for each in topic.partitions.values()), default=0),
+            "without_leader": sum(each.leader < 0 for each in topic.partitions.values()),
+            "under_replicated": sum(
+                len(each.isrs) < len(each.replicas) for each in topic.partitions.values()
+            ),
+        }
+        for name, topic in sorted(topics.items())
+        if internal or not name.startswith("__")
+    ]
+    return _show("topics", facts, as_json)
+
+
+def describe(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
+    """Print each partition's leader, replicas, ISR and offsets, and what was set for the topics."""
+    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    topics = _metadata(admin)
+    for name in names:
+        if name not in topics:
+            raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+    for name in names:
+        offsets = _offsets(
+            admin, name, [i for i, each in topics[name].partitions.items() if each.leader >= 0]
+        )
+        facts: list[Fact] = [
+            {
+                "topic": name,
+                "partition": index,
+                "leader": each.leader,
+                "replicas": list(each.replicas),
+                "isr": list(each.isrs),
+                "log_start_offset": offsets.get(index, (None, None))[0],
+                "high_watermark": offsets.get(index, (None, None))[1],
+            }
+            for index, each in sorted(topics[name].partitions.items())
+        ]
+        _show(f"{name}  {_settings(admin, name)}".rstrip(), facts, as_json)
+    return 0
+
+
+def create(
+    bootstrap: str, name: str, partitions: int, replicas: int, settings: Mapping[str, str], as_json: bool
+) -> int:
+    """Create a topic."""
+    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    module = stock_client.admin_module()
+    wanted = module.NewTopic(name, partitions, replicas, config=dict(settings))
+    with stock_client.errors():
+        futures = admin.create_topics([wanted], operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
+    return _done(futures, "created", as_json)
+
+
+def delete(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
+    """Delete topics, with all that is in them."""
+    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    with stock_client.errors():
+        futures = admin.delete_topics(list(names), operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
+    return _done(futures, "deleted", as_json)
+
+
+def add_partitions(bootstrap: str, name: str, total: int, as_json: bool) -> int:
+    """Give a topic so many partitions in all."""
+    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    module = stock_client.admin_module()
+    with stock_client.errors():
+        futures = admin.create_partitions([module.NewPartitions(name, total)], request_timeout=TIMEOUT_S)
+    return _done(futures, "changed", as_json)
+
+
+def configure(
+    bootstrap: str, name: str, settings: Mapping[str, str], dropped: Sequence[str], as_json: bool
+) -> int:
+    """Change a topic's settings, or print them where nothing is to change."""
+    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    module = stock_client.admin_module()
+    if not settings and not dropped:
+        facts = [
+            {"name": each.name, "value": each.value, "set": each.source == DYNAMIC_TOPIC_CONFIG}
+            for each in _config(admin, name)
+        ]
+        return _show(name, facts, as_json)
+    changes = [
+        module.ConfigEntry(key, value, incremental_operation=module.AlterConfigOpType.SET)
+        for key, value in settings.items()
+    ]
+    changes += [
+        module.ConfigEntry(key, None, incremental_operation=module.AlterConfigOpType.DELETE)
+        for key in dropped
+    ]
+    resource = module.ConfigResource(module.ResourceType.TOPIC, name, incremental_configs=changes)
+    with stock_client.errors():
+        futures = admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_S)
+    return _done(dict(zip([name], futures.values(), strict=True)), "changed", as_json)
+
+
+# ---- what is asked, and how it is shown ------------------------------------------------------------------
+
+
+def _metadata(admin: Any) -> dict[str, Any]:
+    with stock_client.errors():
+        topics: dict[str, Any] = admin.list_topics(timeout=TIMEOUT_S).topics
+    return topics
+
+
+def _offsets(admin: Any, name: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """The first offset and the end of each partition that has a leader."""
+    client, module = stock_client.client_module(), stock_client.admin_module()
+    found = []
+    for spec in (module.OffsetSpec.earliest(), module.OffsetSpec.latest()):
+        wanted = {client.TopicPartition(name, index): spec for index in partitions}
+        with stock_client.errors():
+            futures = admin.list_offsets(wanted, request_timeout=TIMEOUT_S) if wanted else {}
+        found.append({at.partition: stock_client.result(future).offset for at, future in futures.items()})
+    return {index: (found[0][index], found[1][index]) for index in partitions}
+
+
+def _config(admin: Any, name: str) -> list[Any]:
+    module = stock_client.admin_module()
+    with stock_client.errors():
+        asked = [module.ConfigResource(module.ResourceType.TOPIC, name)]
+        (future,) = admin.describe_configs(asked, request_timeout=TIMEOUT_S).values()
+    return sorted(stock_client.result(future).values(), key=lambda each: str(each.name))
+
+
+def _settings(admin: Any, name: str) -> str:
+    return " ".join(
+        f"{each.name}={each.value}" for each in _config(admin, name) if each.source == DYNAMIC_TOPIC_CONFIG
+    )
+
+
+def _show(title: str, facts: Sequence[Fact], as_json: bool) -> int:
+    if as_json:
+        for fact in facts:
+            print_json(fact)
+    elif facts:
+        print_table(title, list(facts[0]), facts)
+    else:
+        console().print(f"no {title}", markup=False)
+    return 0
+
+
+def _done(futures: Mapping[str, Any], verb: str, as_json: bool) -> int:
+    def tell(name: str) -> None:
+        if as_json:
+            print_json({"topic": name, "done": verb})
+        else:
+            console().print(f"{verb} {name}", markup=False)
+
+    stock_client.each_result(futures, tell)
+    return 0

@@ -1,0 +1,131 @@
+"""`kreplica topic`, `produce` and `consume` against three nodes over sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kreplica.cli import consume
+from kreplica.cli.app import app
+from kreplica.common.errors import NetworkException
+from tests.support.tcp_cluster import TcpCluster
+
+
+class CommandLine:
+    """Runs `kreplica` in this process, with the cluster's address."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._environment = {"KREPLICA_BOOTSTRAP": bootstrap}
+
+    def run(self, *arguments: str, stdin: bytes | None = None) -> Any:
+        return CliRunner().invoke(app, arguments, env=self._environment, input=stdin)
+
+    def ok(self, *arguments: str, stdin: bytes | None = None) -> str:
+        result = self.run(*arguments, stdin=stdin)
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.stdout
+
+    def facts(self, *arguments: str) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.ok(*arguments, "--json").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
+    cluster = TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3)
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cli(cluster: TcpCluster) -> CommandLine:
+    return CommandLine(cluster.bootstrap_servers)
+
+
+def test_lines_go_in_and_come_out(cli: CommandLine, cluster: TcpCluster, tmp_path: Path) -> None:
+    cli.ok("topic", "create", "lines", "-p", "3", "-r", "3")
+    lines = b"".join(b"k%d:v%d\n" % (i % 7, i) for i in range(2_000))
+    result = cli.run("produce", "lines", "-k", ":", stdin=lines)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("2,000 records acknowledged")
+    facts = cli.facts("consume", "lines")
+    assert sorted(int(str(fact["value"])[1:]) for fact in facts) == list(range(2_000))
+    homes = {(fact["key"], fact["partition"]) for fact in facts}
+    assert len(homes) == 7  # a key has one partition
+    assert all(fact["timestamp_type"] == "create" for fact in facts)
+
+    values = cli.ok("consume", "lines", "--values", "-n", "10").splitlines()
+    assert len(values) == 10
+    later = cli.facts("consume", "lines", "-p", "1", "--from", "5")
+    assert min(int(str(fact["offset"])) for fact in later) == 5
+    assert {fact["partition"] for fact in later} == {1}
+    assert cli.facts("consume", "lines", "--from", "@2100-01-01") == []
+
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    cli.ok("topic", "create", "copy", "-p", "3", "-r", "3")
+    summary = json.loads(
+        cli.ok("produce", "copy", "--json", "--keep-partitions", "-f", str(file), "--summary-json")
+    )
+    assert (summary["records"], summary["unacknowledged"]) == (2_000, 0)
+    copies = cli.facts("consume", "copy")
+    shown = ("partition", "offset", "timestamp", "key", "value")
+    assert sorted([[fact[name] for name in shown] for fact in copies], key=str) == sorted(
+        [[fact[name] for name in shown] for fact in facts], key=str
+    )
+
+    directory = cluster.nodes[1].config.directories[0]
+    found = cli.facts("consume", directory, "--topic", "lines", "--uncommitted")
+    assert sorted(map(str, found)) == sorted(map(str, facts))
+
+
+def test_what_is_no_text(cli: CommandLine) -> None:
+    cli.ok("topic", "create", "bytes", "-r", "3")
+    lines = b'{"key":null,"value_base64":"/w==","headers":[{"key":"h","value":null}],"timestamp":7}\n'
+    lines += b'{"value":null}\n'
+    cli.ok("produce", "bytes", "--json", stdin=lines)
+    first, second = cli.facts("consume", "bytes")
+    assert (first["key"], first["value_base64"], first["timestamp"]) == (None, "/w==", 7)
+    assert first["headers"] == [{"key": "h", "value": None}]
+    assert second["value"] is None
+
+
+def test_what_cannot_be(cli: CommandLine) -> None:
+    cli.ok("topic", "create", "refused", "-r", "3")
+    for arguments in (("consume", "no-such-topic"), ("topic", "delete", "no-such-topic")):
+        result = cli.run(*arguments)
+        assert result.exit_code == 1
+        assert "topic" in str(result.exception).lower()
+    broken = cli.run("produce", "refused", "--json", stdin=b'{"value":"a"}\n{"value":\n')
+    assert broken.exit_code == 1
+    assert "line 2" in str(broken.exception)
+    assert len(cli.facts("consume", "refused")) == 1  # what stood before it
+    for usage in (
+        ("consume", "refused", "--from", "yesterday"),
+        ("consume", "refused", "-g", "g", "-p", "0"),
+        ("produce", "refused", "-X", "acks"),
+        ("produce", "refused", "--json", "-k", ":"),
+        ("topic", "create", "t", "-c", "retention.ms"),
+    ):
+        assert cli.run(*usage).exit_code == 2, usage
+
+
+def test_a_group_goes_on_where_it_was(cli: CommandLine) -> None:
+    cli.ok("topic", "create", "shared", "-r", "3")
+    cli.ok("produce", "shared", stdin=b"".join(b"%d\n" % i for i in range(30)))
+    first = cli.facts("consume", "shared", "-g", "readers", "-n", "10")
+    rest = cli.facts("consume", "shared", "-g", "readers")
+    assert [int(str(fact["value"])) for fact in first + rest] == list(range(30))
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume, "TIMEOUT_S", 0.3)
+    for arguments in (("consume", "t"), ("quorum", "describe")):
+        result = CommandLine("127.0.0.1:1").run(*arguments)
+        assert result.exit_code == 1
+        assert isinstance(result.exception, NetworkException)
