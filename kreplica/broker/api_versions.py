@@ -65,9 +65,12 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(API_VERSIONS, 0, 3),
         _range(19, 0, 7, 2),  # CreateTopics
         _range(DELETE_TOPICS, 0, 6, 1),
+        _range(21, 0, 2),  # DeleteRecords
         _range(22, 0, 4),  # InitProducerId
         _range(23, 2, 4),  # OffsetForLeaderEpoch
+        _range(32, 0, 4, 1),  # DescribeConfigs
         _range(33, 0, 2),  # AlterConfigs
+        _range(35, 0, 4, 1),  # DescribeLogDirs
         _range(37, 0, 3),  # CreatePartitions
         _range(42, 0, 2),  # DeleteGroups
         _range(43, 0, 2),  # ElectLeaders
@@ -77,7 +80,10 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(47, 0, 0),  # OffsetDelete
         _range(55, 0, 2),  # DescribeQuorum
         _range(57, 1, 1),  # UpdateFeatures
+        _range(60, 0, 2),  # DescribeCluster
+        _range(61, 0, 0),  # DescribeProducers
         _range(64, 0, 0),  # UnregisterBroker
+        _range(75, 0, 0),  # DescribeTopicPartitions
         _range(80, 0, 0),  # AddRaftVoter
         _range(81, 0, 0),  # RemoveRaftVoter
         _range(52, 2, 2),  # Vote

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from kreplica.broker.kafka_apis import KafkaApis
+from kreplica.broker.replica_apis import ReplicaApis
 from kreplica.common.config import LogConfig, LogManagerConfig
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
@@ -86,6 +87,7 @@ class Broker:
             metrics=self.metrics,
         )
         self._apis = KafkaApis(self.replica_manager, metadata_cache)
+        self._replica_apis = ReplicaApis(self.replica_manager)
 
     def startup(self) -> None:
         """Load the logs and begin the periodic work. Raises as LogManager.startup."""
@@ -99,7 +101,8 @@ class Broker:
 
     def handle(self, request: Any) -> Future[Any]:
         """The answer to a request, an entity of the package kio."""
-        return self._apis.handle(request)
+        handler = self._replica_apis.handlers.get(type(request))
+        return self._apis.handle(request) if handler is None else handler(request)
 
     def become_leader_or_follower(
         self, states: Iterable[LeaderAndIsr], controller_epoch: int = 0

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from typing import Any
 
+from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
+from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
+from kio.schema.describe_topic_partitions.v0.request import DescribeTopicPartitionsRequest
+from kio.schema.describe_topic_partitions.v0.response import (
+    Cursor,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12.request import MetadataRequest
 from kio.schema.metadata.v12.response import (
@@ -21,13 +31,15 @@ from kio.schema.metadata.v12.response import (
 from kio.schema.types import BrokerId
 
 from kreplica.common.errors import (
+    InvalidRequest,
     InvalidTopic,
     KreplicaError,
     LeaderNotAvailable,
     UnknownTopicId,
     UnknownTopicOrPartition,
+    UnsupportedEndpointType,
 )
-from kreplica.common.future import Future, resolved
+from kreplica.common.future import Future, failed, resolved
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import Uuid, check_topic_name
 from kreplica.common.wire import maker, topic_id_of, uuid_of
@@ -35,11 +47,14 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
 
 _partition = maker(MetadataResponsePartition)
+_described = maker(DescribeTopicPartitionsResponsePartition)
 
 NO_THROTTLE = timedelta(0)
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 # Where a broker told no listener: it is reached within its process.
 NOWHERE = ("", -1)
+BROKERS = 1
+MOST_PARTITIONS_DESCRIBED = 2_000
 
 
 class MetadataApis:
@@ -54,21 +69,129 @@ class MetadataApis:
         self._cluster_id = cluster_id
         self._metadata = metadata
         self._controller = controller
+        self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+            MetadataRequest: self.handle_metadata,
+            DescribeClusterRequest: self.handle_describe_cluster,
+            DescribeTopicPartitionsRequest: self.handle_describe_topic_partitions,
+        }
 
     def handle_metadata(self, request: MetadataRequest) -> Future[MetadataResponse]:
         """Metadata (3): the brokers that are there, and the topics that are asked for: all for None."""
         metadata = self._metadata()
-        controller = self._controller()
         alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
         return resolved(
             MetadataResponse(
                 throttle_time=NO_THROTTLE,
                 brokers=tuple(_broker(metadata.brokers[broker_id]) for broker_id in sorted(alive)),
                 cluster_id=self._cluster_id,
-                controller_id=-1 if controller is None else controller,
+                controller_id=self._controller_for_clients(alive),
                 topics=tuple(_topics(metadata, request, alive)),
             )
         )
+
+    def handle_describe_cluster(self, request: DescribeClusterRequest) -> Future[DescribeClusterResponse]:
+        """DescribeCluster (60): the brokers that are there, with those that are not if that is asked for."""
+        metadata = self._metadata()
+        alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
+        shown = metadata.brokers.keys() if request.include_fenced_brokers else alive
+        error = None
+        if request.endpoint_type != BROKERS:
+            error = UnsupportedEndpointType("this listener is one of brokers, who know no others")
+        return resolved(
+            DescribeClusterResponse(
+                throttle_time=NO_THROTTLE,
+                error_code=ErrorCode.none if error is None else ErrorCode(error.code),
+                error_message=None if error is None else str(error),
+                endpoint_type=request.endpoint_type,
+                cluster_id=self._cluster_id,
+                controller_id=self._controller_for_clients(alive),
+                brokers=tuple(_described_broker(metadata.brokers[each]) for each in sorted(shown))
+                if error is None
+                else (),
+            )
+        )
+
+    def _controller_for_clients(self, alive: set[int]) -> int:
+        """A broker to send requests for the controller to: each passes them on, and one that is itself the
+        controller answers soonest. Controllers that are no brokers are not for clients."""
+        controller = self._controller()
+        return controller if controller in alive else min(alive, default=-1)
+
+    def handle_describe_topic_partitions(
+        self, request: DescribeTopicPartitionsRequest
+    ) -> Future[DescribeTopicPartitionsResponse]:
+        """DescribeTopicPartitions (75, KIP-966): topics in the order of their names, from the cursor on."""
+        metadata = self._metadata()
+        alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
+        left = min(request.response_partition_limit, MOST_PARTITIONS_DESCRIBED)
+        cursor = request.cursor
+        start = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
+        if left <= 0 or start[1] < 0:
+            return failed(InvalidRequest("a limit or a cursor below what there is"))
+        names = {topic.name for topic in request.topics} or metadata.topics.keys()
+        topics: list[DescribeTopicPartitionsResponseTopic] = []
+        following = None
+        for name in sorted(name for name in names if name >= start[0]):
+            known = metadata.topics.get(name)
+            first = start[1] if name == start[0] else 0
+            if known is None:
+                topics.append(_no_topic(name))
+                continue
+            numbers = [number for number in sorted(known.partitions) if number >= first]
+            if numbers and not left:
+                following = Cursor(topic_name=name, partition_index=numbers[0])
+                break
+            topics.append(_described_topic(known, numbers[:left], alive))
+            if len(numbers) > left:
+                following = Cursor(topic_name=name, partition_index=numbers[left])
+                break
+            left -= len(numbers)
+        return resolved(
+            DescribeTopicPartitionsResponse(
+                throttle_time=NO_THROTTLE, topics=tuple(topics), next_cursor=following
+            )
+        )
+
+
+def _described_broker(broker: BrokerRegistration) -> DescribeClusterBroker:
+    host, port = next(((each.host, each.port) for each in broker.endpoints), NOWHERE)
+    return DescribeClusterBroker(
+        broker_id=broker.broker_id, host=host, port=port, rack=broker.rack, is_fenced=broker.fenced
+    )
+
+
+def _no_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode(_unknown(name).code), name=name, topic_id=None, partitions=()
+    )
+
+
+def _described_topic(
+    topic: TopicRegistration, numbers: Iterable[int], alive: set[int]
+) -> DescribeTopicPartitionsResponseTopic:
+    partitions = []
+    for number in numbers:
+        partition = topic.partitions[number]
+        leader = partition.leader if partition.leader in alive else NO_LEADER
+        described = _described(
+            error_code=ErrorCode.none if leader != NO_LEADER else ErrorCode(LeaderNotAvailable.code),
+            partition_index=number,
+            leader_id=leader,
+            leader_epoch=partition.leader_epoch,
+            replica_nodes=partition.replicas,
+            isr_nodes=partition.isr,
+            eligible_leader_replicas=partition.elr,
+            last_known_elr=partition.last_known_elr,
+            offline_replicas=tuple(BrokerId(each) for each in partition.replicas if each not in alive),
+        )
+        partitions.append(described)
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.none,
+        name=topic.name,
+        topic_id=None if topic.topic_id == Uuid.ZERO else uuid_of(topic.topic_id),
+        is_internal=topic.name in INTERNAL_TOPICS,
+        partitions=tuple(partitions),
+    )
 
 
 def _broker(broker: BrokerRegistration) -> MetadataResponseBroker:

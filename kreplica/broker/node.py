@@ -22,13 +22,13 @@ from typing import Any
 
 from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
 from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
+from kio.schema.describe_configs.v4.request import DescribeConfigsRequest
 from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest
 from kio.schema.end_quorum_epoch.v1.request import EndQuorumEpochRequest
 from kio.schema.fetch.v17.request import FetchRequest
 from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.join_group.v9.request import JoinGroupRequest
-from kio.schema.metadata.v12.request import MetadataRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
 from kio.schema.vote.v2.request import VoteRequest
@@ -37,6 +37,7 @@ from kreplica.broker.assignments_manager import AssignmentsManager
 from kreplica.broker.broker import Broker
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
+from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.group_apis import GroupApis, GroupPublisher, make_groups
 from kreplica.broker.handover_requests import HandoverRequests
@@ -281,7 +282,8 @@ class Node:
             controller=self.active_controller,
         )
         self._handlers = {
-            MetadataRequest: apis.handle_metadata,
+            **apis.handlers,
+            DescribeConfigsRequest: ConfigHelper(config, lambda: cache.metadata).handle_describe_configs,
             InitProducerIdRequest: producer_ids.handle_init_producer_id,
             **self._groups.handlers,
         }

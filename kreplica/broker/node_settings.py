@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.common.errors import InvalidConfig
@@ -53,6 +53,39 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
     return dataclasses.replace(
         config, **{part: _changed(getattr(config, part), new) for part, new in changes.items()}
     )
+
+
+class Setting(NamedTuple):
+    """A setting as a node has it: its value as text, which reads back, and of which type it is."""
+
+    name: str
+    text: str
+    kind: type
+
+
+def settings_of(config: NodeConfig) -> list[Setting]:
+    """All settings of a node, each under its first name; the defaults of topics have topics' names."""
+    own = {
+        "node.id": config.node_id,
+        "process.roles": tuple(sorted(config.roles)),
+        "log.dirs": config.directories,
+        "metadata.log.dir": config.metadata_directory,
+        "advertised.listeners": tuple(f"{each.name}://{each.host}:{each.port}" for each in config.endpoints),
+    }
+    found = {name: value for name, value in own.items() if value != ()}
+    for part in PARTS:
+        prefix, values = getattr(getattr(config, part), "PREFIX", ""), getattr(config, part)
+        for field in dataclasses.fields(values):
+            value = getattr(values, field.name)
+            if value is not None:
+                found.setdefault(prefix + _name(field.name), value)
+    return [Setting(name, _text(value), type(value)) for name, value in found.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, (tuple, frozenset)) else str(value)
 
 
 def known_names(config: NodeConfig) -> list[str]:

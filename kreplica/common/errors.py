@@ -561,6 +561,12 @@ class NewLeaderElected(KreplicaError):
     code = 108
 
 
+class UnsupportedEndpointType(KreplicaError):
+    """The listener tells of brokers only."""
+
+    code = 115
+
+
 class InvalidVoterKey(KreplicaError):
     """The request is for another voter: its id or its directory's is not this node's."""
 

@@ -58,6 +58,7 @@ TOPIC_SETTINGS = frozenset(LogConfig().properties())
 REPLICATION_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 CLEANER_SETTINGS = frozenset(CleanerConfig().properties())
 LOG_MANAGER_SETTINGS = frozenset(LogManagerConfig().properties())
+BROKER_SETTINGS = TOPIC_SETTINGS | CLEANER_SETTINGS | LOG_MANAGER_SETTINGS | REPLICATION_RATES
 
 Change = Callable[[dict[str, str]], None]
 # Settings by type and name of resource.
@@ -172,9 +173,14 @@ def check_topic_settings(settings: Mapping[str, str]) -> None:
     LogConfig.parse(_known(settings, TOPIC_SETTINGS))
 
 
+def is_dynamic_for_brokers(name: str) -> bool:
+    """Whether a broker takes another value of that setting while it runs."""
+    return name in BROKER_SETTINGS
+
+
 def check_broker_settings(settings: Mapping[str, str]) -> None:
     """Raises InvalidConfig unless a broker can have these settings."""
-    known = _known(settings, TOPIC_SETTINGS | CLEANER_SETTINGS | LOG_MANAGER_SETTINGS | REPLICATION_RATES)
+    known = _known(settings, BROKER_SETTINGS)
     LogConfig.parse(_of(known, TOPIC_SETTINGS))
     CleanerConfig.parse(_of(known, CLEANER_SETTINGS))
     LogManagerConfig.parse(_of(known, LOG_MANAGER_SETTINGS))

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
+from kio.schema.describe_topic_partitions.v0.request import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    TopicRequest,
+)
+from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
 
 from kreplica.broker.metadata_apis import MetadataApis
+from kreplica.common.errors import InvalidRequest
 from kreplica.common.leader_and_isr import LeaderRecoveryState
 from kreplica.common.types import Uuid
 from kreplica.common.wire import uuid_of
@@ -84,3 +93,73 @@ def test_topics_by_name_and_by_id():
     assert [topic.error_code for topic in response.topics] == [0, 0, 3, 100, 17]
     assert response.topics[2].name == "nobodys"
     assert response.topics[3].topic_id == uuid_of(OTHER)
+
+
+# ---- DescribeCluster, DescribeTopicPartitions --------------------------------------------------------------
+
+
+def test_requests_for_the_controller_go_to_a_broker_that_is_there():
+    asked = MetadataRequest(topics=(), include_topic_authorized_operations=False)
+    for controller, told in ((2, 2), (3, 1), (100, 1), (None, 1)):
+        apis = MetadataApis("cluster", cluster, lambda controller=controller: controller)
+        assert apis.handle_metadata(asked).result(0).controller_id == told
+
+
+def describe_cluster(**fields):
+    request = DescribeClusterRequest(
+        **{"include_cluster_authorized_operations": False, "include_fenced_brokers": False, **fields}
+    )
+    return MetadataApis("cluster", cluster, lambda: 2).handle_describe_cluster(request).result(0)
+
+
+def test_a_cluster_is_its_brokers():
+    response = describe_cluster()
+    assert (response.cluster_id, response.controller_id) == ("cluster", 2)
+    assert [(each.broker_id, each.port, each.is_fenced) for each in response.brokers] == [
+        (1, 9091, False),
+        (2, 9092, False),
+    ]
+    assert [each.is_fenced for each in describe_cluster(include_fenced_brokers=True).brokers] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_listener_of_brokers_tells_of_no_controllers():
+    response = describe_cluster(endpoint_type=2)
+    assert (response.error_code, response.brokers) == (ErrorCode.unsupported_endpoint_type, ())
+
+
+def describe_topics(*names, limit=10, cursor=None):
+    request = DescribeTopicPartitionsRequest(
+        topics=tuple(TopicRequest(name=name) for name in names),
+        response_partition_limit=limit,
+        cursor=None if cursor is None else Cursor(topic_name=cursor[0], partition_index=cursor[1]),
+    )
+    return MetadataApis("cluster", cluster, lambda: 2).handle_describe_topic_partitions(request)
+
+
+def test_partitions_are_described_with_who_may_lead_them():
+    response = describe_topics().result(0)
+    (topic,) = response.topics
+    assert (topic.name, topic.topic_id, response.next_cursor) == ("orders", uuid_of(ORDERS), None)
+    assert [(each.leader_id, each.replica_nodes, each.offline_replicas) for each in topic.partitions] == [
+        (1, (1, 3), (3,)),
+        (-1, (1, 3), (3,)),
+    ]
+
+
+def test_more_than_the_limit_is_asked_for_from_the_cursor_on():
+    first = describe_topics("absent", "orders", limit=1).result(0)
+    assert [(each.name, len(each.partitions)) for each in first.topics] == [("absent", 0), ("orders", 1)]
+    assert first.topics[0].error_code is ErrorCode.unknown_topic_or_partition
+    at = first.next_cursor.topic_name, first.next_cursor.partition_index
+    second = describe_topics("absent", "orders", limit=1, cursor=at).result(0)
+    assert [each.partition_index for each in second.topics[0].partitions] == [1]
+    assert second.next_cursor is None
+
+
+@pytest.mark.parametrize(("limit", "cursor"), [(0, None), (-1, None), (1, ("orders", -1))])
+def test_a_limit_or_a_cursor_that_makes_no_sense(limit, cursor):
+    assert isinstance(describe_topics(limit=limit, cursor=cursor).exception(0), InvalidRequest)

@@ -1,0 +1,178 @@
+"""ConfigHelper: tells clients the settings of topics and of this broker, and where each comes from.
+
+A topic's setting is its own, or what all brokers are told, or the node's, or the default, in that order;
+what lies beneath the one that counts is told as its synonyms. Keeps nothing but the node's configuration,
+and holds no lock; any thread may call.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import timedelta
+from typing import NamedTuple
+
+from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
+from kio.schema.describe_configs.v4.response import (
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from kio.schema.errors import ErrorCode
+
+from kreplica.broker.node_config import NodeConfig
+from kreplica.broker.node_settings import BROKERS_NAMES, settings_of
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicOrPartition
+from kreplica.common.future import Future, resolved
+from kreplica.controller.configuration_control import ALL_BROKERS, is_dynamic_for_brokers
+from kreplica.controller.topic_settings import FIELDS as SETTINGS_OF_ELECTIONS
+from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+
+# Where a setting comes from (DescribeConfigsResponse.ConfigSource).
+OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, OF_NODE, DEFAULT = 1, 2, 3, 4, 5
+# ConfigDef.Type, as the answer has it.
+TYPES = {bool: 1, str: 2, int: 5, float: 6, tuple: 7, frozenset: 7}
+UNKNOWN_TYPE = 0
+
+NO_THROTTLE = timedelta(0)
+
+
+class _Layer(NamedTuple):
+    """Settings of one source, as text by the name that the source has for them."""
+
+    source: int
+    values: Mapping[str, str]
+    name_of: Callable[[str], str] = str
+
+
+class ConfigHelper:
+    """See the module. `metadata()`: what the node knows of the cluster."""
+
+    def __init__(self, config: NodeConfig, metadata: Callable[[], ClusterMetadata]) -> None:
+        self._node_id = config.node_id
+        self._metadata = metadata
+        settings = settings_of(config)
+        defaults = settings_of(_default_node(config))
+        self._settings = {each.name: each for each in settings}
+        known = {each.name: each.text for each in defaults}
+        self._of_node = {each.name: each.text for each in settings if known.get(each.name) != each.text}
+        self._defaults = {name: text for name, text in known.items() if name in self._settings}
+        self._topic_defaults = LogConfig().properties()
+        self._topic_types = {
+            field.name.replace("_", "."): type(getattr(LogConfig(), field.name))
+            for field in dataclasses.fields(LogConfig)
+        }
+        self._of_node_for_topics = config.log.overrides()
+
+    def handle_describe_configs(self, request: DescribeConfigsRequest) -> Future[DescribeConfigsResponse]:
+        """DescribeConfigs (32)."""
+        results = tuple(self._describe(each, request.include_synonyms) for each in request.resources)
+        return resolved(DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=results))
+
+    def _describe(self, asked: DescribeConfigsResource, with_synonyms: bool) -> DescribeConfigsResult:
+        error: KreplicaError | None = None
+        configs: tuple[DescribeConfigsResourceResult, ...] = ()
+        try:
+            found = self._configs(asked.resource_type, asked.resource_name, with_synonyms)
+            wanted = asked.configuration_keys
+            configs = tuple(each for each in found if not wanted or each.name in wanted)
+        except KreplicaError as raised:
+            error = raised
+        return DescribeConfigsResult(
+            error_code=ErrorCode.none if error is None else ErrorCode(error.code),
+            error_message=None if error is None else str(error),
+            resource_type=asked.resource_type,
+            resource_name=asked.resource_name,
+            configs=configs,
+        )
+
+    def _configs(
+        self, resource_type: int, name: str, with_synonyms: bool
+    ) -> Iterator[DescribeConfigsResourceResult]:
+        if resource_type == TOPIC_RESOURCE:
+            return self._of_topic(name, with_synonyms)
+        if resource_type != BROKER_RESOURCE:
+            raise InvalidRequest(f"resources of type {resource_type} have no settings here")
+        if name == ALL_BROKERS:
+            given = self._metadata().config(BROKER_RESOURCE, ALL_BROKERS)
+            layers = (_Layer(OF_ALL_BROKERS, given),)
+            return (self._result(each, str, False, layers, with_synonyms) for each in sorted(given))
+        if name != str(self._node_id):
+            raise InvalidRequest(f"this is broker {self._node_id}, not {name[:80]!r}")
+        return self._of_broker(with_synonyms)
+
+    def _of_topic(self, topic: str, with_synonyms: bool) -> Iterator[DescribeConfigsResourceResult]:
+        metadata = self._metadata()
+        if topic not in metadata.topics:
+            raise UnknownTopicOrPartition(f"there is no topic {topic[:80]!r}")
+        of_all = metadata.config(BROKER_RESOURCE, ALL_BROKERS)
+        layers = (
+            _Layer(OF_TOPIC, metadata.config(TOPIC_RESOURCE, topic)),
+            # The controller decides by these two; the others of a broker are its logs' own.
+            _Layer(OF_ALL_BROKERS, {name: of_all[name] for name in SETTINGS_OF_ELECTIONS if name in of_all}),
+            _Layer(OF_NODE, self._of_node_for_topics, _brokers_name),
+            _Layer(DEFAULT, self._topic_defaults, _brokers_name),
+        )
+        return (
+            self._result(name, kind, False, layers, with_synonyms)
+            for name, kind in sorted(self._topic_types.items())
+        )
+
+    def _of_broker(self, with_synonyms: bool) -> Iterator[DescribeConfigsResourceResult]:
+        metadata = self._metadata()
+        layers = (
+            _Layer(OF_BROKER, metadata.config(BROKER_RESOURCE, str(self._node_id))),
+            _Layer(OF_ALL_BROKERS, metadata.config(BROKER_RESOURCE, ALL_BROKERS)),
+            _Layer(OF_NODE, self._of_node),
+            _Layer(DEFAULT, self._defaults),
+        )
+        names = {name for layer in layers for name in layer.values}
+        for name in sorted(names):
+            known = self._settings.get(name)
+            kind = str if known is None else known.kind
+            yield self._result(name, kind, not is_dynamic_for_brokers(name), layers, with_synonyms)
+
+    def _result(
+        self,
+        name: str,
+        kind: type,
+        is_read_only: bool,
+        layers: Collection[_Layer],
+        with_synonyms: bool,
+    ) -> DescribeConfigsResourceResult:
+        having = [layer for layer in layers if name in layer.values]
+        synonyms = tuple(
+            DescribeConfigsSynonym(name=layer.name_of(name), value=layer.values[name], source=layer.source)
+            for layer in having
+        )
+        return DescribeConfigsResourceResult(
+            name=name,
+            value=having[0].values[name],
+            read_only=is_read_only,
+            config_source=having[0].source,
+            is_sensitive=False,
+            synonyms=synonyms if with_synonyms else (),
+            config_type=TYPES.get(kind, UNKNOWN_TYPE),
+            documentation=None,
+        )
+
+
+_BROKERS_NAME_OF = {of_topics: of_brokers for of_brokers, of_topics in BROKERS_NAMES.items()}
+
+
+def _brokers_name(name: str) -> str:
+    return _BROKERS_NAME_OF.get(name, name)
+
+
+def _default_node(config: NodeConfig) -> NodeConfig:
+    return NodeConfig(
+        node_id=config.node_id,
+        cluster_id=config.cluster_id,
+        directories=config.directories,
+        roles=config.roles,
+        metadata_directory=config.metadata_directory,
+    )

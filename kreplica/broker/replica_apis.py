@@ -1,0 +1,202 @@
+"""ReplicaApis: what tools ask and want of a broker's replicas: where they are, who writes them, what may go.
+
+A handler gets a decoded request, an entity of the package kio, and returns a future of the response. It keeps
+no state; any thread may call.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from kio.schema.delete_records.v2.request import DeleteRecordsRequest
+from kio.schema.delete_records.v2.response import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from kio.schema.describe_log_dirs.v4.request import DescribeLogDirsRequest
+from kio.schema.describe_log_dirs.v4.response import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from kio.schema.describe_producers.v0.request import DescribeProducersRequest
+from kio.schema.describe_producers.v0.response import (
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from kio.schema.errors import ErrorCode
+
+from kreplica.common.errors import InvalidRequest, KafkaStorageError, KreplicaError
+from kreplica.common.future import Future, resolved
+from kreplica.common.types import TopicPartition
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.replica.delayed_delete_records import DeleteRecordsResult
+from kreplica.replica.replica_manager import ReplicaManager
+
+NO_THROTTLE = timedelta(0)
+
+
+class ReplicaApis:
+    """The handlers of one broker. `handlers`: by type of request."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+        self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+            DeleteRecordsRequest: self.handle_delete_records,
+            DescribeLogDirsRequest: self.handle_describe_log_dirs,
+            DescribeProducersRequest: self.handle_describe_producers,
+        }
+
+    # ---- DeleteRecords ------------------------------------------------------------------------------------
+
+    def handle_delete_records(self, request: DeleteRecordsRequest) -> Future[DeleteRecordsResponse]:
+        """DeleteRecords (21, KIP-107): done when all live replicas have dropped them."""
+        offsets: dict[TopicPartition, int] = {}
+        twice: dict[TopicPartition, DeleteRecordsResult] = {}
+        for topic in request.topics:
+            for each in topic.partitions:
+                at = TopicPartition(topic.name, each.partition_index)
+                if at in offsets:
+                    twice[at] = DeleteRecordsResult(error=InvalidRequest(f"{at}: twice in a request"))
+                offsets[at] = each.offset
+        wanted = {at: offset for at, offset in offsets.items() if at not in twice}
+        done = self._replicas.delete_records(wanted, request.timeout // timedelta(milliseconds=1))
+        answer: Future[DeleteRecordsResponse] = Future()
+        done.add_done_callback(partial(_deleted, answer, twice))
+        return answer
+
+    # ---- DescribeLogDirs ----------------------------------------------------------------------------------
+
+    def handle_describe_log_dirs(self, request: DescribeLogDirsRequest) -> Future[DescribeLogDirsResponse]:
+        """DescribeLogDirs (35, KIP-113): which directory has which logs of those asked for, all for null."""
+        logs = self._replicas.log_manager
+        found: dict[str, list[UnifiedLog]] = {path: [] for path in logs.directory_ids}
+        for log in self._logs_of(request):
+            found.setdefault(log.local.directory.rpartition("/")[0], []).append(log)
+        results = [self._described(path, found[path]) for path in sorted(found)]
+        code = ErrorCode(KafkaStorageError.code)
+        results += [
+            DescribeLogDirsResult(error_code=code, log_dir=path, topics=())
+            for path in sorted(logs.offline_directories)
+        ]
+        return resolved(
+            DescribeLogDirsResponse(
+                throttle_time=NO_THROTTLE, error_code=ErrorCode.none, results=tuple(results)
+            )
+        )
+
+    def _logs_of(self, request: DescribeLogDirsRequest) -> Iterable[UnifiedLog]:
+        logs = self._replicas.log_manager
+        if request.topics is None:
+            return logs.logs()
+        wanted = {
+            TopicPartition(topic.topic, number) for topic in request.topics for number in topic.partitions
+        }
+        return [log for at in sorted(wanted) if (log := logs.get_log(at)) is not None]
+
+    def _described(self, path: str, logs: Iterable[UnifiedLog]) -> DescribeLogDirsResult:
+        topics: dict[str, list[DescribeLogDirsPartition]] = {}
+        for log in logs:
+            topic, number = log.topic_partition
+            topics.setdefault(topic, []).append(
+                DescribeLogDirsPartition(
+                    partition_index=number,
+                    partition_size=log.size,
+                    offset_lag=max(log.high_watermark - log.log_end_offset, 0),
+                    is_future_key=False,
+                )
+            )
+        return DescribeLogDirsResult(
+            error_code=ErrorCode.none,
+            log_dir=path,
+            topics=tuple(
+                DescribeLogDirsTopic(name=name, partitions=tuple(partitions))
+                for name, partitions in topics.items()
+            ),
+        )
+
+    # ---- DescribeProducers --------------------------------------------------------------------------------
+
+    def handle_describe_producers(
+        self, request: DescribeProducersRequest
+    ) -> Future[DescribeProducersResponse]:
+        """DescribeProducers (61, KIP-664): who writes with a producer id, by partitions' leaders."""
+        return resolved(
+            DescribeProducersResponse(
+                throttle_time=NO_THROTTLE,
+                topics=tuple(
+                    TopicResponse(
+                        name=topic.name,
+                        partitions=tuple(
+                            self._producers_of(TopicPartition(topic.name, number))
+                            for number in topic.partition_indexes
+                        ),
+                    )
+                    for topic in request.topics
+                ),
+            )
+        )
+
+    def _producers_of(self, at: TopicPartition) -> PartitionResponse:
+        try:
+            log = self._replicas.partitions.get_or_error(at).require_leader()
+        except KreplicaError as error:
+            return PartitionResponse(
+                partition_index=at.partition,
+                error_code=ErrorCode(error.code),
+                error_message=str(error),
+                active_producers=(),
+            )
+        with log.lock:
+            entries = [
+                ProducerState(
+                    producer_id=entry.producer_id,
+                    producer_epoch=entry.producer_epoch,
+                    last_sequence=entry.last_sequence,
+                    last_timestamp=entry.last_timestamp,
+                    coordinator_epoch=entry.coordinator_epoch,
+                    current_txn_start_offset=entry.current_txn_first_offset,
+                )
+                for entry in log.producers.active_producers.values()
+            ]
+        return PartitionResponse(
+            partition_index=at.partition, error_code=ErrorCode.none, active_producers=tuple(entries)
+        )
+
+
+def _deleted(
+    answer: Future[DeleteRecordsResponse],
+    refused: Mapping[TopicPartition, DeleteRecordsResult],
+    done: Future[dict[TopicPartition, DeleteRecordsResult]],
+) -> None:
+    error = done.exception()
+    if error is not None:
+        answer.set_exception(error)
+        return
+    topics: dict[str, list[DeleteRecordsPartitionResult]] = {}
+    for (topic, number), result in {**done.result(), **refused}.items():
+        topics.setdefault(topic, []).append(
+            DeleteRecordsPartitionResult(
+                partition_index=number,
+                low_watermark=result.low_watermark,
+                error_code=ErrorCode.none if result.error is None else ErrorCode(result.error.code),
+            )
+        )
+    answer.set_result(
+        DeleteRecordsResponse(
+            throttle_time=NO_THROTTLE,
+            topics=tuple(
+                DeleteRecordsTopicResult(name=name, partitions=tuple(results))
+                for name, results in topics.items()
+            ),
+        )
+    )

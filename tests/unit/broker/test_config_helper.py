@@ -1,0 +1,120 @@
+"""What clients are told of settings: the value that counts, and where it and those beneath come from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from kio.schema.describe_configs.v4.request import DescribeConfigsRequest, DescribeConfigsResource
+from kio.schema.errors import ErrorCode
+
+from kreplica.broker.config_helper import (
+    DEFAULT,
+    OF_ALL_BROKERS,
+    OF_BROKER,
+    OF_NODE,
+    OF_TOPIC,
+    ConfigHelper,
+)
+from kreplica.broker.node_config import NodeConfig
+from kreplica.broker.node_settings import known_names, settings_of, with_settings
+from kreplica.common.types import Uuid
+from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
+from kreplica.metadata.records import ConfigRecord, TopicRecord
+
+NODE = with_settings(
+    NodeConfig(node_id=2, cluster_id="c", directories=("/a", "/b")),
+    {"log.retention.ms": 5000, "replica.lag.time.max.ms": 7000},
+)
+
+
+@pytest.fixture
+def metadata():
+    made = ClusterMetadata()
+    made.replay(TopicRecord(name="orders", topic_id=Uuid(bytes([1] * 16))))
+    for kind, resource, name, value in (
+        (TOPIC_RESOURCE, "orders", "retention.ms", "9000"),
+        (TOPIC_RESOURCE, "orders", "cleanup.policy", "compact,delete"),
+        (BROKER_RESOURCE, "", "min.insync.replicas", "2"),
+        (BROKER_RESOURCE, "", "log.idle.ms", "11"),
+        (BROKER_RESOURCE, "2", "log.idle.ms", "12"),
+    ):
+        made.replay(ConfigRecord(resource_type=kind, resource_name=resource, name=name, value=value))
+    return made
+
+
+@pytest.fixture
+def ask(metadata):
+    helper = ConfigHelper(NODE, lambda: metadata)
+
+    def ask(kind, name, *keys, synonyms=False):
+        resource = DescribeConfigsResource(
+            resource_type=kind, resource_name=name, configuration_keys=keys or None
+        )
+        request = DescribeConfigsRequest(resources=(resource,), include_synonyms=synonyms)
+        return helper.handle_describe_configs(request).result(0).results[0]
+
+    return ask
+
+
+def told(result):
+    return {each.name: (each.value, each.config_source, each.read_only) for each in result.configs}
+
+
+def test_a_topics_setting_is_its_own_or_the_brokers_or_the_nodes_or_the_default(ask):
+    found = told(ask(TOPIC_RESOURCE, "orders"))
+    assert found["retention.ms"] == ("9000", OF_TOPIC, False)
+    assert found["min.insync.replicas"] == ("2", OF_ALL_BROKERS, False)
+    assert found["segment.bytes"] == ("1073741824", DEFAULT, False)
+    assert len(found) == len(dataclasses.fields(NODE.log))
+
+
+def test_what_lies_beneath_is_told_when_asked_for(ask):
+    (setting,) = ask(TOPIC_RESOURCE, "orders", "retention.ms", synonyms=True).configs
+    assert [(each.name, each.value, each.source) for each in setting.synonyms] == [
+        ("retention.ms", "9000", OF_TOPIC),
+        ("log.retention.ms", "5000", OF_NODE),
+        ("log.retention.ms", "604800000", DEFAULT),
+    ]
+    assert ask(TOPIC_RESOURCE, "orders", "retention.ms").configs[0].synonyms == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("preallocate", 1), ("compression.type", 2), ("retention.ms", 5), ("cleanup.policy", 7)],
+)
+def test_types_are_those_of_a_configuration(ask, name, kind):
+    assert ask(TOPIC_RESOURCE, "orders", name).configs[0].config_type == kind
+
+
+def test_a_brokers_settings_are_those_of_its_node_and_what_it_was_told_since(ask):
+    found = told(ask(BROKER_RESOURCE, "2"))
+    assert found["node.id"] == ("2", DEFAULT, True)
+    assert found["log.dirs"] == ("/a,/b", DEFAULT, True)
+    assert found["replica.lag.time.max.ms"] == ("7000", OF_NODE, True)
+    assert found["broker.heartbeat.interval.ms"] == ("2000", DEFAULT, True)
+    assert found["log.idle.ms"] == ("12", OF_BROKER, False)
+    assert set(found) >= {each.name for each in settings_of(NODE)}
+    assert {each.name for each in settings_of(NODE)} & set(known_names(NODE))
+
+
+def test_what_all_brokers_are_told_has_no_broker(ask):
+    assert told(ask(BROKER_RESOURCE, "")) == {
+        "log.idle.ms": ("11", OF_ALL_BROKERS, False),
+        "min.insync.replicas": ("2", OF_ALL_BROKERS, False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code"),
+    [
+        (TOPIC_RESOURCE, "absent", ErrorCode.unknown_topic_or_partition),
+        (BROKER_RESOURCE, "3", ErrorCode.invalid_request),
+        (BROKER_RESOURCE, "x", ErrorCode.invalid_request),
+        (8, "2", ErrorCode.invalid_request),
+    ],
+)
+def test_what_has_no_settings_here(ask, kind, name, code):
+    result = ask(kind, name)
+    assert (result.error_code, result.configs) == (code, ())
+    assert result.error_message
