@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kreplica.cli import consume
 from kreplica.cli.app import app
-from kreplica.common.errors import NetworkException
+from kreplica.common.errors import KreplicaError, NetworkException
 from tests.support.tcp_cluster import TcpCluster
 
 
@@ -45,6 +45,31 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
 @pytest.fixture
 def cli(cluster: TcpCluster) -> CommandLine:
     return CommandLine(cluster.bootstrap_servers)
+
+
+def test_topics(cli: CommandLine) -> None:
+    created = cli.ok("topic", "create", "looked-at", "-p", "2", "-r", "3", "-c", "retention.ms=5000")
+    assert created == "created looked-at\n"
+    (fact,) = [fact for fact in cli.facts("topic", "list") if fact["topic"] == "looked-at"]
+    assert fact == {
+        "topic": "looked-at",
+        "partitions": 2,
+        "replicas": 3,
+        "without_leader": 0,
+        "under_replicated": 0,
+    }
+    first, second = cli.facts("topic", "describe", "looked-at")
+    assert (first["partition"], second["partition"]) == (0, 1)
+    assert sorted(first["isr"]) == [1, 2, 3]  # type: ignore[call-overload]
+    assert (first["log_start_offset"], first["high_watermark"]) == (0, 0)
+    assert "retention.ms=5000" in cli.ok("topic", "describe", "looked-at")
+    cli.ok("topic", "add-partitions", "looked-at", "3")
+    cli.ok("topic", "config", "looked-at", "retention.ms=6000", "--drop", "cleanup.policy")
+    settings = {str(fact["name"]): fact for fact in cli.facts("topic", "config", "looked-at")}
+    assert settings["retention.ms"] == {"name": "retention.ms", "value": "6000", "set": True}
+    assert len(cli.facts("topic", "describe", "looked-at")) == 3
+    assert cli.ok("topic", "delete", "looked-at") == "deleted looked-at\n"
+    assert cli.run("topic", "describe", "looked-at").exit_code == 1
 
 
 def test_lines_go_in_and_come_out(cli: CommandLine, cluster: TcpCluster, tmp_path: Path) -> None:
@@ -121,6 +146,20 @@ def test_a_group_goes_on_where_it_was(cli: CommandLine) -> None:
     first = cli.facts("consume", "shared", "-g", "readers", "-n", "10")
     rest = cli.facts("consume", "shared", "-g", "readers")
     assert [int(str(fact["value"])) for fact in first + rest] == list(range(30))
+
+
+def test_the_quorum(cli: CommandLine) -> None:
+    facts = cli.facts("quorum", "describe")
+    assert sorted((fact["role"], fact["node"]) for fact in facts)[0][0] == "leader"
+    assert sorted(int(str(fact["node"])) for fact in facts) == [1, 2, 3]
+    assert cli.ok("quorum", "describe").startswith("leader ")
+    # One that is none cannot go, and a broken address is a usage error.
+    unknown = "--directory-id", "AAAAAAAAQACAAAAAAAAABw"
+    refused = cli.run("quorum", "remove-voter", "--node-id", "9", *unknown)
+    assert refused.exit_code == 1
+    assert isinstance(refused.exception, KreplicaError)
+    wrong = cli.run("quorum", "add-voter", "--node-id", "9", *unknown, "--listener", "here")
+    assert wrong.exit_code == 2
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
