@@ -58,15 +58,20 @@ MOST_PARTITIONS_DESCRIBED = 2_000
 
 
 class MetadataApis:
-    """The handler of one broker. `controller()`: the node id of the active controller, None if unknown."""
+    """The handler of one broker. `controller()`: the node id of the active controller, None if unknown.
+
+    `suspected()`: the brokers that may have died a moment ago; nobody is told that one of them leads.
+    """
 
     def __init__(
         self,
         cluster_id: str,
         metadata: Callable[[], ClusterMetadata],
         controller: Callable[[], int | None],
+        suspected: Callable[[], set[int]] = set,
     ) -> None:
         self._cluster_id = cluster_id
+        self._suspected = suspected
         self._metadata = metadata
         self._controller = controller
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
@@ -85,7 +90,7 @@ class MetadataApis:
                 brokers=tuple(_broker(metadata.brokers[broker_id]) for broker_id in sorted(alive)),
                 cluster_id=self._cluster_id,
                 controller_id=self._controller_for_clients(alive),
-                topics=tuple(_topics(metadata, request, alive)),
+                topics=tuple(_topics(metadata, request, alive - self._suspected())),
             )
         )
 
@@ -141,7 +146,7 @@ class MetadataApis:
             if numbers and not left:
                 following = Cursor(topic_name=name, partition_index=numbers[0])
                 break
-            topics.append(_described_topic(known, numbers[:left], alive))
+            topics.append(_described_topic(known, numbers[:left], alive - self._suspected()))
             if len(numbers) > left:
                 following = Cursor(topic_name=name, partition_index=numbers[left])
                 break

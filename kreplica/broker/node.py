@@ -48,6 +48,7 @@ from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
+from kreplica.broker.suspected_brokers import SuspectedBrokers
 from kreplica.common.errors import BrokerNotAvailable, InvalidFile, NotController
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
@@ -113,6 +114,8 @@ class Node:
         self._groups: GroupApis | None = None
         self._group_publisher: GroupPublisher | None = None
         self._controller_apis: ControllerApis | None = None
+        # What it costs the controller to fence a broker comes behind the hint.
+        self._suspected = SuspectedBrokers(ports.clock, 2 * config.controller.broker_session_hint_ms)
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._shutdown: Future[None] | None = None
 
@@ -265,7 +268,9 @@ class Node:
             controller=self.active_controller, transport=ports.transport, loop=ports.loop("handovers")
         )
         broker.replica_manager.repairs.on_wants_handover = handovers.ask
-        apis = MetadataApis(config.cluster_id, lambda: cache.metadata, self.active_controller)
+        apis = MetadataApis(
+            config.cluster_id, lambda: cache.metadata, self.active_controller, self._suspected.current
+        )
         producer_ids = ProducerIdManager(
             config.node_id,
             broker_epoch=self._broker_epoch,
@@ -383,6 +388,7 @@ class Node:
         return None if self._raft is None else self._raft.leader_and_epoch.leader_id
 
     def _connection_lost(self, node_id: int) -> None:
+        self._suspected.connection_lost(node_id)
         if self._raft is not None:
             self._raft.connection_lost(node_id)
         if self.controller is not None:

@@ -45,7 +45,7 @@ RAFT = RaftConfig(
 )
 CONTROLLER = ControllerConfig(
     broker_session_timeout_ms=1_500,
-    broker_session_hint_ms=250,
+    broker_session_hint_ms=200,
     broker_session_failover_ms=1_500,
     broker_session_max_timeout_ms=12_000,
 )

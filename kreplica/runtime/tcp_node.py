@@ -28,6 +28,9 @@ from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
 from kreplica.runtime.tcp_transport import Address, TcpTransport
 from kreplica.runtime.workers import ThreadWorkers
 
+# What nodes call themselves to each other, before their ids.
+CLIENT_ID_PREFIX = "node-"
+
 
 class TcpNode:
     """See the module. `address(node_id)`: where each node listens. `on_failure(error)`: it cannot go on.
@@ -112,9 +115,10 @@ class _Life:
         server_config: SocketServerConfig | None,
     ) -> None:
         self.storage = RevocableStorage(FileStorage())
+        self._address = address
         self._thread = EventLoopThread(f"kreplica-node-{config.node_id}")
         self._loops = NodeLoops(self._thread)
-        self._transport = TcpTransport(self._loops, address, client_id=f"node-{config.node_id}")
+        self._transport = TcpTransport(self._loops, address, client_id=f"{CLIENT_ID_PREFIX}{config.node_id}")
         ports = NodePorts(
             storage=self.storage,
             clock=SystemClock(),
@@ -135,7 +139,8 @@ class _Life:
         )
         channel = RequestChannel(self.node.handle, PublishedTopics(self.node), forwarding=forwarding)
         self._servers = [
-            (address, TcpServer(self._thread, channel.receive, server_config)) for address in listen
+            (address, TcpServer(self._thread, channel.receive, server_config, self._client_left))
+            for address in listen
         ]
 
     def start(self) -> None:
@@ -153,6 +158,14 @@ class _Life:
             self.leave()
             self.node.close()
             raise
+
+    def _client_left(self, client_id: str) -> None:
+        # A node that is killed closes what it had open to others, who may have nothing open to it. Whoever
+        # takes the name of a node gains nothing: a closed connection is a hint, which a heartbeat undoes.
+        node_id = client_id.removeprefix(CLIENT_ID_PREFIX)
+        is_number = node_id.isascii() and node_id.isdecimal() and len(node_id) <= 10
+        if is_number and client_id.startswith(CLIENT_ID_PREFIX) and self._address(int(node_id)) is not None:
+            self._transport.tell_of_closed(int(node_id))
 
     def leave(self) -> None:
         """No task of the node runs any more, no connection is left."""

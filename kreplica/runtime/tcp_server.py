@@ -34,6 +34,7 @@ SMALLEST_REQUEST = 8
 BACKLOG = 512
 
 Receive = Callable[[memoryview, str], Future[Any]]
+OnClosed = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +56,22 @@ class SocketServerConfig:
 
 class TcpServer:
     """See the module. `receive(frame, client_host)` gives the future of an answer's buffers, or of None for
-    none; a client's host is its address after a slash."""
+    none; a client's host is its address after a slash.
+
+    `on_closed(client_id)`: a client closed its connection, or is gone; its first request named the id.
+    """
 
     def __init__(
-        self, thread: EventLoopThread, receive: Receive, config: SocketServerConfig | None = None
+        self,
+        thread: EventLoopThread,
+        receive: Receive,
+        config: SocketServerConfig | None = None,
+        on_closed: OnClosed | None = None,
     ) -> None:
         self.config = config or SocketServerConfig()
         self.thread = thread
         self.receive = receive
+        self.on_closed = on_closed
         # The event loop's own; in the order in which they were last active, the idlest first.
         self.connections: dict[ServerConnection, None] = {}
         self._server: asyncio.Server | None = None
@@ -146,6 +155,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.active_at = server.thread.loop.time()
         self.has_asked = False
         self.is_closed = False
+        self.client_id = ""
         self._server = server
         self._config = server.config
         self._reader = FrameReader(
@@ -182,7 +192,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=self._config.max_unsent_bytes)
         self._server.add(self)
 
+    def eof_received(self) -> None:
+        # Before anything is served that came meanwhile: who asks next is told that this one may be gone.
+        self._tell_of_end()
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._tell_of_end()
         self.is_closed = self._is_ending = True
         self._server.connections.pop(self, None)
         self._slots.clear()
@@ -203,6 +218,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server.touch(self)
         # Not from here: a write that fails inside this call closes a socket of asyncio twice.
         self._server.thread.loop.call_soon(self._go_on)
+
+    def _tell_of_end(self) -> None:
+        name, self.client_id = self.client_id, ""
+        if name and not self.is_closed and self._server.on_closed is not None:
+            self._server.on_closed(name)
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -225,7 +245,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._refuse(error)
 
     def _ask(self, frame: memoryview) -> None:
-        self.has_asked = True
+        if not self.has_asked:
+            self.has_asked = True
+            self.client_id = _client_id(frame)
         self._server.touch(self)
         slot = _Slot(len(frame))
         self._slots.append(slot)
@@ -298,3 +320,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not self.is_closed:
             self.is_closed = True
             self._transport.close()
+
+
+def _client_id(frame: memoryview) -> str:
+    """Who a request says it is from, "" where it says nothing that can be read."""
+    size = int.from_bytes(frame[SMALLEST_REQUEST : SMALLEST_REQUEST + 2], "big", signed=True)
+    name = frame[SMALLEST_REQUEST + 2 : SMALLEST_REQUEST + 2 + max(size, 0)]
+    return bytes(name).decode("utf-8", errors="replace")

@@ -152,12 +152,9 @@ class TcpTransport:
         """The node closed a connection; several at once are told once."""
         if node_id not in self._told and not self._is_closed:
             self._told.add(node_id)
-            self._loops.thread.post(partial(self._tell, node_id))
-
-    def _tell(self, node_id: int) -> None:
-        self._told.discard(node_id)
-        for listener in self._listeners:
-            self._loops.run_task("connections", partial(listener, node_id))
+            self._loops.thread.post(partial(self._told.discard, node_id))
+            for listener in self._listeners:
+                self._loops.run_task("connections", partial(listener, node_id))
 
 
 class _Peer:
@@ -337,10 +334,11 @@ class _Socket(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
+    def eof_received(self) -> None:
+        self._lost("closed")
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            self._connection.lost(self, repr(exc) if exc else "closed")
+        self._lost(repr(exc) if exc else "closed")
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._reader.get_buffer()
@@ -355,6 +353,11 @@ class _Socket(asyncio.BufferedProtocol):
             self._transport.abort()
             self.is_closed = True
             self._connection.lost(self, str(error))
+
+    def _lost(self, why: str) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._connection.lost(self, why)
 
     def write(self, buffers: list[Any]) -> None:
         """Send it, after what was written before."""

@@ -57,8 +57,8 @@ def cluster():
     return metadata
 
 
-def ask(*topics):
-    apis = MetadataApis("cluster", cluster, lambda: 2)
+def ask(*topics, suspected=()):
+    apis = MetadataApis("cluster", cluster, lambda: 2, lambda: set(suspected))
     wanted = None if topics == (None,) else tuple(topics)
     request = MetadataRequest(topics=wanted, include_topic_authorized_operations=False)
     return apis.handle_metadata(request).result()
@@ -84,6 +84,12 @@ def test_a_topic_with_a_leader_that_is_gone():
         (each.partition_index, each.leader_id, each.leader_epoch, each.error_code, each.offline_replicas)
         for each in topic.partitions
     ] == [(0, 1, 7, 0, (3,)), (1, -1, 7, 5, (3,))]
+
+
+def test_one_that_closed_its_connection_is_named_as_no_leader_and_is_still_there():
+    response = ask(None, suspected={1})
+    assert [each.node_id for each in response.brokers] == [1, 2]
+    assert [(each.leader_id, each.error_code) for each in response.topics[0].partitions] == [(-1, 5), (-1, 5)]
 
 
 def test_topics_by_name_and_by_id():

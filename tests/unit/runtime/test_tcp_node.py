@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from kreplica.common.errors import InvalidRequest, LogDirLocked
 from kreplica.runtime.tcp_node import TcpNode
+from tests.support.sockets import connected, framed, read_frame
 from tests.support.tcp_cluster import WAIT_S, TcpCluster
+
+# ApiVersions 0, correlation id 1.
+VERSIONS = b"\0\x12\0\0\0\0\0\1"
 
 
 def test_a_taken_port_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -47,4 +52,22 @@ def test_a_node_is_killed_and_started_again(tmp_path: Path) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(cluster.addresses[1], 1)
     node.start().ready.result(WAIT_S)
+    cluster.close()
+
+
+@pytest.mark.parametrize(
+    "client_id", [b"node-2", b"node-7", b"node-", "node-²".encode(), b"node-" + b"9" * 9_000, b"2"]
+)
+def test_only_a_node_that_there_is_can_be_told_to_have_left(tmp_path: Path, client_id: bytes) -> None:
+    cluster = TcpCluster(tmp_path, 1)
+    cluster.addresses[2] = ("127.0.0.1", 9)
+    cluster.start()
+    [node] = cluster.nodes.values()
+    told: SimpleQueue[int] = SimpleQueue()
+    node.node._ports.transport.watch_connections(told.put)
+    for name in (client_id, b"node-1"):
+        with connected(cluster.addresses[1]) as client:
+            client.sendall(framed(VERSIONS + len(name).to_bytes(2, "big") + name))
+            assert read_frame(client)
+    assert [told.get(timeout=WAIT_S) for _ in range(2 if client_id == b"node-2" else 1)][-1] == 1
     cluster.close()

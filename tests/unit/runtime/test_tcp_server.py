@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,8 +39,8 @@ def thread() -> Iterator[EventLoopThread]:
 def start(thread: EventLoopThread) -> Iterator[Start]:
     servers: list[TcpServer] = []
 
-    def start(receive: Any, **settings: int) -> Address:
-        server = TcpServer(thread, receive, SocketServerConfig(**settings))
+    def start(receive: Any, on_closed: Any = None, **settings: int) -> Address:
+        server = TcpServer(thread, receive, SocketServerConfig(**settings), on_closed)
         servers.append(server)
         return server.start("127.0.0.1", 0)
 
@@ -292,3 +293,44 @@ def test_a_closed_server_takes_nobody(thread: EventLoopThread) -> None:
         assert read_frame(client) == b""
         with pytest.raises(OSError):
             socket.create_connection(address, 1)
+
+
+@pytest.mark.parametrize("linger", [False, True])
+def test_who_closes_a_connection_is_told_by_the_name_it_gave_first(start: Start, linger: bool) -> None:
+    left: SimpleQueue[str] = SimpleQueue()
+    address = start(echo, left.put)
+    with connected(address) as client:
+        for name in (b"node-3", b"node-4"):
+            client.sendall(framed(body(1) + len(name).to_bytes(2, "big") + name))
+            read_frame(client)
+        if linger:
+            # Closed with what was not sent thrown away, as the end of a process may: a reset.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert left.get(timeout=WAIT_S) == "node-3"
+    assert left.empty()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(b"", ""), (b"\xff\xff", ""), (b"\x00", ""), (b"\x7f\xffnode-1", "node-1"), (b"\x00\x01\xff", "\ufffd")],
+)
+def test_a_name_that_cannot_be_read_harms_nobody(start: Start, given: bytes, told: str) -> None:
+    left: SimpleQueue[str] = SimpleQueue()
+    address = start(echo, left.put)
+    with connected(address) as client:
+        client.sendall(framed(body(1) + given))
+        read_frame(client)
+    with connected(address) as client:
+        client.sendall(framed(body(1) + b"\0\4last"))
+        read_frame(client)
+    assert [left.get(timeout=WAIT_S) for _ in range(2 if told else 1)] == ([told] if told else []) + ["last"]
+
+
+def test_whom_the_server_lets_go_has_not_left(start: Start) -> None:
+    left: SimpleQueue[str] = SimpleQueue()
+    address = start(echo, left.put, connections_max_idle_ms=50)
+    with connected(address) as client:
+        client.sendall(framed(body(1) + b"\0\4idle"))
+        read_frame(client)
+        assert read_frame(client) == b""
+    assert left.empty()
