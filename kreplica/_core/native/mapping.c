@@ -9,6 +9,8 @@
 
 #include "guard.h"
 
+enum { LARGE_MEMORY = 64 << 10 };
+
 static int64_t maps_held;
 static int64_t map_budget = -1; /* not asked for yet */
 
@@ -59,11 +61,23 @@ int kr_map(int fd, int64_t size, int writable, int32_t *fault, kr_mapping **out)
     return error;
 }
 
+/* Anonymous pages are zeroed as they are touched; memory that malloc hands out again, all at once. */
+static uint8_t *zeroed_memory(int64_t size) {
+    if (size < LARGE_MEMORY) return calloc(1, size > 0 ? (size_t)size : 1);
+    void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return base == MAP_FAILED ? NULL : base;
+}
+
+static void free_memory(uint8_t *base, int64_t size) {
+    if (size < LARGE_MEMORY) free(base);
+    else if (base) munmap(base, (size_t)size);
+}
+
 int kr_map_memory(int64_t size, kr_mapping **out) {
-    uint8_t *base = calloc(1, size > 0 ? (size_t)size : 1);
+    uint8_t *base = zeroed_memory(size);
     *out = base ? new_mapping(base, size, -1) : NULL;
     if (*out) return 0;
-    free(base);
+    free_memory(base, size);
     return ENOMEM;
 }
 
@@ -80,7 +94,7 @@ void kr_mapping_release(kr_mapping *mapping) {
         munmap(mapping->base, (size_t)mapping->size);
         __atomic_sub_fetch(&maps_held, 1, __ATOMIC_RELAXED);
     } else {
-        free(mapping->base);
+        free_memory(mapping->base, mapping->size);
     }
     free(mapping);
 }
