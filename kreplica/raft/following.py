@@ -65,8 +65,13 @@ class Following:
         return min(wait_ms, state.remaining_ms(now_ms))
 
     def find_leader(self) -> int:
-        """Ask any voter, by a fetch, who leads; in how many ms to come again."""
-        others = self._quorum.others()
+        """Ask any voter, by a fetch, who leads; in how many ms to come again.
+
+        The leader of before is asked, too: it may be none of the voters that this node's log knows of.
+        """
+        others, leader_id = self._quorum.others(), self._quorum.leader_id
+        if leader_id is not None and leader_id not in others:
+            others.append(leader_id)
         if any(self._context.requests.connection(node_id).in_flight for node_id in others):
             return NEVER_MS
         asked = self._context.requests.ready_one_of(others)
