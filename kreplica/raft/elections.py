@@ -187,7 +187,10 @@ class Elections:
                 # A question changes nothing: who asks may never get his majority.
                 is_led = isinstance(self._quorum.state, LeaderState) or self._has_heard_of_leader()
                 return make_vote_response(self._context.standing(), granted=is_up_to_date and not is_led)
-            self._quorum.transition_to_unattached(epoch)
+            # Nobody has its vote in an epoch that is new to it. Both go to the disk at once.
+            granted = is_up_to_date
+            self._quorum.transition_to_unattached(epoch, candidate if granted else None)
+            return make_vote_response(self._context.standing(), granted=granted)
         granted = self._quorum.state.can_grant_vote(
             candidate, is_log_up_to_date=is_up_to_date, is_pre_vote=is_pre_vote
         )

@@ -152,13 +152,21 @@ class QuorumState:
 
     # ---- transitions --------------------------------------------------------------------------------------
 
-    def transition_to_unattached(self, epoch: int) -> None:
-        """Another epoch has begun, and its leader is not known; or the leader of this one never was."""
+    def transition_to_unattached(self, epoch: int, vote: ReplicaKey | None = None) -> None:
+        """Another epoch has begun, and its leader is not known; or the leader of this one never was.
+
+        `vote`: to whom this node gives its vote in the new epoch at once, which is written with it.
+        """
         state = self.state
         if epoch < state.epoch or (epoch == state.epoch and not isinstance(state, ProspectiveState)):
             raise self._illegal(f"Unattached in epoch {epoch}")
         if epoch == state.epoch and state.leader_id is not None:
             raise self._illegal("Unattached, though the leader is known")
+        if vote is not None:
+            if epoch == state.epoch:
+                raise self._illegal(f"a voter for {vote.node_id} once more")
+            self._enter_with_vote(epoch, vote)
+            return
         # A timer that runs already goes on: else whoever inflates epochs could keep all from their elections.
         deadline_ms = self._election_deadline()
         if isinstance(state, UnattachedState):
@@ -175,9 +183,12 @@ class QuorumState:
             if not same_replica(state.voted_key, candidate):
                 raise self._illegal(f"a second vote, for {candidate.node_id}")
             return
+        self._enter_with_vote(state.epoch, candidate)
+
+    def _enter_with_vote(self, epoch: int, candidate: ReplicaKey) -> None:
         # Who has voted gives the candidate the time of an election.
         deadline_ms = self._election_deadline()
-        self._enter(UnattachedState(state.epoch, voted_key=candidate, deadline_ms=deadline_ms))
+        self._enter(UnattachedState(epoch, voted_key=candidate, deadline_ms=deadline_ms))
 
     def transition_to_prospective(self, retries: int = 0) -> None:
         """Ask the voters whether they would elect this node."""

@@ -174,6 +174,16 @@ def test_a_vote_is_given_once():
         quorum.note_vote(OTHERS[1])
 
 
+def test_an_epoch_begins_with_its_vote_in_one_write():
+    quorum = made()
+    quorum.transition_to_unattached(5, OTHERS[0])
+    assert [(each.leader_epoch, each.voted_id) for each in quorum._store.writes[1:]] == [(5, 2)]
+    with pytest.raises(IllegalQuorumTransition):
+        quorum.note_vote(OTHERS[1])
+    with pytest.raises(IllegalQuorumTransition):
+        quorum.transition_to_unattached(5, OTHERS[1])
+
+
 def test_what_is_illegal_changes_nothing():
     quorum = leading()
     state, stored = quorum.state, quorum._store.stored
