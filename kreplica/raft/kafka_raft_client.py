@@ -152,6 +152,8 @@ class KafkaRaftClient:
         self._clean_ms = 0
         # The accumulator of the epoch that this node leads: read by any thread, changed in the loop.
         self._accumulator: BatchAccumulator | None = None
+        # Whether a step is queued that takes what was appended.
+        self._is_woken = False
         self._is_initialized = False
         self._closed = False
 
@@ -175,6 +177,11 @@ class KafkaRaftClient:
     def voters(self) -> VoterSet:
         """Who votes by what this node's log says."""
         return self._control.voters
+
+    @property
+    def voters_offset(self) -> int:
+        """Where the batch begins whose record named them; -1 where they were configured."""
+        return self._control.voters_offset
 
     @property
     def quorum(self) -> QuorumState:
@@ -272,8 +279,16 @@ class KafkaRaftClient:
         offset = accumulator.append(
             epoch, records, expected_base_offset=expected_base_offset, is_atomic=is_atomic
         )
-        self._post(_nothing)
+        if not self._is_woken:
+            # One step takes all that was appended before it: else each append is a turn of its own, and a
+            # leader with a slow disk hears its voters only after all of them.
+            self._is_woken = True
+            self._post(self._wake)
         return offset
+
+    def _wake(self) -> None:
+        # Before the step: what is appended from now on wants another one.
+        self._is_woken = False
 
     def create_snapshot(self, snapshot_id: OffsetAndEpoch) -> SnapshotWriter:
         """Begin a snapshot of all below `snapshot_id.offset`, in the loop. Raises IllegalSnapshotId."""

@@ -76,9 +76,7 @@ class SimBroker:
     ) -> None:
         self.broker_id = broker_id
         self.clock = VirtualClock(scheduler.time)
-        self.storage = SimStorage()
-        self.storage.make_directory(DIRECTORY)
-        self.storage.sync_directory("/")
+        self.storage = _empty_disk()
         # How long each flush keeps the broker from going on.
         self.flush_us = 0
         # Changes of the disk, and flushes, in all of its lives.
@@ -152,6 +150,11 @@ class SimBroker:
         self._end(silently=True)
         self.storage = self.storage.after_power_cut(chance, keeps_names=keeps_names)
 
+    def wipe(self) -> None:
+        """Give the machine, which is down, an empty disk."""
+        assert not self.is_alive, f"broker {self.broker_id} runs"
+        self.storage = _empty_disk()
+
     def _end(self, *, silently: bool) -> None:
         self.life.is_alive = False
         self.lost_power, self.was_stopped = silently, False
@@ -182,6 +185,13 @@ def answer(program: BrokerProgram, request: Any) -> Future[Any]:
     run = getattr(request, "run", None)
     made: Future[Any] = program.handle(request) if run is None else run(program)
     return made
+
+
+def _empty_disk() -> SimStorage:
+    storage = SimStorage()
+    storage.make_directory(DIRECTORY)
+    storage.sync_directory("/")
+    return storage
 
 
 def _revoked(operation: str, path: str) -> None:

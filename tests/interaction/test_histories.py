@@ -101,7 +101,7 @@ CAUGHT = [
         "3     follower  1      2       0      1   1",
     ),
     ("count_who_is_removed", "kafka_16530_leader_removes_itself", "MajorityReachedHighWatermark"),
-    ("change_voters_too_early", "kafka_16530_voter_added_too_early", "add 4: DuplicateVoter"),
+    ("change_voters_too_early", "kafka_16530_voter_added_too_early", "OneChangeOfVoters"),
     ("ask_nobody_before", "kip_996_partitioned_voter", "PreVote"),
 ]
 

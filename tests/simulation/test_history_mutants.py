@@ -57,5 +57,6 @@ def caught_by(driver, names, seed):
     return None
 
 
-def test_the_controllers_bugs_are_all_met():
-    assert {name for _, names, *_ in CAUGHT for name in names.split("+")} >= CONTROL_MUTANTS.keys()
+def test_the_controllers_and_the_quorums_bugs_are_all_met():
+    met = {name for _, names, *_ in CAUGHT for name in names.split("+")}
+    assert met >= CONTROL_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys()

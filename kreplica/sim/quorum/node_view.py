@@ -13,6 +13,7 @@ from kreplica._core.records import batches
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.node import SimBroker
 
 READ_BYTES = 1 << 20
@@ -48,6 +49,8 @@ class NodeView:
         self.machine = machine
         self._committed_chains = committed_chains
         self.node_id = machine.broker_id
+        # Which replica it was when it was looked at last: with another disk it is another one.
+        self.key: ReplicaKey | None = None
         self.life = 0
         self.facts: list[BatchFact] = []
         self.start = 0
@@ -55,6 +58,8 @@ class NodeView:
         self.high_watermark = 0
         self.durable_end = 0
         self.epoch = 0
+        # Where the voters that it knows were named.
+        self.voters_offset = -1
         self.led_epoch: int | None = None
         self.snapshot: tuple[int, int] | None = None
         self._seen: object = None
@@ -92,6 +97,7 @@ class NodeView:
         self._seen = (seen, rest)
         if self.machine.life.number != self.life:
             self.life = self.machine.life.number
+            self.key = node.client.quorum.local_key
             self.facts, self.high_watermark = [], 0
         self.start, self.end = log.start_offset, log.end_offset
         self.epoch = state.epoch

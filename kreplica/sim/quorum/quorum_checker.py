@@ -15,9 +15,22 @@ from kreplica.sim.network import Message
 from kreplica.sim.quorum.quorum_log_checker import QuorumLogChecker
 from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.sim_quorum import SimQuorum
+from kreplica.sim.scheduler import SimEvent
 
 # So much later than it should a leader may resign: a slow disk keeps it busy.
 SLACK_MS = 700
+
+
+# The loop of a member in which everything of the quorum's happens.
+QUORUM_LOOP = "raft"
+
+
+def touches_quorum(event: SimEvent) -> bool:
+    """Whether the event may have changed the member of the quorum that it happened to."""
+    if event.kind in ("turn", "timer"):
+        return event.summary == QUORUM_LOOP
+    # Who gets a message, or loses a connection, leaves it to his loop.
+    return event.kind not in ("message", "connection", "client")
 
 
 class QuorumChecker(QuorumLogChecker):
@@ -35,7 +48,16 @@ class QuorumChecker(QuorumLogChecker):
         self._fetched_at: dict[tuple[int, int], int] = {}
         self._leads_since: dict[int, int] = {}
         quorum.network.tap = self._heard
-        quorum.scheduler.after_event = lambda _: self.check()
+        quorum.scheduler.after_event = self._after
+
+    def _after(self, event: SimEvent) -> None:
+        if not touches_quorum(event):
+            if self._failure is not None:
+                raise self._failure
+        elif event.node_id in self.views:
+            self.check((event.node_id,))
+        else:
+            self.check()
 
     def check(self, node_ids: Iterable[int] | None = None) -> None:
         """Look at these members, or at all, and at what was said. Raises InvariantViolated."""
@@ -47,12 +69,13 @@ class QuorumChecker(QuorumLogChecker):
 
     def _check_quorum(self, node_id: int) -> None:
         """A leader that a majority has not fetched from for too long resigns (KAFKA-15489)."""
-        machine, now_ms = self.quorum.machines[node_id], self.quorum.now_ms()
+        machine = self.quorum.machines[node_id]
         state = self.quorum.client(node_id).quorum.state if machine.is_alive else None
         if not isinstance(state, LeaderState) or machine.is_paused:
             # Who stands still notices nothing, and has its time when it goes on.
             self._leads_since.pop(node_id, None)
             return
+        now_ms = self.quorum.now_ms()
         since = self._leads_since.setdefault(node_id, now_ms)
         voters = set(state.voters)
         heard = sorted(max(self._fetched_at.get((node_id, each), 0), since) for each in voters - {node_id})

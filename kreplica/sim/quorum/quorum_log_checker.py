@@ -18,6 +18,7 @@ from kreplica.raft.epoch_state import EpochState
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.prospective_state import ProspectiveState
 from kreplica.raft.unattached_state import UnattachedState
+from kreplica.raft.voter_set import ReplicaKey, VoterNode
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 from kreplica.sim.node import SimBroker
@@ -42,11 +43,11 @@ class QuorumLogChecker:
         }
         self.on_commit: Callable[[Any, int, int], object] = lambda *_: None
         self._leaders: dict[int, int] = {}
-        self._votes: dict[tuple[int, int], int] = {}
+        self._votes: dict[tuple[ReplicaKey, int], int] = {}
         self._states: dict[int, EpochState] = {}
         self._asked: dict[int, Any] = {}
         # Who would vote for a node, by the node and the epoch in which it asked.
-        self._would_vote: dict[tuple[int, int], set[int]] = {}
+        self._would_vote: dict[tuple[int, int], set[ReplicaKey]] = {}
 
     # ---- after an event -----------------------------------------------------------------------------------
 
@@ -71,13 +72,14 @@ class QuorumLogChecker:
                 )
         for view in sorted(changed, key=lambda view: view.led_epoch is None):
             self._check_state(view)
+            self._check_voters(view)
             self._check_mark(view)
             self._check_start(view)
 
     def forget_disk(self, node_id: int) -> None:
         """The node, which is down, has an empty disk from now on."""
-        self.views[node_id].durable_end = 0
-        self.views[node_id].epoch = 0
+        view = self.views[node_id]
+        view.durable_end, view.epoch, view.facts = 0, 0, []
         self._states.pop(node_id, None)
 
     def _require(self, holds: bool, name: str, what: str, *views: NodeView) -> None:
@@ -107,7 +109,7 @@ class QuorumLogChecker:
             self._require(is_legal, "NoIllegalState", f"{state!r} knows a leader", view)
         if isinstance(state, CandidateState):
             self._check_asked_before(view, state.epoch)
-            self._vote(view.node_id, state.epoch, view.node_id)
+            self._vote(view, state.epoch, view.node_id)
         if isinstance(state, (CandidateState, ProspectiveState, LeaderState)):
             may_be = node.client.quorum.is_electable or isinstance(state, LeaderState)
             self._require(may_be, "NoIllegalState", f"{state!r} of no voter", view)
@@ -133,12 +135,13 @@ class QuorumLogChecker:
             f"node {who} takes {leader_id} for the leader of epoch {epoch}, and others took {known}",
         )
 
-    def _vote(self, voter: int, epoch: int, candidate: int) -> None:
-        known = self._votes.setdefault((voter, epoch), candidate)
+    def _vote(self, voter: NodeView, epoch: int, candidate: int) -> None:
+        assert voter.key is not None
+        known = self._votes.setdefault((voter.key, epoch), candidate)
         self._require(
             known == candidate,
             "OneVote",
-            f"node {voter} votes for {candidate} in epoch {epoch}, and did for {known}",
+            f"node {voter.key} votes for {candidate} in epoch {epoch}, and did for {known}",
         )
 
     def _holds_committed(self, view: NodeView) -> bool:
@@ -147,6 +150,26 @@ class QuorumLogChecker:
             return True
         fact = view.fact_at(end)
         return fact is not None and fact.chain == self.committed_chains[end]
+
+    def _check_voters(self, view: NodeView) -> None:
+        """A leader changes the voters only when it knows what is committed, the last change among it.
+
+        Else two majorities need not have a voter in common (KAFKA-16530).
+        """
+        assert view.node is not None
+        client = view.node.client
+        former, view.voters_offset = view.voters_offset, client.voters_offset
+        state = client.quorum.state
+        # What it begins its epoch with is not its choice.
+        if not isinstance(state, LeaderState) or view.voters_offset <= max(former, state.epoch_start_offset):
+            return
+        self._require(
+            state.high_watermark is not None and former < state.high_watermark,
+            "OneChangeOfVoters",
+            f"node {view.node_id} changes the voters at {client.voters_offset}, after those at {former}, and"
+            f" knows {state.high_watermark} to be committed",
+            view,
+        )
 
     # ---- what is committed --------------------------------------------------------------------------------
 
@@ -190,18 +213,18 @@ class QuorumLogChecker:
         )
         node = view.node
         assert node is not None
-        voters = sorted(node.client.voters.voters)
+        voters = node.client.voters
         wanted = view.fact_at(mark)
         assert wanted is not None
         holders = [
-            voter
-            for voter in voters
-            if voter in self.views and self._has_on_disk(self.views[voter], mark, wanted.chain)
+            node_id
+            for node_id, voter in voters.voters.items()
+            if node_id in self.views and self._has_on_disk(self.views[node_id], voter, mark, wanted.chain)
         ]
         self._require(
             len(holders) > len(voters) // 2,
             "MajorityReachedHighWatermark",
-            f"{mark} is committed and on the disks of {holders} of {voters} only",
+            f"{mark} is committed and on the disks of {holders} of {sorted(voters.voters)} only",
         )
         for each in view.facts:
             if self.committed_end < each.end_offset <= mark:
@@ -210,7 +233,9 @@ class QuorumLogChecker:
         self.on_commit(node, start, mark)
 
     @staticmethod
-    def _has_on_disk(view: NodeView, end_offset: int, chain: int) -> bool:
+    def _has_on_disk(view: NodeView, voter: VoterNode, end_offset: int, chain: int) -> bool:
+        if view.key is None or not voter.is_voter(view.key):
+            return False
         fact = view.fact_at(end_offset)
         return fact is not None and fact.chain == chain and view.durable_end >= end_offset
 
@@ -233,10 +258,11 @@ class QuorumLogChecker:
     def _check_asked_before(self, view: NodeView, epoch: int) -> None:
         """A new epoch costs the others their leader: so nobody begins one whom no majority would elect."""
         assert view.node is not None
-        voters = set(view.node.client.voters.voters)
-        would = (self._would_vote.get((view.node_id, epoch - 1), set()) | {view.node_id}) & voters
+        voters = view.node.client.voters
+        asked = {*self._would_vote.get((view.node_id, epoch - 1), ()), view.key}
+        would = sorted(key.node_id for key in asked if key is not None and voters.contains(key))
         self._require(
-            2 * len(would) > len(voters),
+            len(would) >= voters.majority,
             "PreVote",
             f"node {view.node_id} begins epoch {epoch}, and of {voters} only {would} would vote for it",
             view,
@@ -256,13 +282,13 @@ class QuorumLogChecker:
         )
 
     def _check_vote(self, message: Message) -> None:
-        asked = self._asked.get(message.number)
-        if asked is None or not message.body.topics:
+        asked, view = self._asked.get(message.number), self.views.get(message.sender_id)
+        if asked is None or view is None or view.key is None or not message.body.topics:
             return
         if not message.body.topics[0].partitions[0].vote_granted:
             return
         if asked.pre_vote:
             asker = int(asked.replica_id), int(asked.replica_epoch)
-            self._would_vote.setdefault(asker, set()).add(message.sender_id)
+            self._would_vote.setdefault(asker, set()).add(view.key)
         else:
-            self._vote(message.sender_id, int(asked.replica_epoch), int(asked.replica_id))
+            self._vote(view, int(asked.replica_epoch), int(asked.replica_id))

@@ -1,7 +1,7 @@
 """Mutants of the quorum: known ways to lose its data or its peace, for the invariants to catch.
 
-As sim.mutants; each of QUORUM_MUTANTS is caught in a random run of the quorum alone, each of
-QUORUM_HISTORY_MUTANTS by the script of the history that it is the bug of. Thread rule: as there.
+As sim.mutants; all are caught in random runs of the quorum alone, each of QUORUM_HISTORY_MUTANTS by the
+script of the history that it is the bug of, too. Thread rule: as there.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -163,7 +163,7 @@ def clean_past_the_snapshot(_: Replacement) -> Replacement:
     return clean
 
 
-# ---- caught by scripts ----------------------------------------------------------------------------------
+# ---- caught by scripts, too ------------------------------------------------------------------------------
 
 
 @history_mutant(QuorumState, "_resigned")

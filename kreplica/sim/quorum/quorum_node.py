@@ -6,9 +6,8 @@ listener of the checker's is told what the client tells this one. Thread rule: o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from kreplica.common.config import MetadataLogConfig
@@ -72,14 +71,18 @@ def value_of(record: ApiMessageAndVersion[MetadataRecord]) -> str:
 
 @dataclass(slots=True)
 class QuorumSetup:
-    """What all members have in common, and `directory_ids` that each keeps. `on_fatal`: told who cannot go
-    on, and why; without it, that ends the run."""
+    """What all members have in common, and `directory_ids` that each keeps.
+
+    `known_voters`: what a node was configured with, where that is not `voters`. `on_fatal`: told who cannot
+    go on, and why; without it, that ends the run.
+    """
 
     voters: VoterSet
     config: RaftConfig = RAFT_CONFIG
     log_config: MetadataLogConfig = LOG_CONFIG
     cluster_id: str = CLUSTER_ID
     directory_ids: dict[int, Uuid] = field(default_factory=dict)
+    known_voters: dict[int, VoterSet] = field(default_factory=dict)
     on_fatal: Callable[[int, BaseException], None] | None = None
 
 
@@ -103,7 +106,7 @@ class QuorumNode:
             node_id=self.node_id,
             directory_id=setup.directory_ids[self.node_id],
             cluster_id=setup.cluster_id,
-            voters=setup.voters,
+            voters=setup.known_voters.get(self.node_id, setup.voters),
             log=self.log,
             state_store=self.store,
             clock=ports.clock,
@@ -111,8 +114,14 @@ class QuorumNode:
             transport=ports.transport,
             loop=ports.loop("raft"),
             metrics=self.metrics,
-            on_fatal=_raise if setup.on_fatal is None else partial(setup.on_fatal, self.node_id),
+            on_fatal=self._cannot_go_on,
         )
+        self._setup = setup
+
+    def _cannot_go_on(self, error: BaseException) -> None:
+        if self._setup.on_fatal is None:
+            raise error
+        self._setup.on_fatal(self.node_id, error)
 
     # ---- the program --------------------------------------------------------------------------------------
 
@@ -127,11 +136,15 @@ class QuorumNode:
     def handle(self, request: Any) -> Future[Any]:
         return self.client.handle_inbound(request)
 
-    def snapshot(self, snapshot_id: OffsetAndEpoch | None = None) -> None:
-        """Make a snapshot of all that is applied, under its own id or another one. Raises
-        IllegalSnapshotId."""
+    def snapshot(
+        self, snapshot_id: OffsetAndEpoch | None = None, values: Sequence[str] | None = None
+    ) -> None:
+        """Make a snapshot of all that is applied, under its own id or another one, or of these values.
+
+        Raises IllegalSnapshotId.
+        """
         writer = self.client.create_snapshot(snapshot_id or self.applied)
-        writer.append([record_of(value) for value in self.values])
+        writer.append([record_of(value) for value in (self.values if values is None else values)])
         writer.freeze()
 
     # ---- the listener -------------------------------------------------------------------------------------
@@ -159,7 +172,3 @@ class QuorumNode:
 
 
 MakeNode = Callable[[BrokerPorts], QuorumNode]
-
-
-def _raise(error: BaseException) -> None:
-    raise error

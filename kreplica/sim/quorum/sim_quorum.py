@@ -5,7 +5,8 @@ Everything that happens is an event of `scheduler`; all chance comes from `seed`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,8 @@ class SimQuorum(SimMachines):
     ) -> None:
         super().__init__(seed=seed, shuffle=shuffle, conditions=conditions)
         self.witness: Witness = NoWitness()
+        # How many disks each node had before the one of now.
+        self._disks: Counter[int] = Counter()
         ids = range(1, voters + 1)
         self.setup = QuorumSetup(
             VoterSet(
@@ -101,9 +104,13 @@ class SimQuorum(SimMachines):
     @property
     def leader(self) -> int | None:
         """The node that leads the newest epoch that is led."""
+        return self.leader_among(self.alive)
+
+    def leader_among(self, node_ids: Iterable[int]) -> int | None:
+        """The one of these nodes, which run, that leads the newest epoch."""
         led = [
             (self.client(i).quorum.epoch, i)
-            for i in self.alive
+            for i in node_ids
             if isinstance(self.client(i).quorum.state, LeaderState)
         ]
         return max(led)[1] if led else None
@@ -123,6 +130,15 @@ class SimQuorum(SimMachines):
                 life = self.machines[other].life
                 lost = partial(self.client(other).connection_lost, node_id)
                 self.scheduler.add("connection", "closed", lost, incarnation=life)
+
+    def wipe(self, node_id: int, known: VoterSet | None = None) -> None:
+        """Give a node that is down an empty disk. `known`, where voters come and go: the disk has another id,
+        and these are the voters that the node is configured with from now on."""
+        self.machines[node_id].wipe()
+        if known is not None:
+            self.setup.known_voters[node_id] = known
+            self._disks[node_id] += 1
+            self.setup.directory_ids[node_id] = directory_id_of(node_id, self._disks[node_id])
 
     def append(self, node_id: int, *values: str) -> int:
         """Let a node that leads append the values in one batch; the offset of the last one."""

@@ -27,11 +27,9 @@ from kreplica.raft.raft_messages import make_vote_request
 from kreplica.raft.snapshot_files import parse_snapshot_name
 from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.node import DIRECTORY
 from kreplica.sim.quorum.quorum_checker import QuorumChecker
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID, LOG_DIRECTORY, QuorumNode
 from kreplica.sim.quorum.sim_quorum import CLIENT_ID, SimQuorum
-from kreplica.sim.storage import SimStorage
 from kreplica.sim.transcript import cluster_commands, network_commands
 from kreplica.sim.transcript.client_commands import table
 from kreplica.sim.transcript.runner import (
@@ -222,9 +220,7 @@ def isolate(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def wipe(script: Transcript, arguments: Arguments) -> Iterator[str]:
     """Give a node that is down an empty disk."""
     node_id = script.broker(arguments.word("a node"), runs=False)
-    storage = _of(script).quorum.machines[node_id].storage = SimStorage()
-    storage.make_directory(DIRECTORY)
-    storage.sync_directory("/")
+    _of(script).quorum.machines[node_id].wipe()
     _of(script).checker.forget_disk(node_id)
     yield from ()
 

@@ -220,8 +220,7 @@ def test_a_voter_whose_disk_was_wiped_replicates_anew():
     assert all_have(quorum, "a")
     wiped = others_of(quorum, leader)[0]
     quorum.kill(wiped)
-    quorum.machines[wiped].storage = type(quorum.machines[wiped].storage)()
-    quorum.machines[wiped].storage.make_directory("/data")
+    quorum.machines[wiped].wipe()
     quorum.checker.forget_disk(wiped)
     quorum.start(wiped)
     assert all_have(quorum, "a")
