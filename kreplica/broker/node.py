@@ -118,6 +118,8 @@ class Node:
         self._suspected = SuspectedBrokers(ports.clock, 2 * config.controller.broker_session_hint_ms)
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._shutdown: Future[None] | None = None
+        # Whether requests are taken: from the moment that the quorum's member is there, until the end.
+        self.is_open = False
 
     # ---- start --------------------------------------------------------------------------------------------
 
@@ -138,6 +140,7 @@ class Node:
             if "controller" in self.config.roles:
                 self._make_controller()
             self.raft.initialize()
+            self.is_open = True
             if self.broker is not None:
                 self._start_broker(self.broker)
             else:
@@ -363,12 +366,14 @@ class Node:
         BrokerNotAvailable when it cannot go on.
         """
         kind = type(request)
-        if self.failure is not None or self._raft is None:
-            return failed(BrokerNotAvailable(f"node {self.config.node_id} does not go on"))
+        if self.failure is not None or self._raft is None or not self.is_open:
+            return failed(BrokerNotAvailable(f"node {self.config.node_id} does not go on, or not yet"))
         if kind in QUORUM_REQUESTS or (kind is FetchRequest and _is_of_metadata_log(request)):
             return self._raft.handle_inbound(request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)
+        if self.broker is not None and self.lifecycle is None:
+            return failed(BrokerNotAvailable(f"node {self.config.node_id} still loads its logs"))
         if kind is JoinGroupRequest and self._groups is not None:
             return self._groups.handle_join_group(request, context)
         handler = self._handlers.get(kind)
@@ -431,6 +436,7 @@ class Node:
         if not self.ready.done():
             node_id = self.config.node_id
             self._resolve_ready(BrokerNotAvailable(f"node {node_id} was ended before it was ready"))
+        self.is_open = False
         raft, self._raft = self._raft, None
         if raft is not None:
             raft.close()

@@ -48,6 +48,11 @@ class FrameReader:
         else:
             self._end += size
 
+    @property
+    def receiving_bytes(self) -> int:
+        """How much is there of a large frame that is on its way."""
+        return 0 if self._frame is None else self._filled
+
     def frames(self) -> Iterator[memoryview]:
         """The frames that are whole; those that are left come with the next call.
 

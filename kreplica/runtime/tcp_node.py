@@ -16,7 +16,7 @@ from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.request_channel import RequestChannel
-from kreplica.common.errors import InvalidRequest
+from kreplica.common.errors import BrokerNotAvailable, InvalidRequest
 from kreplica.common.future import Future
 from kreplica.common.types import Uuid
 from kreplica.runtime.clock import SystemClock
@@ -64,10 +64,10 @@ class TcpNode:
         return self._life is not None
 
     def start(self) -> Node:
-        """Start the node on its directory as it is; it listens when this returns.
+        """Start the node on its directory as it is; its logs are loaded when this returns.
 
-        Raises InvalidRequest if it runs, OSError where the port is taken, and as Node.startup; then it does
-        not run.
+        Raises InvalidRequest if it runs, OSError where the port is taken, before anything on the disk is
+        touched, and as Node.startup; then it does not run.
         """
         if self._life is not None:
             raise InvalidRequest(f"node {self.config.node_id} runs already")
@@ -144,19 +144,16 @@ class _Life:
         ]
 
     def start(self) -> None:
-        """Open the node and listen."""
+        """Take the ports, then serve while the node opens its logs: the quorum does not wait for that."""
         self._thread.start()
         try:
+            for address, server in self._servers:
+                server.bind(*address)
+            for _, server in self._servers:
+                server.start()
             self.node.startup()
         except BaseException:
             self.leave()
-            raise
-        try:
-            for address, server in self._servers:
-                server.start(*address)
-        except BaseException:
-            self.leave()
-            self.node.close()
             raise
 
     def _client_left(self, client_id: str) -> None:
@@ -183,6 +180,8 @@ class PublishedTopics:
         self._node = node
 
     def topic_id(self, topic: str) -> Uuid | None:
-        """The id of the topic of that name."""
+        """The id of the topic of that name. Raises BrokerNotAvailable before the node is open."""
+        if not self._node.is_open:
+            raise BrokerNotAvailable(f"node {self._node.config.node_id} is not open")
         found = self._node.loader.published.topics.get(topic)
         return None if found is None else found.topic_id

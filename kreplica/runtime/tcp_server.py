@@ -8,24 +8,29 @@ its answers, is not read from until it does. What cannot be answered closes the 
 before it. Buffers of an answer are written as they are, so a slice of a log stays pinned until it is sent.
 
 A full server lets go the connection that has been silent longest, one that never sent a whole frame first, so
-that a flood of mute ones keeps nobody out. Ownership: the server owns its socket and its connections, from
-`start` to `close`. Thread rule: `start` and `close` from outside of the event loop; all else happens in it.
+that a flood of mute ones keeps nobody out; what one address may have is bounded in the same way. From `bind`
+on the port is taken, and who connects waits for `start`. Ownership: the server owns its sockets and its
+connections, from `bind` to `close`. Thread rule: `bind`, `start` and `close` from outside of the event loop;
+all else happens in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kreplica.common.errors import KreplicaError
+from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import FrameReader
+from kreplica.runtime.memory_pool import MemoryPool
 
 LOGGER = logging.getLogger(__name__)
 
@@ -41,17 +46,28 @@ OnClosed = Callable[[str], object]
 class SocketServerConfig:
     """Bounds of a listener. Kafka has no bound for most of them.
 
-    `max_in_flight_requests` and `max_in_flight_bytes`: of one connection, beyond which it is not read from.
-    `max_unsent_bytes`: so much of its answers may wait for its reading before that. A connection is closed
-    that has asked nothing for `connections_max_idle_ms`, got no frame whole, or taken nothing of an answer.
+    `max_connections_per_ip`: of those, from one address. `queued_max_request_bytes`: of the requests of all
+    connections, see MemoryPool. `max_in_flight_requests` and `max_in_flight_bytes`: of one connection, beyond
+    which it is not read from. `max_unsent_bytes`: so much of its answers may wait for its reading before
+    that. A connection is closed that has asked nothing for `connections_max_idle_ms`, got no frame whole, or
+    taken nothing of an answer. Raises InvalidConfig for bounds that contradict each other.
     """
 
     socket_request_max_bytes: int = 100 << 20
     max_connections: int = 1000
+    max_connections_per_ip: int = 500
+    queued_max_request_bytes: int = 256 << 20
     connections_max_idle_ms: int = 600_000
     max_in_flight_requests: int = 64
     max_in_flight_bytes: int = 16 << 20
     max_unsent_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if self.queued_max_request_bytes < self.socket_request_max_bytes:
+            raise InvalidConfig(
+                f"queued.max.request.bytes is {self.queued_max_request_bytes}, less than one request may take:"
+                f" socket.request.max.bytes is {self.socket_request_max_bytes}"
+            )
 
 
 class TcpServer:
@@ -74,30 +90,45 @@ class TcpServer:
         self.on_closed = on_closed
         # The event loop's own; in the order in which they were last active, the idlest first.
         self.connections: dict[ServerConnection, None] = {}
-        self._server: asyncio.Server | None = None
+        self.memory = MemoryPool(self.config.queued_max_request_bytes)
+        self._by_host: Counter[str] = Counter()
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
 
-    def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; port 0 takes a free one. The address that is listened on. Raises OSError."""
-        return self.thread.run(self._start(host, port))
+    def bind(self, host: str, port: int) -> tuple[str, int]:
+        """Take the port, 0 for a free one; the address that is listened on. Raises OSError with its name."""
+        self._sockets = _listening_sockets(host, port)
+        taken = self._sockets[0].getsockname()
+        return taken[0], taken[1]
+
+    def start(self) -> None:
+        """Serve those who have connected to the port, and whoever does from now on."""
+        self.thread.run(self._start())
 
     def close(self) -> None:
         """Listen no more and cut all connections."""
         self.thread.run(self._close())
 
-    async def _start(self, host: str, port: int) -> tuple[str, int]:
+    async def _start(self) -> None:
         loop = self.thread.loop
-        self._server = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=BACKLOG)
+        while self._sockets:
+            server = await loop.create_server(
+                lambda: ServerConnection(self), sock=self._sockets[0], backlog=BACKLOG
+            )
+            del self._sockets[0]
+            self._servers.append(server)
         self._sweep_later()
-        address = self._server.sockets[0].getsockname()
-        return address[0], address[1]
 
     async def _close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+        sockets, self._sockets = self._sockets, []
+        for each in sockets:
+            each.close()
         for connection in list(self.connections):
             connection.cut()
 
@@ -105,13 +136,28 @@ class TcpServer:
 
     def add(self, connection: ServerConnection) -> None:
         """One more connection, for which the idlest one may have to go."""
-        if len(self.connections) >= self.config.max_connections:
-            idle = [each for each in self.connections if not each.is_busy]
-            mute = next((each for each in idle if not each.has_asked), None)
-            # All are waiting for answers: then it is the new one.
-            (mute or next(iter(idle), connection)).cut()
+        if self._by_host[connection.host] >= self.config.max_connections_per_ip:
+            self._let_go([each for each in self.connections if each.host == connection.host], connection)
+        elif len(self.connections) >= self.config.max_connections:
+            self._let_go(self.connections, connection)
         if not connection.is_closed:
             self.connections[connection] = None
+            self._by_host[connection.host] += 1
+
+    def _let_go(self, among: Iterable[ServerConnection], new: ServerConnection) -> None:
+        idle = [each for each in among if not each.is_busy]
+        mute = next((each for each in idle if not each.has_asked), None)
+        # All are waiting for answers: then it is the new one.
+        (mute or next(iter(idle), new)).cut()
+
+    def remove(self, connection: ServerConnection) -> None:
+        """The connection is gone, or about to be."""
+        self.memory.forget(connection)
+        if connection in self.connections:
+            del self.connections[connection]
+            self._by_host[connection.host] -= 1
+            if not self._by_host[connection.host]:
+                del self._by_host[connection.host]
 
     def touch(self, connection: ServerConnection) -> None:
         """The connection was active now."""
@@ -156,6 +202,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.has_asked = False
         self.is_closed = False
         self.client_id = ""
+        self.host = ""
         self._server = server
         self._config = server.config
         self._reader = FrameReader(
@@ -166,6 +213,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._client_host = ""
         self._slots: deque[_Slot] = deque()
         self._in_flight_bytes = 0
+        self._receiving_bytes = 0  # of a large frame
         self._is_paused = False  # it is not read from
         self._is_reader_slow = False  # it does not take its answers
         self._is_ending = False  # nothing that comes now is looked at
@@ -188,7 +236,8 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._peer = transport.get_extra_info("peername")
-        self._client_host = f"/{self._peer[0]}" if self._peer else ""
+        self.host = self._peer[0] if self._peer else ""
+        self._client_host = f"/{self.host}" if self.host else ""
         transport.set_write_buffer_limits(high=self._config.max_unsent_bytes)
         self._server.add(self)
 
@@ -199,7 +248,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._tell_of_end()
         self.is_closed = self._is_ending = True
-        self._server.connections.pop(self, None)
+        self._server.remove(self)
         self._slots.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
@@ -208,6 +257,12 @@ class ServerConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.buffer_updated(nbytes)
         self._serve()
+        receiving = self._reader.receiving_bytes
+        if receiving != self._receiving_bytes:
+            self._receiving_bytes = receiving
+            self._server.memory.receive(self, receiving)
+            if self._has_enough:
+                self._hold()
 
     def pause_writing(self) -> None:
         self._is_reader_slow = True
@@ -217,7 +272,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_reader_slow = False
         self._server.touch(self)
         # Not from here: a write that fails inside this call closes a socket of asyncio twice.
-        self._server.thread.loop.call_soon(self._go_on)
+        self._server.thread.loop.call_soon(self.go_on)
 
     def _tell_of_end(self) -> None:
         name, self.client_id = self.client_id, ""
@@ -229,10 +284,13 @@ class ServerConnection(asyncio.BufferedProtocol):
     def cut(self) -> None:
         """Close it now, whatever is under way."""
         self.is_closed = self._is_ending = True
-        self._server.connections.pop(self, None)
+        self._server.remove(self)
         self._transport.abort()
 
     def _serve(self) -> None:
+        if self._has_enough:
+            self._hold()
+            return
         try:
             for frame in self._reader.frames():
                 if self._is_ending:
@@ -252,6 +310,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         slot = _Slot(len(frame))
         self._slots.append(slot)
         self._in_flight_bytes += slot.size
+        self._server.memory.take(slot.size)
         self._server.receive(frame, self._client_host).add_done_callback(partial(self._answered, slot))
 
     def _refuse(self, error: BaseException) -> None:
@@ -264,6 +323,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def _has_enough(self) -> bool:
+        memory = self._server.memory
+        if memory.is_full and (self._slots or self._receiving_bytes):
+            memory.wait(self)
+            return True
         return (
             self._is_reader_slow
             or len(self._slots) >= self._config.max_in_flight_requests
@@ -275,7 +338,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._is_paused = True
             self._transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Read on, if nothing is against it any more."""
         if not self._is_paused or self._is_ending or self._has_enough:
             return
         self._is_paused = False
@@ -291,9 +355,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         slot.buffers = None if slot.error is not None else done.result()
         slot.is_done = True
         if self._server.thread.is_current():
-            self._flush()
+            self._finish(slot)
         else:
-            self._server.thread.post(self._flush)
+            self._server.thread.post(partial(self._finish, slot))
+
+    def _finish(self, slot: _Slot) -> None:
+        self._flush()
+        # Also of a connection that is gone: until now somebody had its bytes in hand.
+        self._server.memory.give_back(slot.size)
 
     def _flush(self) -> None:
         slots, ready = self._slots, []
@@ -309,7 +378,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._is_ending:
             self._close()
         else:
-            self._go_on()
+            self.go_on()
 
     def _end(self, error: BaseException) -> None:
         self._is_ending = True
@@ -327,3 +396,25 @@ def _client_id(frame: memoryview) -> str:
     size = int.from_bytes(frame[SMALLEST_REQUEST : SMALLEST_REQUEST + 2], "big", signed=True)
     name = frame[SMALLEST_REQUEST + 2 : SMALLEST_REQUEST + 2 + max(size, 0)]
     return bytes(name).decode("utf-8", errors="replace")
+
+
+def _listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host, all with one port. Raises OSError, which names host and port."""
+    made: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            made.append(socket.socket(family, socket.SOCK_STREAM))
+            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            taken = made[0].getsockname()[1] if len(made) > 1 else port
+            made[-1].bind((address[0], taken, *address[2:]))
+            # Two may bind a port as long as nobody listens.
+            made[-1].listen(BACKLOG)
+    except OSError as error:
+        for each in made:
+            each.close()
+        why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {why}") from error
+    return made

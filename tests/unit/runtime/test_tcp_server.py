@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,7 +43,9 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
     def start(receive: Any, on_closed: Any = None, **settings: int) -> Address:
         server = TcpServer(thread, receive, SocketServerConfig(**settings), on_closed)
         servers.append(server)
-        return server.start("127.0.0.1", 0)
+        address = server.bind("127.0.0.1", 0)
+        server.start()
+        return address
 
     yield start
     for server in servers:
@@ -285,7 +288,8 @@ def test_failing_at_once_is_as_failing_later(start: Start) -> None:
 
 def test_a_closed_server_takes_nobody(thread: EventLoopThread) -> None:
     server = TcpServer(thread, echo)
-    address = server.start("127.0.0.1", 0)
+    address = server.bind("127.0.0.1", 0)
+    server.start()
     with connected(address) as client:
         client.sendall(framed(body(1)))
         assert read_frame(client) == body(1)
@@ -334,3 +338,108 @@ def test_whom_the_server_lets_go_has_not_left(start: Start) -> None:
         read_frame(client)
         assert read_frame(client) == b""
     assert left.empty()
+
+
+def test_a_flood_from_one_address_leaves_room_for_others(start: Start) -> None:
+    address = start(echo, max_connections_per_ip=3)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(connected(address))
+        client.sendall(framed(body(1)))
+        assert read_frame(client) == body(1)
+        other = socket.create_connection(address, WAIT_S, source_address=("127.0.0.2", 0))
+        stack.enter_context(other)
+        flood = [stack.enter_context(connected(address)) for _ in range(20)]
+        assert read_frame(flood[0]) == b""
+        for each in (client, other):
+            each.sendall(framed(body(2)))
+            assert read_frame(each) == body(2)
+
+
+def test_requests_of_all_connections_together_are_bounded(start: Start) -> None:
+    waiting = Waiting()
+    large = body(1, 200_000)
+    address = start(waiting, queued_max_request_bytes=400_000, socket_request_max_bytes=250_000)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(address)) for _ in range(3)]
+        for client in clients[:2]:
+            client.sendall(framed(large))
+        asked = [waiting.asked.get(timeout=WAIT_S) for _ in clients[:2]]
+        # Full: a small request comes through, since the others may wait for it; a large one does not.
+        sender = threading.Thread(target=clients[2].sendall, args=(framed(body(3)) + framed(large),))
+        sender.start()
+        found, answer = waiting.asked.get(timeout=WAIT_S)
+        assert found == body(3)
+        answer.set_result([framed(b"small")])
+        assert read_frame(clients[2]) == b"small"
+        clients[0].sendall(framed(body(4)))
+        with connected(address) as another:
+            another.sendall(framed(body(5)))
+            found, answer = waiting.asked.get(timeout=WAIT_S)
+            assert found == body(5)
+            answer.set_result([framed(b"other")])
+            assert read_frame(another) == b"other"
+        assert waiting.asked.empty()
+        asked[0][1].set_result([framed(b"first")])
+        later = [waiting.asked.get(timeout=WAIT_S) for _ in range(2)]
+        assert {found for found, _ in later} == {large, body(4)}
+        sender.join()
+        for _, answer in (asked[1], *later):
+            answer.set_result([framed(b"done")])
+
+
+def test_what_is_asked_by_one_that_left_counts_until_it_is_answered(start: Start) -> None:
+    waiting = Waiting()
+    large = body(1, 200_000)
+    address = start(waiting, queued_max_request_bytes=300_000, socket_request_max_bytes=250_000)
+    with connected(address) as gone:
+        gone.sendall(framed(large) * 2)
+        answers = [waiting.asked.get(timeout=WAIT_S)[1] for _ in range(2)]
+    with connected(address) as client:
+        sender = threading.Thread(target=client.sendall, args=(framed(body(1)) + framed(large),))
+        sender.start()
+        waiting.asked.get(timeout=WAIT_S)[1].set_result([framed(b"small")])
+        assert read_frame(client) == b"small"
+        assert waiting.asked.empty()
+        for answer in answers:
+            answer.set_result([framed(b"nobody")])
+        assert waiting.asked.get(timeout=WAIT_S)[0] == large
+        sender.join()
+
+
+def test_frames_that_never_end_make_room_for_those_that_do(start: Start) -> None:
+    address = start(echo, queued_max_request_bytes=300_000, socket_request_max_bytes=250_000)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connected(address)) for _ in range(8)]
+        for each in slow:
+            each.sendall(framed(body(1, 200_000))[:120_000])
+        assert read_frame(slow[0]) == b""
+        with connected(address) as client:
+            client.sendall(framed(body(2, 150_000)))
+            assert read_frame(client) == body(2, 150_000)
+
+
+def test_who_connects_before_the_start_is_served_after_it(thread: EventLoopThread) -> None:
+    server = TcpServer(thread, echo)
+    with connected(server.bind("127.0.0.1", 0)) as early:
+        early.sendall(framed(body(1)))
+        server.start()
+        assert read_frame(early) == body(1)
+    server.close()
+
+
+def test_a_port_that_is_taken_is_named_and_the_other_one_stays(thread: EventLoopThread) -> None:
+    with contextlib.closing(TcpServer(thread, lambda frame, _host: echo(frame, _host))) as server:
+        host, port = server.bind("localhost", 0)
+        other = TcpServer(thread, echo)
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            other.bind("127.0.0.1", port)
+        other.close()
+        server.start()
+        with connected((host, port)) as client:
+            client.sendall(framed(body(1)))
+            assert read_frame(client) == body(1)
+
+
+def test_a_host_that_nobody_knows_is_named(thread: EventLoopThread) -> None:
+    with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:9092"):
+        TcpServer(thread, echo).bind("no.such.host.invalid", 9092)

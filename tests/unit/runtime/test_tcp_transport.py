@@ -64,7 +64,8 @@ class Peer:
 
     def start(self) -> None:
         self.server = TcpServer(self.thread, RequestChannel(self.handle, self).receive)
-        self.address = self.server.start(*self.address)
+        self.address = self.server.bind(*self.address)
+        self.server.start()
 
     def stop(self) -> None:
         if self.server is not None:
