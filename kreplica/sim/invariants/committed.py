@@ -40,7 +40,8 @@ class LogMatching:
 def _has_cut(partition: PartitionView, replica: ReplicaView) -> bool:
     # It follows in the unclean leader's epoch or a later one, and nothing it holds is void any more.
     leader = partition.leader
-    if replica.leader_epoch < partition.unclean_epoch or leader is None:
+    if leader is None or replica.leader_epoch < max(partition.unclean_epoch, 0):
+        # Without a role in this life it is nobody's follower, and its leader may count on what it lost yet.
         return False
     if replica.log.stopped_at is not None:
         # It does not know yet how much was committed of what lies behind.
