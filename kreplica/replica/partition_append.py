@@ -101,13 +101,19 @@ def _follower_log(partition: Partition, leader_epoch: int | None = None) -> Unif
     return term.log
 
 
+def _may_be_elected(partition: Partition) -> bool:
+    # In sync, or eligible (KIP-966): so it has all that is committed.
+    told = partition.leader_and_isr
+    return partition.broker_id in partition.isr or (told is not None and partition.broker_id in told.elr)
+
+
 def append_records_to_follower(
     partition: Partition, records: Buffer, leader_epoch: int, leader_log_start: int
 ) -> LogAppendInfo | None:
     """As Partition.append_records_to_follower."""
     with partition.leader_isr_update_lock:
         log = _follower_log(partition, leader_epoch)
-        if log.log_end_offset <= leader_log_start and log.size and partition.broker_id not in partition.isr:
+        if log.log_end_offset <= leader_log_start and log.size and not _may_be_elected(partition):
             # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether
             # its records join on to it. A power cut may undo the deletion on both.
             log.truncate_fully_and_start_at(log.log_end_offset)
@@ -155,10 +161,10 @@ def truncate_to(partition: Partition, offset: int) -> bool:
         log = _follower_log(partition)
         if offset > log.log_start_offset:
             return log.truncate_to(offset)
-        # Nothing stays. What an in-sync replica has deleted its leader had, too. Another one may have deleted
-        # other records than the leader has there, after an unclean election: it fetches all that the leader
-        # has, or it would count as having them.
-        start = offset if partition.broker_id in partition.isr else 0
+        # Nothing stays. What a replica has deleted that may be elected, its leader had, too. Another one may
+        # have deleted other records than the leader has there, after an unclean election: it fetches all that
+        # the leader has, or it would count as having them.
+        start = offset if _may_be_elected(partition) else 0
         if start == log.log_start_offset == log.log_end_offset and not log.size:
             return log.truncate_to(start)
         # What was deleted may still be in the first segment: it must go too, or nothing of an epoch before

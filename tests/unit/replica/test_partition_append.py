@@ -117,8 +117,8 @@ def test_what_the_leader_has_deleted_is_not_joined_to_what_it_has(replicas):
     """A replica out of sync may hold other records there, and nobody could tell it: they go, so that no power
     cut brings back a log of both. One in sync holds what was committed."""
     follower = replicas.node(2).partition
-    for isr, start in (((1, 2, 3), 0), ((1, 3), 2)):
-        replicas.lead(1, isr=isr)
+    for isr, elr, start in (((1, 2, 3), (), 0), ((1, 3), (2,), 0), ((1, 3), (), 2)):
+        replicas.lead(1, isr=isr, elr=elr)
         epoch = follower.leader_epoch
         follower.truncate_fully_and_start_at(0)
         follower.append_records_to_follower(batch(0, b"x", b"y", epoch=epoch), epoch)
@@ -158,6 +158,18 @@ def test_a_replica_out_of_sync_that_keeps_nothing_begins_at_0(replicas):
         follower.truncate_to(cut_at)
         assert follower.log_end_offset == (3 if cut_at == 3 else 0)
     assert not follower.truncate_to(0)
+
+
+def test_an_eligible_replica_that_keeps_nothing_begins_where_it_was(replicas):
+    """It may be elected at any moment (KIP-966): offsets that were deleted must not be given again."""
+    follower = replicas.node(2).partition
+    replicas.lead(1, isr=(1, 3), elr=(2,))
+    follower.truncate_fully_and_start_at(2)
+    follower.append_records_to_follower(batch(2, b"a", epoch=1), 1)
+    follower.update_follower_high_watermark(3, 1)
+    follower.maybe_increment_log_start_offset(3, 1)
+    follower.truncate_to(3)
+    assert (follower.log_start_offset, follower.log_end_offset, follower.high_watermark) == (3, 3, 3)
 
 
 @pytest.mark.parametrize("first", [(0, (b"a", b"b")), (0, (b"a",))])
