@@ -464,8 +464,8 @@ class Simulation:
         for node_id, machine in self._cluster.brokers.items():
             if machine.is_alive and machine.is_paused:
                 self.resume(node_id)
-        alive = sum(self._is_running(voter) for voter in self._cluster.voters)
-        if alive <= len(self._cluster.voters) // 2:
+        alive = sum(self._is_running(voter) for voter in self._cluster.controllers)
+        if alive <= len(self._cluster.controllers) // 2:
             return
         deadline_ms = self.now_ms + _ms(timeout)
         while problems := self._problems():

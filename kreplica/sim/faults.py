@@ -15,6 +15,7 @@ from typing import Any
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.disk_faults import DiskFaults
 from kreplica.sim.network import LinkConditions
+from kreplica.sim.rot_faults import RotFaults
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 
@@ -37,6 +38,7 @@ class Faults:
         self._counts = counts
         self._random = cluster.random
         self._disks = DiskFaults(cluster, counts)
+        self._bits = RotFaults(cluster.brokers, lambda _: cluster.brokers, counts, cluster.random)
         # How often each is drawn, for all together.
         self._kinds: tuple[tuple[int, Callable[[int], None]], ...] = (
             (5, self._kill),
@@ -91,13 +93,13 @@ class Faults:
                 self._start(broker_id)
             elif broker_id in self._controller.fenced:
                 self._will.unfence(broker_id, broker.life)
-        self._disks.look()
+        self._bits.look()
         delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
         self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
 
     def healed(self) -> None:
         """All is well again."""
-        self._disks.forget_healed()
+        self._bits.forget_healed()
 
     def _is_offline(self, broker_id: int) -> bool:
         program = self._cluster.program(broker_id)
@@ -192,7 +194,7 @@ class Faults:
 
     def _rot(self, broker_id: int) -> None:
         if not self._disks.is_failing(broker_id):
-            self._disks.rot(broker_id)
+            self._bits.rot(broker_id)
 
     # ---- links and dates ----------------------------------------------------------------------------------
 
@@ -273,11 +275,11 @@ class Faults:
         for state in list(self._controller.partitions.values()):
             at = state.topic_partition
             others = [each for each in state.replicas if each != state.leader and self._will.may_lead(each)]
-            if self._disks.cannot_lead(state) and others:
+            if self._bits.cannot_lead(state) and others:
                 self._counts["elections past rot"] += 1
-                leader = max(others, key=lambda each: self._disks.end_of(each, at))
+                leader = max(others, key=lambda each: self._bits.end_of(each, at))
                 self._will.elect(state, leader, (leader,), unclean=True)
-            elif (offset := self._disks.lost_before(state)) >= 0:
+            elif (offset := self._bits.lost_before(state)) >= 0:
                 self._counts["deletions past rot"] += 1
                 self._cluster.program(state.leader).replica_manager.delete_records({at: offset})
 

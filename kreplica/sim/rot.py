@@ -35,6 +35,8 @@ def _batch_at(
 ) -> tuple[str, bytes, Any, int]:
     # The file, what is in it, the batch, and where that ends.
     directory = f"{root}/{topic_partition}"
+    if not storage.is_directory(directory):
+        return "", b"", None, 0
     names = [name for name in storage.list_directory(directory) if name.endswith(LOG_SUFFIX)]
     held = [name for name in names if int(name.removesuffix(LOG_SUFFIX)) <= offset]
     if not held:

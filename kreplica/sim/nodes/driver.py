@@ -56,19 +56,20 @@ class NodeDriver:
         self.cluster = NodeCluster(
             self.workload.brokers,
             controllers=self.workload.controllers,
+            standbys=self.workload.standbys,
             seed=seed,
             conditions=CALM,
             settings=self.workload.settings,
         )
         self.checker = NodeChecker(self.cluster, invariants)
         self.observer = NodeObserver(self.cluster, self.checker, self.counts)
-        self.faults = NodeFaults(self.cluster, self.counts, self.actions.random)
+        self.faults = NodeFaults(self.cluster, self.checker, self.counts, self.actions.random)
         self.load = NodeLoad(self.cluster, self.checker, self.counts, self.actions.random)
         # When each round of faults has ended, so far.
         self.round_ends_ns: list[int] = []
         self.is_in_round = False
         self.cluster.on_fatal = self._died
-        self.checker.is_harmed = self.faults.may_die
+        self.checker.is_harmed = self.faults.is_harmed
 
     def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
         """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
@@ -136,6 +137,7 @@ class NodeDriver:
         self._require_well()
         for view in self.checker.view.partitions.values():
             self._compare(view)
+        self.faults.healed()
         self.observer.healed()
 
     def _require_well(self) -> None:
@@ -205,7 +207,9 @@ class NodeDriver:
         replicas = [view.replicas[each] for each in known.replicas]
         if {(each.log_end, each.high_watermark) for each in replicas} != {(leader.log_end, leader.log_end)}:
             return f"the replicas do not end together; {view}"
-        if any(each.damages for each in replicas):
+        # What another replica has deleted is not to be had any more.
+        start = max(each.log_start for each in replicas)
+        if any(damage.stop_offset > start for each in replicas for damage in each.damages):
             return f"a range is damaged; {view}"
         if any(each.is_excused for each in replicas):
             return f"a replica has not come back to the committed log; {view}"

@@ -72,13 +72,15 @@ class NodeChecker:
         self.view = ClusterView(brokers, self.word)
         self.promises = Promises(self.view, cluster.brokers)
         self.checks = 0
-        # Whether the node's disk refuses something, so that it need not do what it should.
+        # Whether the node's disk refuses something, or lost it, so that it need not do what it should.
         self.is_harmed: Callable[[int], bool] = lambda _: False
         # Told the node of each event, before what is committed counts as decided; and each message.
         self.listeners: list[Callable[[int], object]] = []
         self.message_listeners: list[Callable[[str, Message], object]] = []
         self._invariants = [invariant() for invariant in invariants]
         self._published: dict[int, ClusterMetadata] = {}
+        # By node: of which publisher's errors it is known that there was a reason for them, and how many.
+        self._errors: dict[int, tuple[object, int]] = {}
         self._failure: Exception | None = None
         self._upheavals = 0
         self._took_request = False
@@ -195,6 +197,10 @@ class NodeChecker:
             raise InvariantViolated(
                 "MetadataLogMatching", f"node {node_id} at {offset} differs from what is committed: {found}"
             )
-        errors = 0 if node.publisher is None else node.publisher.error_count
-        if errors and not self.is_harmed(node_id):
-            raise InvariantViolated("Publisher", f"node {node_id} did not carry out a change of the metadata")
+        if node.publisher is not None:
+            known, errors = self._errors.get(node_id, (None, 0))
+            self._errors[node_id] = node.publisher, node.publisher.error_count
+            is_more = node.publisher.error_count > (errors if known is node.publisher else 0)
+            if is_more and not self.is_harmed(node_id):
+                facts = f"node {node_id} did not carry out a change of the metadata"
+                raise InvariantViolated("Publisher", facts)

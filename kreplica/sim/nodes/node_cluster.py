@@ -19,7 +19,7 @@ from kreplica.broker.node_format import directory_ids, format_node
 from kreplica.common.errors import KafkaStorageError, RequestTimedOut
 from kreplica.common.future import Future
 from kreplica.common.ports import Random
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.metadata_store import MemoryImageDirectory
 from kreplica.metadata.registrations import PartitionRegistration
@@ -42,9 +42,10 @@ CONDITIONS = LinkConditions(delay_us=(100, 1_000))
 class NodeCluster(SimMachines):
     """A cluster of `brokers` brokers with formatted, empty disks; `boot` starts them.
 
-    `controllers`: so many nodes from 1001 on are the quorum; 0: the first three brokers are. `as_bytes`:
-    whether messages cross the network as bytes, None: as the seed draws it. `settings`: of every node, under
-    Kafka's names. Otherwise as SimMachines. Raises InvalidConfig.
+    `controllers`: so many nodes from 1001 on are the quorum; 0: the first three brokers are. `standbys`: so
+    many controllers more are no voters yet. `as_bytes`: whether messages cross the network as bytes, None: as
+    the seed draws it. `settings`: of every node, under Kafka's names. Otherwise as SimMachines. Raises
+    InvalidConfig.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class NodeCluster(SimMachines):
         brokers: int = 3,
         *,
         controllers: int = 0,
+        standbys: int = 0,
         seed: int = 1,
         shuffle: bool = True,
         conditions: LinkConditions = CONDITIONS,
@@ -69,27 +71,30 @@ class NodeCluster(SimMachines):
         self.images: dict[int, MemoryImageDirectory] = {}
         self.clients: list[SimClient] = []
         factor = min(brokers, DEFAULT_REPLICATION_FACTOR)
-        for node_id, roles in roles_of(brokers, controllers).items():
+        for node_id, roles in roles_of(brokers, controllers, standbys).items():
             self.configs[node_id] = node_config(node_id, roles, factor, settings or {})
-        self.voters = [n for n, config in self.configs.items() if "controller" in config.roles]
+        # Those may vote in the quorum; at first all but the last ones, which stand by, do.
+        self.controllers = [n for n, config in self.configs.items() if "controller" in config.roles]
         self.broker_ids = [n for n, config in self.configs.items() if "broker" in config.roles]
         for node_id in self.configs:
             self.images[node_id] = MemoryImageDirectory()
             self.add_machine(node_id, partial(self._program, node_id), lambda: 0)
-        self._format()
+        self.directory_ids: dict[int, Uuid] = {}  # of the metadata directories
+        self._format(len(self.controllers) - standbys)
 
     def _program(self, node_id: int, ports: BrokerPorts) -> NodeProgram:
         return NodeProgram(
             self.configs[node_id], ports, self.images[node_id], partial(self._cannot_go_on, node_id)
         )
 
-    def _format(self) -> None:
+    def _format(self, count: int) -> None:
+        """Format all disks; so many of the controllers are the first voters."""
         chance = random.Random(f"{self.seed}/format")
         disks = {n: self.brokers[n].storage for n in self.configs}
         ids = {n: directory_ids(config, disks[n], chance) for n, config in self.configs.items()}
+        self.directory_ids = {n: ids[n][config.metadata_directory] for n, config in self.configs.items()}
         voters = VoterSet(
-            VoterNode(ReplicaKey(n, ids[n][self.configs[n].metadata_directory]), (), 0, 1)
-            for n in self.voters
+            VoterNode(ReplicaKey(n, self.directory_ids[n]), (), 0, 1) for n in self.controllers[:count]
         )
         for node_id, config in self.configs.items():
             clock = self.brokers[node_id].clock
@@ -162,6 +167,12 @@ class NodeCluster(SimMachines):
         newest = max(active, key=lambda node: node.raft.leader_and_epoch.epoch, default=None)
         return None if newest is None else newest.config.node_id
 
+    def voters(self) -> list[int]:
+        """The quorum's voters, as the active controller knows them; where there is none, all that may be."""
+        active = self.controller
+        node = None if active is None else self.node(active)
+        return list(self.controllers) if node is None else sorted(node.raft.voters.voters)
+
     def metadata(self) -> ClusterMetadata:
         """What the node knows that knows most of the cluster. AssertionError where none runs."""
         live = self.live()
@@ -177,7 +188,7 @@ class NodeCluster(SimMachines):
     def add_client(self) -> SimClient:
         """Another client. It knows the ids of all nodes, and not which of them run."""
         client = SimClient(
-            self, FIRST_CLIENT_ID + len(self.clients), lambda: self.broker_ids, lambda: self.voters
+            self, FIRST_CLIENT_ID + len(self.clients), lambda: self.broker_ids, lambda: self.controllers
         )
         self.clients.append(client)
         return client

@@ -1,8 +1,8 @@
 """NodeFaults: what goes wrong in a random run of whole nodes, and goes right again after a while.
 
 Nodes are killed, cut from power, stopped in order and paused: one, the active controller, most of the voters,
-or all. Disks become slow, full, or fail; links are cut, in one direction or both, slow, or lossy; connections
-break; dates jump. Thread rule: one thread.
+or all. Disks become slow, full, or fail, and bits rot on them; links are cut, in one direction or both, slow,
+or lossy; connections break; dates jump. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from random import Random
 
 from kreplica.common.errors import KreplicaError, StorageIOError
 from kreplica.sim.network import LinkConditions
+from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.node_rot import NodeRot
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 CONDITIONS = LinkConditions(delay_us=(100, 3_000), loss=0.003, duplication=0.003)
@@ -29,9 +31,12 @@ FLUSHES = ("flush", "sync_directory")
 class NodeFaults:
     """Of `cluster`; `counts` tells what has happened."""
 
-    def __init__(self, cluster: NodeCluster, counts: Counter[str], random: Random) -> None:
+    def __init__(
+        self, cluster: NodeCluster, checker: NodeChecker, counts: Counter[str], random: Random
+    ) -> None:
         self.is_calm = True
         self._cluster = cluster
+        self._rot = NodeRot(cluster, checker, counts, random, self.may_die)
         self._counts = counts
         self._random = random
         # Whose disk has refused something in this life or the one before.
@@ -54,6 +59,7 @@ class NodeFaults:
             (2, self._slow_disk),
             (2, self._fill_disk),
             (1, self._break_disk),
+            (8, self._rot_bit),
             (3, self._write_back),
             (2, self._retain),
         )
@@ -89,6 +95,11 @@ class NodeFaults:
                 self._cluster.power_cut(node_id, self._random)
             self._cluster.network.disconnect(node_id)
         self.start_dead()
+        self._rot.heal()
+
+    def healed(self) -> None:
+        """All is well again."""
+        self._rot.healed()
 
     def start_dead(self) -> None:
         """Start every node that is down; also those that have just gone down in order."""
@@ -99,6 +110,10 @@ class NodeFaults:
     def may_die(self, node_id: int) -> bool:
         """Whether the node's disk gives it a reason not to go on."""
         return node_id in self.failing
+
+    def is_harmed(self, node_id: int) -> bool:
+        """Whether the node's disk gives it a reason not to do all that it should."""
+        return node_id in self.failing or node_id in self._rot.struck
 
     def take_down(self, node_id: int) -> None:
         """It cannot go on: its machine is started anew after a while."""
@@ -166,7 +181,7 @@ class NodeFaults:
 
     def _kill_most_voters(self, _: int) -> None:
         self._counts["majorities killed"] += 1
-        voters = list(self._cluster.voters)
+        voters = self._cluster.voters()
         self._random.shuffle(voters)
         for voter in voters[: len(voters) // 2 + 1]:
             if self._cluster.brokers[voter].is_alive:
@@ -219,6 +234,10 @@ class NodeFaults:
         machine = self._cluster.brokers[node_id]
         if machine.life is life and machine.is_alive and not self.is_calm:
             self._power_cut(node_id)
+
+    def _rot_bit(self, node_id: int) -> None:
+        if node_id not in self.failing:
+            self._rot.strike(node_id)
 
     def _write_back(self, node_id: int) -> None:
         self._counts["pages written back"] += 1

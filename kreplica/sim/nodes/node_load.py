@@ -4,13 +4,22 @@ What producers and consumers were told is a History, which is checked at the end
 thread.
 """
 
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any
+
+from kio.schema.delete_records.v2.request import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.errors import OffsetOutOfRange
@@ -21,11 +30,14 @@ from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.node_workload import draw_topic_settings
 from kreplica.sim.nodes.sim_client import SimClient
+from kreplica.sim.nodes.voter_changes import VoterChanges
 
 PRODUCERS = 2
 CONSUMERS = 2
 MOST_TOPICS = 5
 MOST_PARTITIONS = 4
+# A deletion of records is answered when all replicas have heard of it, or after so long.
+DELETION_MS = 400
 # Values of producers without a producer id begin with it: they may be there twice.
 PLAIN = "plain-"
 # What administrators change of topics; None takes a setting back.
@@ -64,7 +76,9 @@ class NodeLoad:
         self._topics = 0
         self._producers = [cluster.add_client() for _ in range(PRODUCERS)]
         self._consumers = [Consumer(f"consumer {n}", cluster.add_client()) for n in range(CONSUMERS)]
-        self._admin = cluster.add_client().admin
+        administrator = cluster.add_client()
+        self._admin, self._endpoint = administrator.admin, administrator.endpoint
+        self._voters = VoterChanges(cluster, administrator, random)
         self._kinds: tuple[tuple[int, Callable[[], None]], ...] = (
             (44, self._produce_once),
             (12, self._produce_plainly),
@@ -75,6 +89,8 @@ class NodeLoad:
             (3, self._reassign),
             (2, self._elect),
             (2, self._configure),
+            (2, self._delete_records),
+            (1, self._change_voters),
         )
 
     def operate(self) -> None:
@@ -256,6 +272,40 @@ class NodeLoad:
         setting, values = self._random.choice(SETTINGS)
         changes = {setting: self._random.choice(values)}
         self._ask("config changes", self._admin.alter_config(self._random.choice(names), changes))
+
+    def _delete_records(self) -> None:
+        at = self._any_partition()
+        leader = None if at is None else self._checker.view.partitions[at].leader
+        if at is None or leader is None or leader.high_watermark <= leader.log_start:
+            return
+        ahead = leader.high_watermark - leader.log_start
+        offset = -1 if self._random.randrange(4) == 0 else leader.log_start + self._random.randrange(ahead)
+        answer = self._endpoint.send(
+            leader.broker_id, _delete_request(at, offset), timeout_ms=2 * DELETION_MS
+        )
+        self._await(answer, self._deleted)
+
+    def _deleted(self, answer: Future[Any]) -> None:
+        if answer.exception() is None and not answer.result().topics[0].partitions[0].error_code:
+            self._counts["records deleted"] += 1
+
+    def _change_voters(self) -> None:
+        asked = self._voters.ask()
+        if asked is not None:
+            what, answer = asked
+            self._await(answer, partial(self._changed_voters, what))
+
+    def _changed_voters(self, what: str, answer: Future[Any]) -> None:
+        was_made = self._voters.answered(answer)
+        self._counts[what if was_made else f"{what}, refused"] += 1
+
+
+def _delete_request(at: TopicPartition, offset: int) -> DeleteRecordsRequest:
+    wanted = DeleteRecordsPartition(partition_index=at.partition, offset=offset)
+    return DeleteRecordsRequest(
+        topics=(DeleteRecordsTopic(name=at.topic, partitions=(wanted,)),),
+        timeout=timedelta(milliseconds=DELETION_MS),
+    )
 
 
 def polled(at: TopicPartition, offset: int, fetched: Any) -> list[Polled]:

@@ -20,6 +20,7 @@ from kreplica.sim.nodes.node_cluster import NodeCluster
 EXPECTED = (
     *("acked", "sent plainly", "polled", "values promised to producers", "values given to consumers"),
     *("topics created", "topics deleted", "partitions added", "reassignments", "config changes"),
+    *("records deleted", "voters added", "voters removed"),
     *("preferred elections", "unclean elections asked for", "reassignments cancelled"),
     *("leader changes", "ISR shrinks", "ISR expansions", "eligible though out of sync", "brokers fenced"),
     *("elections of the last leader", "unclean elections", "AlterPartition rejections", "truncations"),
@@ -29,6 +30,7 @@ EXPECTED = (
     *("outages of all", "pauses", "one-way cuts", "two-way cuts", "isolations", "slow links"),
     *("bad networks", "connections broken", "date jumps", "slow disks", "full disks", "broken disks"),
     *("pages written back", "retention rounds", "torn pages", "lost pages"),
+    *("rotten bits", "rotten ranges made whole"),
     *("messages lost", "messages duplicated", "messages cut", "messages as bytes"),
     *("operations in histories",),
 )

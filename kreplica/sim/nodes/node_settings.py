@@ -71,14 +71,14 @@ METADATA_LOG_CONFIG = MetadataLogConfig(
 )
 
 
-def roles_of(brokers: int, controllers: int) -> dict[int, frozenset[Role]]:
-    """Brokers 1 to `brokers`, and so many controllers from 1001 on; with 0 the first three brokers (one, of
-    fewer than three) are controllers, too."""
+def roles_of(brokers: int, controllers: int, standbys: int = 0) -> dict[int, frozenset[Role]]:
+    """Brokers 1 to `brokers`, and so many controllers from 1001 on, with `standbys` behind them; with 0
+    controllers the first three brokers (one, of fewer than three) are controllers, too."""
     combined = 0 if controllers else MOST_COMBINED_VOTERS if brokers >= MOST_COMBINED_VOTERS else 1
     roles: dict[int, frozenset[Role]] = {
         node_id: BOTH if node_id <= combined else frozenset({"broker"}) for node_id in range(1, brokers + 1)
     }
-    for node_id in range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers):
+    for node_id in range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers + standbys):
         roles[node_id] = frozenset({"controller"})
     return roles
 

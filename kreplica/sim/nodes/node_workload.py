@@ -12,11 +12,13 @@ from kreplica.common.ports import Random
 class NodeWorkload:
     """Faults come every `fault_every_ms` on average, client operations every `operation_every_ms`.
 
-    `controllers`: 0 where the brokers are those, too. `settings`: of every node, under Kafka's names.
+    `controllers`: 0 where the brokers are those, too. `standbys`: controllers besides that are no voters at
+    first. `settings`: of every node, under Kafka's names.
     """
 
     brokers: int
     controllers: int
+    standbys: int
     settings: Mapping[str, object]
     operation_every_ms: int
     fault_every_ms: int
@@ -28,9 +30,11 @@ def draw_node_workload(random: Random) -> NodeWorkload:
     def choice(*values: int) -> int:
         return values[random.randrange(len(values))]
 
+    brokers, controllers = choice(3, 3, 3, 4), choice(0, 0, 0, 3)
     return NodeWorkload(
-        brokers=choice(3, 3, 3, 4),
-        controllers=choice(0, 0, 0, 3),
+        brokers=brokers,
+        controllers=controllers,
+        standbys=1 if controllers else 0,
         settings={
             "replica.fetch.max.bytes": choice(1 << 20, 512),
             "num.replica.fetchers": choice(1, 1, 2),

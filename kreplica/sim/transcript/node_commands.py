@@ -138,7 +138,7 @@ class NodesTranscript(Transcript):
         return active
 
     def name_of(self, node_id: int) -> str:
-        if self.nodes.voters == [node_id] and node_id not in self.nodes.broker_ids:
+        if self.nodes.controllers == [node_id] and node_id not in self.nodes.broker_ids:
             return "controller"
         return super().name_of(node_id)
 
@@ -257,7 +257,7 @@ def quorum(script: Transcript, arguments: Arguments) -> Iterator[str]:
     arguments.end()
     cluster = _nodes_of(script).nodes
     rows = [("node", "state", "epoch", "leader")]
-    for voter in cluster.voters:
+    for voter in cluster.controllers:
         node = cluster.node(voter)
         if node is None:
             rows.append((str(voter), "down", "", ""))
