@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
-from kio.schema.errors import ErrorCode
-
-from kreplica.common.message_reader import kind_of
+from kreplica.common.message_schema import default_of, kind_of
 from kreplica.common.wire import maker
 
 Convert = Callable[[Any], Any]
@@ -76,31 +73,3 @@ def _or_default(of: Convert, default: Any) -> Convert:
 def field_of(entity: type[Any], name: str) -> dataclasses.Field[Any]:
     """The entity's field of that name."""
     return next(field for field in dataclasses.fields(entity) if field.name == name)
-
-
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """What the field holds where nothing is said: the schema's default, else null, zero or nothing."""
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    kind = kind_of(field)
-    if kind.is_nullable:
-        return None
-    if kind.is_array:
-        return ()
-    if kind.entity is not None:
-        return kind.entity(**{each.name: default_of(each) for each in dataclasses.fields(kind.entity)})
-    return _ZERO[kind.type_name]
-
-
-_ZERO: dict[str, Any] = {
-    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), 0),
-    "float64": 0.0,
-    "bool": False,
-    "string": "",
-    "bytes": b"",
-    "records": b"",
-    "uuid": None,
-    "error_code": ErrorCode.none,
-    "timedelta_i32": timedelta(0),
-    "timedelta_i64": timedelta(0),
-}

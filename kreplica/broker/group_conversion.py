@@ -29,9 +29,9 @@ from kreplica.broker.api_versions import (
     OFFSET_FETCH,
     response_type,
 )
-from kreplica.broker.field_conversion import converter, default_of, field_of
+from kreplica.broker.field_conversion import converter, field_of
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.message_reader import kind_of
+from kreplica.common.message_schema import default_of, kind_of
 from kreplica.common.wire import maker
 
 # Before these versions a request names one of what it names several of later.

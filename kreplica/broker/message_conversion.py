@@ -21,10 +21,10 @@ from kio.schema.fetch.v17.request import FetchRequest, FetchTopic, ReplicaState
 from kio.schema.fetch.v17.response import FetchResponse
 
 from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, request_type, response_type
-from kreplica.broker.field_conversion import converter, default_of, field_of, unchanged
+from kreplica.broker.field_conversion import converter, field_of, unchanged
 from kreplica.broker.group_conversion import downgrade_of, upgrade_of
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.message_reader import kind_of
+from kreplica.common.message_schema import default_of, kind_of
 from kreplica.common.types import Uuid
 from kreplica.common.wire import maker, topic_id_of, uuid_of
 

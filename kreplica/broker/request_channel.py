@@ -39,7 +39,7 @@ from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import InvalidRequest, KreplicaError, NotController, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.message_reader import MessageReader, read_message
-from kreplica.common.message_writer import BufferList, write_message
+from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
 
 Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None where there is none to give.
@@ -213,7 +213,7 @@ def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:
     size = reader.int16()
     client_id = None if size == -1 else reader.text(size)
     if kind.__flexible__:
-        reader.tags({}, {})
+        reader.skip_tags()
     return client_id
 
 
@@ -223,9 +223,9 @@ def _header_version(api_key: int, response: Any) -> int:
 
 
 def _frame(header_version: int, correlation_id: int, response: Any) -> list[Any]:
-    into = BufferList()
-    into.write(correlation_id.to_bytes(4, "big", signed=True))
+    into = MessageWriter()
+    into.int32(correlation_id)
     if header_version:
-        into.write(b"\0")  # no tagged fields
+        into.raw(NO_TAGS)
     write_message(response, into)
     return into.buffers()

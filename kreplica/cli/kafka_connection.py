@@ -17,7 +17,7 @@ from kio.schema.api_versions.v3.request import ApiVersionsRequest
 from kreplica.broker.api_versions import request_type, response_type
 from kreplica.common.errors import InvalidRequest, NetworkException, UnsupportedVersion
 from kreplica.common.message_reader import MessageReader, read_message
-from kreplica.common.message_writer import BufferList, write_message
+from kreplica.common.message_writer import request_frame
 
 TIMEOUT_S = 15.0
 MAX_RESPONSE_BYTES = 64 << 20
@@ -98,17 +98,11 @@ class KafkaConnection:
             raise InvalidRequest(f"{self._name} answered something else")
         # ApiVersions alone is answered with the old header, since who asks may know no other.
         if kind.__flexible__ and kind.__api_key__ != ApiVersionsRequest.__api_key__:
-            reader.tags({}, {})
+            reader.skip_tags()
         return read_message(kind, reader)
 
     def _send(self, request: Any) -> None:
-        into = BufferList()
-        into.write(request.__api_key__.to_bytes(2, "big") + request.__version__.to_bytes(2, "big"))
-        into.write(self._number.to_bytes(4, "big") + len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID)
-        if request.__flexible__:
-            into.write(b"\0")
-        write_message(request, into)
-        self._socket.sendall(b"".join(into.buffers()))
+        self._socket.sendall(b"".join(request_frame(request, self._number, CLIENT_ID)))
 
     def _receive(self, size: int) -> bytes:
         if size > MAX_RESPONSE_BYTES:

@@ -794,6 +794,7 @@ _BY_STATUS: dict[str, type[KreplicaError]] = {
     "BAD_PRODUCER_FIELDS": InvalidRecord,
     "CONTROL_FROM_CLIENT": InvalidRecord,
     "EMPTY_BATCH": InvalidRecord,
+    "BAD_MESSAGE": InvalidRequest,
     "STORAGE_FULL": StorageFull,
     "IO_FAILED": StorageIOError,
     "PAGE_FAULT": MappedPageLost,

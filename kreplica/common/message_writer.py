@@ -1,47 +1,37 @@
-"""Writing Kafka's messages, as a list of buffers: records stay where they are.
+"""Writing Kafka's messages, as a list of buffers: records stay where they are (`_core/message_writer`).
 
-What is small is gathered into one piece of memory; a buffer of records that is larger becomes an entry of the
-list itself, by reference, so a slice of a log is pinned for as long as the list is held, and goes to the
-socket without a copy. Owns no state; any thread may call.
+Owns no state; any thread may call.
 """
+
+# mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
 
 from typing import Any
 
-from kio.serial import entity_writer
+from kreplica._core.message_writer import COPIED_BYTES, MessageWriter
+from kreplica.common.message_schema import schema_of
 
-# Below this a copy is cheaper than one more entry for the system call.
-COPIED_BYTES = 1024
-SIZE_BYTES = 4
+__all__ = ["COPIED_BYTES", "NO_TAGS", "MessageWriter", "request_frame", "write_message"]
 
-
-class BufferList:
-    """Takes what is written to it; `buffers` is the frame, its size in front."""
-
-    __slots__ = ("_buffers", "_gathered", "_size")
-
-    def __init__(self) -> None:
-        self._gathered = bytearray(SIZE_BYTES)
-        self._buffers: list[Any] = [self._gathered]
-        self._size = 0
-
-    def write(self, data: Any) -> None:
-        """Add the bytes of an object of the buffer protocol; a large one must not change any more."""
-        size = len(data)
-        self._size += size
-        if size < COPIED_BYTES:
-            self._gathered += data
-            return
-        self._gathered = bytearray()
-        self._buffers += (data, self._gathered)
-
-    def buffers(self) -> list[Any]:
-        """All that was written, with its size before it. Nothing may be written afterwards."""
-        self._buffers[0][:SIZE_BYTES] = self._size.to_bytes(SIZE_BYTES, "big")
-        return [each for each in self._buffers if len(each)]
+# What stands in a header in place of its tagged fields.
+NO_TAGS = b"\0"
 
 
-def write_message(message: Any, into: BufferList) -> None:
-    """Write an entity of kio."""
-    entity_writer(type(message))(into, message)  # type: ignore[arg-type]
+def write_message(message: Any, into: MessageWriter) -> None:
+    """Write an entity of kio. Raises InvalidRequest for what its fields cannot hold."""
+    into.write(schema_of(type(message)), message)
+
+
+def request_frame(request: Any, number: int, client_id: bytes) -> list[Any]:
+    """The buffers of a request, with its header before it. Raises InvalidRequest as `write_message`."""
+    into = MessageWriter()
+    into.int16(request.__api_key__)
+    into.int16(request.__version__)
+    into.int32(number)
+    into.int16(len(client_id))
+    into.raw(client_id)
+    if request.__flexible__:
+        into.raw(NO_TAGS)
+    write_message(request, into)
+    return into.buffers()

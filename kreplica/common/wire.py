@@ -54,7 +54,7 @@ def maker(entity: Callable[P, E]) -> Callable[P, E]:
 
 def uuid_of(topic_id: Uuid) -> uuid.UUID:
     """The id as a message holds it."""
-    return _uuid_of(topic_id.raw)
+    return uuid_of_bytes(topic_id.raw)
 
 
 def topic_id_of(held: uuid.UUID | None) -> Uuid:
@@ -71,7 +71,8 @@ def error_of(code: int, text: str | None = None) -> KreplicaError | None:
 
 
 @lru_cache(KEPT_IDS)
-def _uuid_of(raw: bytes) -> uuid.UUID:
+def uuid_of_bytes(raw: bytes) -> uuid.UUID:
+    """The id that these bytes are."""
     return uuid.UUID(bytes=raw)
 
 

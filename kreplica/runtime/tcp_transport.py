@@ -33,7 +33,7 @@ from kreplica.broker.api_versions import response_type
 from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkException
 from kreplica.common.future import Future
 from kreplica.common.message_reader import MessageReader, read_message
-from kreplica.common.message_writer import BufferList, write_message
+from kreplica.common.message_writer import request_frame
 from kreplica.runtime.event_loop import NodeLoops
 from kreplica.runtime.frame_reader import FrameReader
 
@@ -285,7 +285,7 @@ class PeerConnection:
         request = call.request
         self._numbers = call.number = (self._numbers + 1) & MAX_CORRELATION_ID
         try:
-            buffers = _frame(request, call.number, self._transport.client_id)
+            buffers = request_frame(request, call.number, self._transport.client_id)
         except Exception as error:
             # What its fields cannot hold is the caller's business, and nobody else's on this connection.
             call.end(error)
@@ -305,7 +305,7 @@ class PeerConnection:
         call = self._in_flight[0]
         kind = response_type(call.request.__api_key__, call.request.__version__)
         if kind.__flexible__:
-            reader.tags({}, {})
+            reader.skip_tags()
         response = read_message(kind, reader)
         if reader.left:
             raise InvalidRequest(f"{reader.left} bytes after a {kind.__name__}")
@@ -368,16 +368,3 @@ class _Socket(asyncio.BufferedProtocol):
         if not self.is_closed:
             self.is_closed = True
             self._transport.abort()
-
-
-def _frame(request: Any, number: int, client_id: bytes) -> list[Any]:
-    into = BufferList()
-    into.write(request.__api_key__.to_bytes(2, "big"))
-    into.write(request.__version__.to_bytes(2, "big"))
-    into.write(number.to_bytes(4, "big"))
-    into.write(len(client_id).to_bytes(2, "big"))
-    into.write(client_id)
-    if request.__flexible__:
-        into.write(b"\0")  # no tagged fields
-    write_message(request, into)
-    return into.buffers()

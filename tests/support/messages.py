@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
-from kreplica.common.message_reader import kind_of
+from kreplica.common.message_schema import kind_of
 
 IDS = st.one_of(st.none(), st.integers(1, 2**128 - 1).map(lambda number: uuid.UUID(int=number)))
 PLAIN: dict[str, st.SearchStrategy[Any]] = {

@@ -16,12 +16,17 @@ from kio.schema.fetch.v17.response import FetchResponse
 from kio.schema.metadata.v0.request import MetadataRequest as OldMetadataRequest
 from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
 from kio.schema.produce.v3.request import ProduceRequest as OldProduceRequest
+from kio.schema.produce.v3.response import (
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
 from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
 from kreplica.broker.api_versions import API_RANGES, request_type, response_type
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.message_reader import MAX_ELEMENTS, MessageReader, read_message
-from kreplica.common.message_writer import COPIED_BYTES, BufferList, write_message
+from kreplica.common.message_writer import COPIED_BYTES, MessageWriter, write_message
 from tests.support.messages import messages, written
 
 KINDS = [
@@ -40,13 +45,20 @@ def read(entity: type[Any], data: bytes) -> Any:
     return message
 
 
+def framed(message: Any) -> bytes:
+    into = MessageWriter()
+    write_message(message, into)
+    return b"".join(into.buffers())
+
+
 @given(data=st.data())
-def test_every_message_is_read_as_kio_writes_it(data: st.DataObject) -> None:
+def test_every_message_is_read_and_written_as_kio_writes_it(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(KINDS))
     message = data.draw(messages(kind))
-    found = read(kind, written(message))
+    bytes_of_kio = written(message)
+    found = read(kind, bytes_of_kio)
     assert found == message
-    assert written(found) == written(message)
+    assert framed(message) == framed(found) == len(bytes_of_kio).to_bytes(4, "big") + bytes_of_kio
 
 
 @given(data=st.data())
@@ -94,14 +106,34 @@ def test_what_is_broken_is_refused(kind: type[Any], data: bytes) -> None:
         read(kind, data)
 
 
-@pytest.mark.parametrize("moment", [-(2**63), -2, 2**62, 2**63 - 1])
+def at(moment: int) -> bytes:
+    # Version 2 of the answer: a name, an error, and the one partition's offset and times.
+    return written(
+        ProduceResponse(
+            responses=(
+                TopicProduceResponse(
+                    name="t",
+                    partition_responses=(
+                        PartitionProduceResponse(
+                            index=0, error_code=ErrorCode.none, base_offset=0, log_append_time=None
+                        ),
+                    ),
+                ),
+            ),
+            throttle_time=timedelta(0),
+        )
+    ).replace(b"\xff" * 8, moment.to_bytes(8, "big", signed=True), 1)
+
+
+def test_a_moment_before_1970_is_one() -> None:
+    (topic,) = read(ProduceResponse, at(-2)).responses
+    assert topic.partition_responses[0].log_append_time.timestamp() == -0.002
+
+
+@pytest.mark.parametrize("moment", [-(2**63), 2**62, 2**63 - 1])
 def test_a_moment_outside_of_the_calendar_is_refused(moment: int) -> None:
-    reader = MessageReader(memoryview(moment.to_bytes(8, "big", signed=True)))
-    if moment == -2:
-        assert reader.time().timestamp() == -0.002
-        return
-    with pytest.raises(InvalidRequest):
-        reader.time()
+    with pytest.raises(InvalidRequest, match="no moment"):
+        read(ProduceResponse, at(moment))
 
 
 def test_unknown_tags_are_passed_over() -> None:
@@ -144,7 +176,7 @@ def test_records_are_not_copied() -> None:
             ),
         ),
     )
-    into = BufferList()
+    into = MessageWriter()
     write_message(request, into)
     size, *parts = into.buffers()
     assert any(part is records for part in parts)

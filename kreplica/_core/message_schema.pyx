@@ -1,0 +1,86 @@
+"""MessageSchema: what the fields of one structure of Kafka's protocol are, for the reader and the writer.
+
+It knows the classes of the entities, of which each field is a slot, and nothing of who declared them. A
+structure within another has a schema of its own. Made once and never changed; any thread may use it.
+"""
+
+from cpython.object cimport PyObject, PyTypeObject
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport calloc, free
+
+from types import MemberDescriptorType
+
+cdef extern from "Python.h":
+    ctypedef struct _Type "PyTypeObject":
+        descrgetfunc tp_descr_get
+        descrsetfunc tp_descr_set
+        object (*tp_alloc)(PyTypeObject *, Py_ssize_t)
+
+KINDS = {
+    "int8": INT8, "int16": INT16, "int32": INT32, "int64": INT64, "uint8": UINT8, "uint16": UINT16,
+    "uint32": UINT32, "uint64": UINT64, "float64": FLOAT64, "bool": BOOL, "uuid": UUID,
+    "error_code": ERROR_CODE, "timedelta_i32": DURATION32, "timedelta_i64": DURATION64,
+    "datetime_i64": MOMENT, "string": STRING, "bytes": BYTES, "records": RECORDS, "structure": STRUCTURE,
+}
+# So many bits has what a reader notes the tags in that it met.
+MOST_TAGS = 64
+
+
+cdef class MessageSchema:
+    """`entity`: a class whose fields are slots. `fields`, in the order of the message: (name, kind, is_array,
+    is_nullable, tag or None, default, schema or None, decode or None, encode or None).
+
+    Raises TypeError for an entity without such a slot, ValueError for a kind that there is not, or for more
+    tags than 64.
+    """
+
+    def __cinit__(self, type entity not None, bint is_flexible, list fields not None):
+        cdef list tagged = sorted([each for each in fields if each[4] is not None], key=lambda each: each[4])
+        cdef list plain = [each for each in fields if each[4] is None]
+        cdef int index
+        if len(tagged) > MOST_TAGS:
+            raise ValueError(f"{entity!r} has {len(tagged)} tagged fields")
+        self.entity = entity
+        self.is_flexible = is_flexible
+        self._kept = []
+        self.plain = <Field *>calloc(len(plain) + 1, sizeof(Field))
+        self.tagged = <Field *>calloc(len(tagged) + 1, sizeof(Field))
+        if self.plain == NULL or self.tagged == NULL:
+            raise MemoryError
+        for index in range(len(plain)):
+            self._add(&self.plain[index], plain[index])
+        self.plain_count = <int>len(plain)
+        for index in range(len(tagged)):
+            self._add(&self.tagged[index], tagged[index])
+        self.tagged_count = <int>len(tagged)
+
+    def __dealloc__(self):
+        free(self.plain)
+        free(self.tagged)
+
+    cdef int _add(self, Field *field, tuple declared) except -1:
+        name, kind, is_array, is_nullable, tag, default, schema, decode, encode = declared
+        slot = getattr(self.entity, name)
+        if type(slot) is not MemberDescriptorType:
+            raise TypeError(f"{self.entity!r} does not hold {name} in a slot")
+        if kind not in KINDS:
+            raise ValueError(f"{self.entity!r}: {name} is a {kind}")
+        if (kind == "structure") != isinstance(schema, MessageSchema):
+            raise TypeError(f"{self.entity!r}: {name} is a {kind} of {schema!r}")
+        self._kept += (slot, default, schema, decode, encode)
+        field.kind = KINDS[kind]
+        field.is_array = is_array
+        field.is_nullable = is_nullable
+        field.tag = 0 if tag is None else <uint32_t>tag
+        field.slot = <PyObject *>slot
+        field.set = (<_Type *>MemberDescriptorType).tp_descr_set
+        field.get = (<_Type *>MemberDescriptorType).tp_descr_get
+        field.default = <PyObject *>default
+        field.schema = <PyObject *>schema
+        field.decode = NULL if decode is None else <PyObject *>decode
+        field.encode = NULL if encode is None else <PyObject *>encode
+        return 0
+
+    cdef object made(self):
+        # An entity none of whose slots is set yet.
+        return (<_Type *>self.entity).tp_alloc(<PyTypeObject *>self.entity, 0)

@@ -1,0 +1,323 @@
+"""MessageWriter: writes messages of Kafka's protocol by their schemas, as the buffers of one frame.
+
+What is small is gathered into one piece of memory; a buffer of records that is larger becomes an entry of the
+list itself, by reference, so a slice of a log is pinned for as long as the list is held, and goes to the socket
+without a copy. What a field cannot hold raises the exception of BAD_MESSAGE, and the writer is of no use
+afterwards. Thread rule: one thread at a time.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.datetime cimport import_datetime, timedelta, timedelta_days, timedelta_microseconds, timedelta_seconds
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_Check
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memmove
+
+from kreplica._core.big_endian cimport store16, store32, store64
+from kreplica._core.message_schema cimport (
+    BOOL,
+    BYTES,
+    DURATION32,
+    DURATION64,
+    ERROR_CODE,
+    FLOAT64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    MOMENT,
+    RECORDS,
+    STRING,
+    STRUCTURE,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    UUID,
+    Field,
+    MessageSchema,
+)
+from kreplica._core.scratch cimport reserve
+from kreplica._core.status cimport BAD_MESSAGE, check
+from kreplica._core.varint cimport size_of_unsigned_varint, write_unsigned_varint
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+import_datetime()
+
+# Below this a copy is cheaper than one more entry for the system call.
+cdef int64_t COPIED = 1024
+COPIED_BYTES = COPIED
+# What stands before a frame.
+cdef int64_t SIZE_BYTES = 4
+
+cdef int64_t DAY_MS = 86_400_000
+cdef int64_t MOST = 0x7FFFFFFFFFFFFFFF
+cdef int64_t LEAST = -MOST - 1
+
+
+cdef class MessageWriter:
+    """Takes what is written to it; `buffers` is the frame, its size in front."""
+
+    def __cinit__(self):
+        self._buffers = []
+        self._room(SIZE_BYTES)
+
+    def __dealloc__(self):
+        free(self._gathered.data)
+
+    def write(self, MessageSchema schema not None, entity not None):
+        """Write an entity of the schema's class."""
+        if type(entity) is not schema.entity:
+            raise TypeError(f"{type(entity).__name__} by the schema of {schema.entity.__name__}")
+        self._structure(schema, entity)
+
+    def int16(self, int64_t value):
+        self._number(value, -0x8000, 0x7FFF)
+        store16(self._room(2), <int16_t>value)
+
+    def int32(self, int64_t value):
+        self._number(value, -0x80000000, 0x7FFFFFFF)
+        store32(self._room(4), <int32_t>value)
+
+    def raw(self, bytes data not None):
+        """These bytes as they are."""
+        self._bytes(<const uint8_t *>PyBytes_AS_STRING(data), len(data))
+
+    def buffers(self):
+        """All that was written, with its size before it. Nothing may be written afterwards."""
+        self._cut()
+        if self._size - SIZE_BYTES > 0x7FFFFFFF:
+            check(BAD_MESSAGE, f"a frame of {self._size} bytes")
+        # The first is the writer's own, and nobody has seen it yet.
+        store32(<uint8_t *>PyBytes_AS_STRING(self._buffers[0]), <int32_t>(self._size - SIZE_BYTES))
+        return self._buffers
+
+    # ---- bytes ---------------------------------------------------------------------------------------------
+
+    cdef uint8_t *_room(self, int64_t size) except NULL:
+        # Where to write the next `size` bytes, which count as written.
+        reserve(&self._gathered, size)
+        self._gathered.size += size
+        return self._gathered.data + self._gathered.size - size
+
+    cdef int _bytes(self, const uint8_t *data, int64_t size) except -1:
+        if size:
+            memcpy(self._room(size), data, <size_t>size)
+        return 0
+
+    cdef int _varint(self, int64_t value) except -1:
+        if not 0 <= value <= 0xFFFFFFFF:
+            check(BAD_MESSAGE, f"{value} as a size")
+        write_unsigned_varint(self._room(size_of_unsigned_varint(<uint32_t>value)), <uint32_t>value)
+        return 0
+
+    cdef int _cut(self) except -1:
+        # What was gathered becomes a buffer.
+        if self._gathered.size:
+            self._buffers.append(
+                PyBytes_FromStringAndSize(<char *>self._gathered.data, self._gathered.size)
+            )
+            self._size += self._gathered.size
+            self._gathered.size = 0
+        return 0
+
+    # ---- structures ----------------------------------------------------------------------------------------
+
+    cdef int _structure(self, MessageSchema schema, object entity) except -1:
+        cdef int _left
+        cdef Field *field = schema.plain
+        cdef object value
+        if type(entity) is not schema.entity:
+            check(BAD_MESSAGE, f"{type(entity).__name__} for a {schema.entity.__name__}")
+        for _left in range(schema.plain_count):
+            value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
+            self._field(field, value, schema.is_flexible, False)
+            field += 1
+        if schema.is_flexible:
+            self._tags(schema, entity)
+        return 0
+
+    cdef int _tags(self, MessageSchema schema, object entity) except -1:
+        # The tagged fields (KIP-482) that hold something else than their defaults.
+        cdef uint64_t told = 0
+        cdef int count = 0
+        cdef int index
+        cdef Field *field
+        cdef object value
+        for index in range(schema.tagged_count):
+            field = &schema.tagged[index]
+            value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
+            if <PyObject *>value != field.default and value != <object>field.default:
+                told |= <uint64_t>1 << index
+                count += 1
+        self._varint(count)
+        for index in range(schema.tagged_count):
+            if told >> index & 1:
+                field = &schema.tagged[index]
+                value = field.get(field.slot, <PyObject *>entity, <PyObject *>schema.entity)
+                self._tagged(field, value)
+        return 0
+
+    cdef int _tagged(self, Field *field, object value) except -1:
+        cdef int64_t start, size
+        cdef int prefix
+        self._varint(field.tag)
+        start = self._gathered.size
+        # Nothing becomes a buffer of its own in here, so the size finds its place afterwards.
+        self._depth += 1
+        self._field(field, value, True, True)
+        self._depth -= 1
+        size = self._gathered.size - start
+        prefix = size_of_unsigned_varint(<uint32_t>size)
+        self._room(prefix)
+        memmove(self._gathered.data + start + prefix, self._gathered.data + start, <size_t>size)
+        write_unsigned_varint(self._gathered.data + start, <uint32_t>size)
+        return 0
+
+    # ---- fields --------------------------------------------------------------------------------------------
+
+    cdef int _field(self, Field *field, object value, bint is_flexible, bint is_tagged) except -1:
+        if field.is_array:
+            return self._array(field, value, is_flexible)
+        # A byte before a structure tells whether it is there (KIP-893); a tag tells that already.
+        if field.kind == STRUCTURE and field.is_nullable and not is_tagged:
+            self._room(1)[0] = 0xFF if value is None else 1
+            if value is None:
+                return 0
+        return self._value(field, value, is_flexible, field.is_nullable and not is_tagged)
+
+    cdef int _array(self, Field *field, object values, bint is_flexible) except -1:
+        cdef int64_t size = -1
+        if values is not None:
+            size = len(values)
+        elif not field.is_nullable:
+            check(BAD_MESSAGE, "null for an array that has to be there")
+        if is_flexible:
+            self._varint(size + 1)
+        else:
+            self._number(size, -1, 0x7FFFFFFF)
+            store32(self._room(4), <int32_t>size)
+        if values is not None:
+            for value in values:
+                self._value(field, value, is_flexible, False)
+        return 0
+
+    cdef int _value(self, Field *field, object value, bint is_flexible, bint is_nullable) except -1:
+        cdef int kind = field.kind
+        cdef int64_t number
+        if kind == STRUCTURE:
+            return self._structure(<MessageSchema>field.schema, value)
+        if kind == STRING or kind == BYTES or kind == RECORDS:
+            return self._sized(field, value, is_flexible, is_nullable)
+        if kind == INT32 or kind == DURATION32:
+            number = value if kind == INT32 else _milliseconds(value)
+            self._number(number, -0x80000000, 0x7FFFFFFF)
+            store32(self._room(4), <int32_t>number)
+            return 0
+        if kind == INT64 or kind == DURATION64:
+            store64(self._room(8), value if kind == INT64 else _milliseconds(value))
+            return 0
+        if kind == INT16 or kind == ERROR_CODE:
+            number = value
+            self._number(number, -0x8000, 0x7FFF)
+            store16(self._room(2), <int16_t>number)
+            return 0
+        if kind == INT8:
+            number = value
+            self._number(number, -0x80, 0x7F)
+            self._room(1)[0] = <uint8_t><int8_t>number
+            return 0
+        if kind == BOOL:
+            self._room(1)[0] = 1 if value else 0
+            return 0
+        return self._rare_value(field, value)
+
+    cdef int _rare_value(self, Field *field, object value) except -1:
+        cdef int kind = field.kind
+        cdef int64_t bits, number
+        cdef double real
+        if kind == UUID:
+            raw = (<object>field.encode)(value)
+            self._number(len(raw), 16, 16)
+            return self._bytes(<const uint8_t *>PyBytes_AS_STRING(raw), 16)
+        if kind == FLOAT64:
+            real = value
+            memcpy(&bits, &real, sizeof(real))
+            store64(self._room(8), bits)
+            return 0
+        if kind == UINT64:
+            store64(self._room(8), <int64_t><uint64_t>value)
+            return 0
+        if kind == MOMENT:
+            store64(self._room(8), (<object>field.encode)(value))
+            return 0
+        number = value
+        if kind == UINT8:
+            self._number(number, 0, 0xFF)
+            self._room(1)[0] = <uint8_t>number
+        elif kind == UINT16:
+            self._number(number, 0, 0xFFFF)
+            store16(self._room(2), <int16_t>number)
+        else:
+            assert kind == UINT32
+            self._number(number, 0, 0xFFFFFFFF)
+            store32(self._room(4), <int32_t>number)
+        return 0
+
+    cdef int _number(self, int64_t number, int64_t low, int64_t high) except -1:
+        if not low <= number <= high:
+            check(BAD_MESSAGE, f"{number} where {low} to {high} may be")
+        return 0
+
+    # ---- what has a length ---------------------------------------------------------------------------------
+
+    cdef int _sized(self, Field *field, object value, bint is_flexible, bint is_nullable) except -1:
+        cdef Py_ssize_t size = -1
+        cdef const char *text
+        cdef Py_buffer buffer
+        if value is None:
+            if not is_nullable:
+                check(BAD_MESSAGE, "null for a field that has to be there")
+            return self._size_of(field, -1, is_flexible)
+        if PyUnicode_Check(value):
+            text = PyUnicode_AsUTF8AndSize(value, &size)
+            self._size_of(field, size, is_flexible)
+            return self._bytes(<const uint8_t *>text, size)
+        PyObject_GetBuffer(value, &buffer, PyBUF_SIMPLE)
+        try:
+            self._size_of(field, buffer.len, is_flexible)
+            return self._data(value, buffer.len, <const uint8_t *>buffer.buf)
+        finally:
+            PyBuffer_Release(&buffer)
+
+    cdef int _size_of(self, Field *field, int64_t size, bint is_flexible) except -1:
+        if is_flexible:
+            return self._varint(size + 1)
+        if field.kind == STRING:
+            self._number(size, -1, 0x7FFF)
+            store16(self._room(2), <int16_t>size)
+            return 0
+        self._number(size, -1, 0x7FFFFFFF)
+        store32(self._room(4), <int32_t>size)
+        return 0
+
+    cdef int _data(self, object data, int64_t size, const uint8_t *start) except -1:
+        if size < COPIED or self._depth:
+            return self._bytes(start, size)
+        self._cut()
+        self._buffers.append(data)
+        self._size += size
+        return 0
+
+
+cdef int64_t _milliseconds(timedelta duration) except? -1:
+    # Half a millisecond goes to the even one, as by Python's round.
+    cdef int64_t whole = <int64_t>timedelta_days(duration) * DAY_MS + <int64_t>timedelta_seconds(duration) * 1000
+    cdef int64_t part = timedelta_microseconds(duration)
+    whole += part // 1000
+    part %= 1000
+    return whole + (part > 500 or (part == 500 and whole & 1))

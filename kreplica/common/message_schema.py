@@ -1,0 +1,135 @@
+"""The schemas of Kafka's messages, from the classes by which the package kio declares them.
+
+What each field holds is read from its annotation and its metadata, once for each class; the native reader and
+writer go by that. Owns no state but these; any thread may call.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from datetime import timedelta
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin
+
+from kio.schema.errors import ErrorCode
+from kio.serial.readers import tz_aware_from_i64
+
+from kreplica._core.message_schema import MessageSchema
+from kreplica.common.wire import uuid_of_bytes
+
+NO_TIME = -1
+NO_ID = bytes(16)
+
+
+class FieldKind(NamedTuple):
+    """What a field of an entity holds; `entity` is None for a plain value of `type_name`."""
+
+    entity: type[Any] | None
+    type_name: str
+    is_array: bool
+    is_nullable: bool
+
+
+def kind_of(field: dataclasses.Field[Any]) -> FieldKind:
+    """Read from the annotation and the metadata that kio gives its fields."""
+    held, is_nullable = _without_none(field.type)
+    is_array = get_origin(held) is tuple
+    if is_array:
+        held, _ = _without_none(get_args(held)[0])
+    entity = held if dataclasses.is_dataclass(held) else None
+    return FieldKind(entity, field.metadata.get("kafka_type", ""), is_array, is_nullable)
+
+
+def _without_none(held: Any) -> tuple[Any, bool]:
+    if get_origin(held) is not UnionType:
+        return held, False
+    kinds = [each for each in get_args(held) if each is not NoneType]
+    return kinds[0], True
+
+
+@lru_cache(None)
+def schema_of(entity: type[Any]) -> MessageSchema:
+    """The schema of a class of kio."""
+    return MessageSchema(entity, entity.__flexible__, [_field(field) for field in dataclasses.fields(entity)])
+
+
+def _field(field: dataclasses.Field[Any]) -> Any:
+    kind = kind_of(field)
+    tag = field.metadata.get("tag")
+    decode, encode = _CONVERSIONS.get(kind.type_name, (None, None))
+    return (
+        field.name,
+        kind.type_name if kind.entity is None else "structure",
+        kind.is_array,
+        kind.is_nullable,
+        tag,
+        None if tag is None else default_of(field),
+        None if kind.entity is None else schema_of(kind.entity),
+        decode,
+        encode,
+    )
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """What the field holds where nothing is said: the schema's default, else null, zero or nothing."""
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    kind = kind_of(field)
+    if kind.is_nullable:
+        return None
+    if kind.is_array:
+        return ()
+    if kind.entity is not None:
+        return kind.entity(**{each.name: default_of(each) for each in dataclasses.fields(kind.entity)})
+    return _ZERO[kind.type_name]
+
+
+_ZERO: dict[str, Any] = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), 0),
+    "float64": 0.0,
+    "bool": False,
+    "string": "",
+    "bytes": b"",
+    "records": b"",
+    "uuid": None,
+    "error_code": ErrorCode.none,
+    "timedelta_i32": timedelta(0),
+    "timedelta_i64": timedelta(0),
+}
+
+
+# ---- values that are objects of their own ------------------------------------------------------------------
+
+
+class _ErrorCodes(dict[int, ErrorCode]):
+    def __missing__(self, code: int) -> ErrorCode:
+        return ErrorCode.unknown_server_error
+
+
+def _uuid(raw: bytes) -> uuid.UUID | None:
+    return None if raw == NO_ID else uuid_of_bytes(raw)
+
+
+def _bytes_of(held: uuid.UUID | None) -> bytes:
+    return NO_ID if held is None else held.bytes
+
+
+def _moment(milliseconds: int) -> Any:
+    """A moment in ms since 1970; None for -1."""
+    return None if milliseconds == NO_TIME else tz_aware_from_i64(milliseconds)
+
+
+def _milliseconds(moment: Any) -> int:
+    return NO_TIME if moment is None else round(moment.timestamp() * 1000)
+
+
+# From what is in a message to what an entity holds, and back.
+_CONVERSIONS: dict[str, tuple[Any, Any]] = {
+    "error_code": (_ErrorCodes({code.value: code for code in ErrorCode}), None),
+    "uuid": (_uuid, _bytes_of),
+    "datetime_i64": (_moment, _milliseconds),
+}
