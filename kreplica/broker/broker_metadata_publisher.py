@@ -35,6 +35,8 @@ from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.log.log_creation import NewLog
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata.cluster_metadata import (
     BROKER_RESOURCE,
     CLUSTER_DEFAULT,
@@ -47,7 +49,6 @@ from kreplica.metadata.registrations import (
     LOST_DIRECTORY,
     MIGRATING_DIRECTORY,
     UNASSIGNED_DIRECTORY,
-    PartitionRegistration,
 )
 from kreplica.replica.replica_manager import ReplicaManager
 
@@ -58,6 +59,7 @@ LOGGER = logging.getLogger(__name__)
 # Roles in one step: making a log and beginning to lead takes some ms each on a slow disk.
 PARTITIONS_A_STEP = 64
 RETRY_MS = 1000
+FIRST_LEADER_EPOCH = 0
 NO_DIRECTORY = frozenset({UNASSIGNED_DIRECTORY, LOST_DIRECTORY, MIGRATING_DIRECTORY})
 
 
@@ -247,10 +249,13 @@ class BrokerMetadataPublisher:
 
     def _take_roles(self, changes: list[PartitionChange], applied: OffsetAndEpoch) -> Iterator[None]:
         for some in _in_parts(changes):
-            states: dict[TopicPartition, LeaderAndIsr] = {}
-            for topic_partition, topic_id, _, partition in some:
-                if partition is not None and self._has_place(topic_partition, topic_id, partition):
-                    states[topic_partition] = partition.leader_and_isr(topic_partition, topic_id)
+            self._loop.about_to_wait()
+            placed = self._placed(some)
+            states = {
+                each.topic_partition: each.new.leader_and_isr(each.topic_partition, each.topic_id)
+                for each in placed
+                if each.new is not None
+            }
             results = self._roles_taken(states, applied)
             for topic_partition, error in results.items():
                 if isinstance(error, InconsistentTopicId):
@@ -274,28 +279,38 @@ class BrokerMetadataPublisher:
             failure = error if isinstance(error, KreplicaError) else UnknownServerError(str(error))
             return dict.fromkeys(states, failure)
 
-    def _has_place(
-        self, topic_partition: TopicPartition, topic_id: Uuid, partition: PartitionRegistration
-    ) -> bool:
-        """Whether the replica may be here: not where its log lies on a disk that has failed (KIP-858).
+    def _placed(self, changes: Iterable[PartitionChange]) -> list[PartitionChange]:
+        """Those whose logs are here; the logs that are missing are made.
 
-        An empty log in another directory would be taken for the one that is lost.
+        None is made where the replica lies on a disk that has failed (KIP-858): an empty log in another
+        directory would be taken for the one that is lost.
         """
-        if self._logs.get_log(topic_partition) is not None:
-            return True
-        directory = partition.directory(self._broker_id)
         online = {each: path for path, each in self._logs.directory_ids.items()}
-        if directory in online:
-            try:
-                self._logs.get_or_create_log(topic_partition, topic_id=topic_id, directory=online[directory])
-            except KreplicaError as error:
-                self._tell_failed(topic_partition, error)
-                return False
-            return True
-        is_lost = directory not in NO_DIRECTORY or partition.partition_epoch > 0
-        if is_lost and self._logs.offline_directories:
-            self._replicas.partitions.take_offline(topic_partition)
+        wanted: list[NewLog] = []
+        placed = []
+        for change in changes:
+            topic_partition, topic_id, _, partition = change
+            if partition is None:
+                continue
+            if self._logs.get_log(topic_partition) is None:
+                directory = partition.directory(self._broker_id)
+                is_lost = directory not in NO_DIRECTORY or partition.partition_epoch > 0
+                if directory not in online and is_lost and self._logs.offline_directories:
+                    self._replicas.partitions.take_offline(topic_partition)
+                    continue
+                # Before the first epoch there is none, so in every replica it begins at the first offset.
+                first_epoch = FIRST_LEADER_EPOCH if partition.leader_epoch == FIRST_LEADER_EPOCH else None
+                path = online.get(directory)
+                wanted.append(NewLog(topic_partition, topic_id, path, first_epoch))
+            placed.append(change)
+        made = self._logs.get_or_create_logs(wanted)
+        return [each for each in placed if not self._is_failed(each, made.get(each.topic_partition))]
+
+    def _is_failed(self, change: PartitionChange, log: UnifiedLog | KreplicaError | None) -> bool:
+        if not isinstance(log, KreplicaError):
             return False
+        self._tell_failed(change.topic_partition, log)
+        self._failed[change.topic_partition] = change.topic_id
         return True
 
     def _tell_directories(self, changes: Iterable[PartitionChange]) -> None:

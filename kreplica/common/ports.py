@@ -75,8 +75,11 @@ class Storage(Protocol):
         """The whole file; InvalidFile if larger than `limit` bytes."""
         ...
 
-    def write_file_atomically(self, path: str, data: bytes) -> None:
-        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory."""
+    def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
+        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory.
+
+        `flush_name`: False where the caller flushes the directory, once for several files.
+        """
         ...
 
     def write_file(self, path: str, data: bytes) -> None:

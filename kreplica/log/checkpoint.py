@@ -119,9 +119,10 @@ class LeaderEpochCheckpointFile:
         """All entries, oldest first. Raises InvalidFile."""
         return self.parse(_read(self._storage, self.path), self.path)
 
-    def write(self, entries: Iterable[EpochEntry]) -> None:
-        """Replace the file; when this returns, the new one outlives a power cut."""
-        self._storage.write_file_atomically(self.path, self.format(entries))
+    def write(self, entries: Iterable[EpochEntry], *, flush_name: bool = True) -> None:
+        """Replace the file; when this returns, the new one outlives a power cut, unless the caller flushes
+        its name."""
+        self._storage.write_file_atomically(self.path, self.format(entries), flush_name=flush_name)
 
     @staticmethod
     def format(entries: Iterable[EpochEntry]) -> bytes:

@@ -10,26 +10,25 @@ look at the tables.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     DamagedLog,
-    InconsistentTopicId,
-    InvalidFile,
     InvalidTopic,
     KafkaStorageError,
+    KreplicaError,
     LogClosed,
     LogDirLocked,
-    LogDirNotFound,
     StorageFull,
     UnknownTopicOrPartition,
 )
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log import log_jobs, log_loader
+from kreplica.log import log_creation, log_jobs, log_loader
 from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
 from kreplica.log.file_names import (
     CLUSTER_METADATA_DIRECTORY,
@@ -39,9 +38,11 @@ from kreplica.log.file_names import (
     parse_directory_name,
 )
 from kreplica.log.log_cleaner import LogCleaner
+from kreplica.log.log_creation import NewLog
+from kreplica.log.log_directories import LogDirectories
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.partition_metadata_file import PartitionMetadataFile
+from kreplica.log.log_removal import LogRemoval
 from kreplica.log.periodic_job import JobRecord
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import OnDamage, UnifiedLog
@@ -101,11 +102,13 @@ class LogManager:
             on_storage_error=self._fail_directory_of,
         )
         self.scrubber = Scrubber(self.logs, clock, self._scrub_failed, self.settings)
+        self._removal = LogRemoval(storage, scheduler, random, self._guarded)
         self._jobs = log_jobs.made(self, scheduler, clock)
         self._lock = RLock()
         # Guarded by _lock:
         self.configs = dict(configs or {})
-        self._directories = [LogDirectory(storage, path, lent=path in locked) for path in directories]
+        made = [LogDirectory(storage, path, lent=path in locked) for path in directories]
+        self._directories = LogDirectories(made)
         self._loaded = 0
 
     # ---- start and stop -----------------------------------------------------------------------------------
@@ -149,8 +152,7 @@ class LogManager:
         # Once all are there: a checkpoint that is written leaves out what is not.
         for log in self.logs():
             self._lower_checkpoints_of(log)
-        if not self._online():
-            raise KafkaStorageError("no log directory is online") from self._directories[0].failure
+        self._directories.require_online()
 
     def _let_go(self) -> None:
         with self._lock:
@@ -197,7 +199,8 @@ class LogManager:
         self._add(directory, log)
 
     def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
-        log.on_deleted = partial(self._remove_later, directory)
+        delay_ms = self._config.file_delete_delay_ms
+        log.on_deleted = partial(self._removal.remove_later, directory, delay_ms=delay_ms)
         log.on_cut = directory.lower_checkpoints
         self.cleaner.manager.watch(log)
         if self._on_damage is not None:
@@ -250,7 +253,7 @@ class LogManager:
     def fail(self, path: str, error: BaseException) -> list[TopicPartition]:
         """Take the directory offline, all its logs with it; returns their partitions."""
         with self._lock:
-            directory = self._directory(path)
+            directory = self._directories.get(path)
             if directory.is_offline:
                 return []
             directory.failure = error
@@ -293,15 +296,11 @@ class LogManager:
     def logs(self) -> list[UnifiedLog]:
         """Every log that is online."""
         with self._lock:
-            return [log for directory in self._directories for log in directory.logs.values()]
+            return self._directories.logs()
 
     def get_log(self, partition: TopicPartition) -> UnifiedLog | None:
         with self._lock:
-            for directory in self._directories:
-                log = directory.logs.get(partition)
-                if log is not None:
-                    return log
-            return None
+            return self._directories.log(partition)
 
     def get_or_create_log(
         self, partition: TopicPartition, *, topic_id: Uuid | None = None, directory: str | None = None
@@ -311,41 +310,70 @@ class LogManager:
         Raises InconsistentTopicId if the log there belongs to another topic of the same name, InvalidTopic,
         LogDirNotFound, KafkaStorageError.
         """
+        made = self.get_or_create_logs([NewLog(partition, topic_id, directory)])[partition]
+        if isinstance(made, KreplicaError):
+            raise made
+        return made
+
+    def get_or_create_logs(
+        self, wanted: Iterable[NewLog]
+    ) -> dict[TopicPartition, UnifiedLog | KreplicaError]:
+        """Each partition's log, or what `get_or_create_log` would raise for it.
+
+        New ones are made side by side, since each waits for the disk some times, and share the flush of the
+        directory that they are in.
+        """
+        results: dict[TopicPartition, UnifiedLog | KreplicaError] = {}
+        missing: list[tuple[NewLog, LogDirectory]] = []
+        with self._lock:
+            more = Counter[str]()
+            for each in wanted:
+                try:
+                    log = self._known(each)
+                    if log is None:
+                        missing.append((each, self._directories.for_new_log(each.directory, more)))
+                        more[missing[-1][1].path] += 1
+                    else:
+                        results[each.partition] = log
+                except KreplicaError as error:
+                    results[each.partition] = error
+            results.update(self._create(missing))
+        return results
+
+    def _known(self, wanted: NewLog) -> UnifiedLog | None:
+        partition = wanted.partition
         check_topic(partition.topic)
         if str(partition) == CLUSTER_METADATA_DIRECTORY:
             raise InvalidTopic(f"{partition}: the metadata log belongs to the quorum")
-        with self._lock:
-            log = self.get_log(partition)
-            if log is None:
-                log = self._create(partition, self._choose(directory), topic_id)
-            elif topic_id is not None:
-                self._check_topic_id(log, topic_id)
-            return log
+        log = self.get_log(partition)
+        if log is not None and wanted.topic_id is not None:
+            log_creation.check_topic_id(log, wanted.topic_id)
+        return log
 
     def _create(
-        self, partition: TopicPartition, directory: LogDirectory, topic_id: Uuid | None
-    ) -> UnifiedLog:
-        path = directory.path_of(partition)
-        try:
-            self._storage.make_directory(path)
-            if topic_id is not None:
-                PartitionMetadataFile(self._storage, path).write(topic_id)
-            log = log_loader.load(
-                path,
-                partition,
-                self.config_of(partition.topic),
-                self._storage,
-                self._clock,
-                OpenOptions(high_watermark=0),
-            )
-            self._storage.sync_directory(directory.path)
-        except KafkaStorageError as error:
-            if not isinstance(error, StorageFull):
-                self.fail(directory.path, error)
-            raise
-        self._add(directory, log)
-        # A log of the same name, which was deleted, may still stand in the checkpoints.
-        self._lower_checkpoints_of(log)
+        self, missing: Sequence[tuple[NewLog, LogDirectory]]
+    ) -> dict[TopicPartition, UnifiedLog | KreplicaError]:
+        places = [
+            (each, chosen.path_of(each.partition), self.config_of(each.partition.topic))
+            for each, chosen in missing
+        ]
+        made = log_creation.create_all(places, self._storage, self._clock, self._workers)
+        for each, chosen in missing:
+            error = made[each.partition]
+            if isinstance(error, KafkaStorageError) and not isinstance(error, StorageFull):
+                self.fail(chosen.path, error)
+        for directory in {chosen.path: chosen for _, chosen in missing}.values():
+            if not directory.is_offline:
+                self._guarded(directory, partial(self._storage.sync_directory, directory.path))
+        return {each.partition: self._added(chosen, made[each.partition]) for each, chosen in missing}
+
+    def _added(self, directory: LogDirectory, log: UnifiedLog | KreplicaError) -> UnifiedLog | KreplicaError:
+        if isinstance(log, UnifiedLog):
+            self._add(directory, log)
+            # A log of the same name, which was deleted, may still stand in the checkpoints.
+            self._lower_checkpoints_of(log)
+            if directory.is_offline:
+                return KafkaStorageError(f"{directory.path} is offline: {directory.failure}")
         return log
 
     def reopen_log(self, partition: TopicPartition, mend: Callable[[], None]) -> UnifiedLog:
@@ -376,57 +404,29 @@ class LogManager:
             return log
 
     def _lower_checkpoints_of(self, log: UnifiedLog) -> None:
-        directory = self._directory(os.path.dirname(log.local.directory))
+        directory = self._directories.get(os.path.dirname(log.local.directory))
         if not directory.is_offline:
             self._guarded(directory, partial(directory.lower_checkpoints, log))
-
-    def _check_topic_id(self, log: UnifiedLog, topic_id: Uuid) -> None:
-        file = PartitionMetadataFile(self._storage, log.local.directory)
-        found = file.read()
-        if found is None:
-            file.write(topic_id)
-        elif found != topic_id:
-            raise InconsistentTopicId(f"{log.topic_partition}: the log's topic id is {found}, not {topic_id}")
-
-    def _choose(self, path: str | None) -> LogDirectory:
-        if path is not None:
-            directory = self._directory(path)
-            if directory.is_offline:
-                raise KafkaStorageError(f"{path} is offline") from directory.failure
-            return directory
-        online = [directory for directory in self._directories if not directory.is_offline]
-        if not online:
-            raise KafkaStorageError("no log directory is online")
-        return min(online, key=lambda directory: len(directory.logs))
-
-    def _directory(self, path: str) -> LogDirectory:
-        for directory in self._directories:
-            if directory.path == path:
-                return directory
-        raise LogDirNotFound(f"{path} is no log directory of this node")
 
     @property
     def directory_ids(self) -> dict[str, Uuid]:
         """The ids of the directories that are online, by path; known after `startup`."""
-        return {d.path: d.id for d in self._online() if d.id is not None}
+        return self._directories.ids
 
     @property
     def previous_broker_epoch(self) -> int:
-        """The broker epoch in which the directories were closed in order; -1 if one was not, or it is not
-        known (KIP-966)."""
-        epochs = {directory.previous_broker_epoch for directory in self._directories}
-        epoch = epochs.pop()
-        return UNKNOWN_BROKER_EPOCH if epochs or epoch is None else epoch
+        """The broker epoch in which the directories were closed in order; -1 if it is not known (KIP-966)."""
+        return self._directories.previous_broker_epoch
 
     @property
     def offline_directories(self) -> dict[str, BaseException]:
         """The directories that failed, and what they failed with."""
-        return {d.path: d.failure for d in self._directories if d.failure is not None}
+        return self._directories.failures
 
     @property
     def full_directories(self) -> dict[str, StorageFull]:
         """The directories whose disk had no room for a checkpoint when one was written last."""
-        return {d.path: d.refused for d in self._directories if d.refused is not None}
+        return self._directories.full
 
     def delete_log(self, partition: TopicPartition) -> None:
         """Delete the partition's log: its directory is renamed at once and removed after
@@ -434,14 +434,24 @@ class LogManager:
 
         Raises UnknownTopicOrPartition, KafkaStorageError.
         """
-        directory, log, target = self._move_aside(partition, DELETED_DIRECTORY_SUFFIX)
-        self._remove_tree_later(directory, target, log.config.file_delete_delay_ms)
+        if not self.delete_logs([partition]):
+            raise UnknownTopicOrPartition(f"{partition}: no log of it here")
+
+    def delete_logs(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Delete the logs that there are of these partitions, as `delete_log`, with one flush of their
+        directory; returns whose."""
+        moved = self._move_aside(partitions, DELETED_DIRECTORY_SUFFIX)
+        for directory, log, path in moved:
+            self._removal.remove_tree_later(directory, path, log.config.file_delete_delay_ms)
+        return [log.topic_partition for _, log, _ in moved]
 
     def move_stray_aside(self, partition: TopicPartition) -> str:
         """Take the log of no topic of the cluster out of the way: its directory gets a name that no log has,
         and keeps all that is in it. Returns its path; raises as `delete_log`.
         """
-        return self._move_aside(partition, STRAY_DIRECTORY_SUFFIX)[2]
+        for _, _, path in self._move_aside([partition], STRAY_DIRECTORY_SUFFIX):
+            return path
+        raise UnknownTopicOrPartition(f"{partition}: no log of it here")
 
     def remove_strays(self, is_gone: Callable[[Uuid], bool]) -> list[str]:
         """Remove what was moved aside, now or in an earlier run, and whose topic's id says that it is gone;
@@ -449,13 +459,9 @@ class LogManager:
         """
         removed = []
         for directory in self._online():
-            strays: list[str] = []
-            self._guarded(directory, partial(_extend, strays, directory.strays))
-            for path in strays:
-                topic_id = self._topic_id_in(path)
-                if topic_id is not None and is_gone(topic_id):
-                    self._remove_tree_later(directory, path, self._config.file_delete_delay_ms)
-                    removed.append(path)
+            for path in self._removal.strays(directory, is_gone):
+                self._removal.remove_tree_later(directory, path, self._config.file_delete_delay_ms)
+                removed.append(path)
         return removed
 
     def topic_id(self, partition: TopicPartition) -> Uuid | None:
@@ -463,39 +469,29 @@ class LogManager:
         log.
         """
         log = self.get_log(partition)
-        return None if log is None else self._topic_id_in(log.local.directory)
+        if log is not None and log.topic_id is None:
+            log.topic_id = self._removal.topic_id_in(log.local.directory)
+        return None if log is None else log.topic_id
 
-    def _topic_id_in(self, path: str) -> Uuid | None:
-        try:
-            return PartitionMetadataFile(self._storage, path).read()
-        except InvalidFile:
-            return None
-
-    def _move_aside(self, partition: TopicPartition, suffix: str) -> tuple[LogDirectory, UnifiedLog, str]:
+    def _move_aside(
+        self, partitions: Iterable[TopicPartition], suffix: str
+    ) -> list[tuple[LogDirectory, UnifiedLog, str]]:
+        moved = []
         with self._lock:
-            for directory in self._directories:
-                log = directory.logs.pop(partition, None)
+            found: dict[str, list[UnifiedLog]] = {}
+            for partition in partitions:
+                log = self.get_log(partition)
                 if log is not None:
-                    break
-            else:
-                raise UnknownTopicOrPartition(f"{partition}: no log of it here")
-            log.abandon()
-            self._write(directory, partial(self.cleaner.manager.forget, log))
-            target = directory.aside_path_of(partition, suffix, self._random)
-            self._guarded(directory, partial(self._rename, log.local.directory, target, directory.path))
-            return directory, log, target
-
-    def _remove_tree_later(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
-        remove = partial(self._guarded, directory, partial(self._storage.remove_tree, path))
-        self._scheduler.schedule("delete-log", remove, delay_ms)
-
-    def _rename(self, source: str, target: str, parent: str) -> None:
-        self._storage.rename(source, target)
-        self._storage.sync_directory(parent)
-
-    def _remove_later(self, directory: LogDirectory, path: str) -> None:
-        remove = partial(self._guarded, directory, partial(self._storage.remove, path))
-        self._scheduler.schedule("delete-file", remove, self._config.file_delete_delay_ms)
+                    found.setdefault(os.path.dirname(log.local.directory), []).append(log)
+            for path, logs in found.items():
+                directory = self._directories.get(path)
+                for log in logs:
+                    del directory.logs[log.topic_partition]
+                    log.abandon()
+                    self._write(directory, partial(self.cleaner.manager.forget, log))
+                targets = self._removal.move_aside(directory, logs, suffix)
+                moved += [(directory, log, targets[log.topic_partition]) for log in logs]
+        return moved
 
     # ---- cutting ------------------------------------------------------------------------------------------
 
@@ -592,8 +588,4 @@ class LogManager:
 
     def _online(self) -> list[LogDirectory]:
         with self._lock:
-            return [directory for directory in self._directories if not directory.is_offline]
-
-
-def _extend(found: list[str], look: Callable[[], list[str]]) -> None:
-    found += look()
+            return self._directories.online()

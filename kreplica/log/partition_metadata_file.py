@@ -41,9 +41,9 @@ class PartitionMetadataFile:
         """The topic's id, or None where no file is. Raises InvalidFile."""
         return self.parse(self._storage.read_file(self.path), self.path) if self.exists() else None
 
-    def write(self, topic_id: Uuid) -> None:
-        """Write the file; when this returns, it outlives a power cut."""
-        self._storage.write_file_atomically(self.path, self.format(topic_id))
+    def write(self, topic_id: Uuid, *, flush_name: bool = True) -> None:
+        """Write the file; when this returns, it outlives a power cut, unless the caller flushes its name."""
+        self._storage.write_file_atomically(self.path, self.format(topic_id), flush_name=flush_name)
 
     def exists(self) -> bool:
         return self._storage.exists(self.path)

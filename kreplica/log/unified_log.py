@@ -29,7 +29,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
-from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition
+from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition, Uuid
 from kreplica.log import (
     careful_append,
     damage_search,
@@ -93,6 +93,7 @@ class UnifiedLog:
         "state",
         "stopped_at",
         "time_ms",
+        "topic_id",
         "topic_partition",
         "validator",
     )
@@ -118,6 +119,8 @@ class UnifiedLog:
         self.closed = False
         # What recovery did, for people: a log_loader.Recovery.
         self.recovered: object = None
+        # Of its partition.metadata, where somebody has asked.
+        self.topic_id: Uuid | None = None
         # Called with the paths of files renamed to .deleted, to be removed after file.delete.delay.ms.
         self.on_deleted = local.storage.remove
         # Called with the log and an offset before it is cut there, under its lock.

@@ -260,7 +260,7 @@ class ReplicaManager:
             if known is not None and known.partition_epoch <= state.partition_epoch:
                 # It is to be told to stop, too, but need not go on until then.
                 self.fetchers.remove_fetcher_for_partitions([topic_partition])
-                self._stop(topic_partition, delete=False)
+                self._stop(topic_partition)
             return
         partition = self.partitions.get_or_create(
             topic_partition, partial(self._new_partition, topic_partition)
@@ -329,25 +329,22 @@ class ReplicaManager:
         results: dict[TopicPartition, KreplicaError | None] = {}
         with self._role_lock:
             self.fetchers.remove_fetcher_for_partitions(list(stopped))
-            for topic_partition, delete in stopped.items():
+            for topic_partition in stopped:
                 self.untaken.discard(topic_partition)
-                results[topic_partition] = self._stop(topic_partition, delete)
+                results[topic_partition] = self._stop(topic_partition)
+            # On a disk that failed there is none to be deleted.
+            self.log_manager.delete_logs([each for each, delete in stopped.items() if delete])
             # Under the lock: no partition may be given to a fetcher that is being ended.
             self.fetchers.shutdown_idle_fetchers()
         self._do_what_is_due()
         return results
 
-    def _stop(self, topic_partition: TopicPartition, delete: bool) -> KreplicaError | None:
+    def _stop(self, topic_partition: TopicPartition) -> KreplicaError | None:
         if self.partitions.is_offline(topic_partition):
             return KafkaStorageError(f"{topic_partition}: its log directory is offline")
         partition = self.partitions.remove(topic_partition)
         if partition is not None:
             self._close(partition)
-        if delete and self.log_manager.get_log(topic_partition) is not None:
-            try:
-                self.log_manager.delete_log(topic_partition)
-            except KreplicaError as error:
-                return error
         return None
 
     def _close(self, partition: Partition, *, is_offline: bool = False) -> None:

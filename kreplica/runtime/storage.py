@@ -54,8 +54,9 @@ class FileStorage:
                 raise InvalidFile(f"{path}: more than {limit} bytes")
             return bytes(data)
 
-    def write_file_atomically(self, path: str, data: bytes) -> None:
-        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory.
+    def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
+        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory unless the caller
+        does that.
 
         After a failure `path` is what it was, or, should the flush of the directory have failed, either.
         """
@@ -68,7 +69,8 @@ class FileStorage:
                 with suppress(OSError):
                     os.unlink(temporary)
                 raise
-        self.sync_directory(os.path.dirname(path) or ".")
+        if flush_name:
+            self.sync_directory(os.path.dirname(path) or ".")
 
     def write_file(self, path: str, data: bytes) -> None:
         """Create or replace the file; nothing is flushed."""

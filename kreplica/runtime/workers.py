@@ -6,14 +6,24 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+THREADS_A_CORE = 4
+
 
 class ThreadWorkers:
-    """Runs tasks in `threads` threads (default: one a core) that live as long as one `run`."""
+    """Runs tasks in `threads` threads, which live as long as one `run`.
+
+    By default some a core: most of what a node has done so waits for the disk, and flushes that wait together
+    cost the disk little more than one.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads or THREADS_A_CORE * (os.cpu_count() or 1)
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """See the port; a single task is done by the caller itself."""
+        if len(tasks) == 1:
+            tasks[0]()
+            return
         with ThreadPoolExecutor(min(self._threads, max(1, len(tasks))), "kreplica-worker") as pool:
             futures = [pool.submit(task) for task in tasks]
         for future in futures:

@@ -233,9 +233,9 @@ def trust_a_crashed_log(_: Replacement) -> Replacement:
 def name_epochs_before_their_flush(write_file_atomically: Replacement) -> Replacement:
     """The checkpoint of leader epochs gets its name before its contents are on disk (KAFKA-16541)."""
 
-    def write(storage: Any, path: str, data: bytes) -> None:
+    def write(storage: Any, path: str, data: bytes, *, flush_name: bool = True) -> None:
         if not path.endswith("leader-epoch-checkpoint"):
-            write_file_atomically(storage, path, data)
+            write_file_atomically(storage, path, data, flush_name=flush_name)
             return
         storage.write_file(path + TEMPORARY_SUFFIX, data)
         storage.rename(path + TEMPORARY_SUFFIX, path)

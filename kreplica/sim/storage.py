@@ -131,8 +131,9 @@ class SimStorage:
             raise InvalidFile(f"{path}: {data.size} bytes, more than {limit}")
         return data.read()
 
-    def write_file_atomically(self, path: str, data: bytes) -> None:
-        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory."""
+    def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
+        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory unless the caller
+        does that."""
         temporary = path + TEMPORARY_SUFFIX
         try:
             self.write_file(temporary, data)
@@ -142,7 +143,8 @@ class SimStorage:
             self._names.pop(normpath(temporary), None)
             self._pending.append(_Entry(normpath(temporary), None))
             raise
-        self.sync_directory(dirname(path))
+        if flush_name:
+            self.sync_directory(dirname(path))
 
     def write_file(self, path: str, data: bytes) -> None:
         """Create or replace the file; nothing is flushed."""

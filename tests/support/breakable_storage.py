@@ -65,11 +65,12 @@ class BreakableStorage(FileStorage):
         region.storage = self
         return region
 
-    def write_file_atomically(self, path: str, data: bytes) -> None:
+    def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
         self.write_file(path + ".tmp", data)
         self.sync_file(path + ".tmp")
         self.rename(path + ".tmp", path)
-        self.sync_directory(os.path.dirname(path))
+        if flush_name:
+            self.sync_directory(os.path.dirname(path))
 
     def write_file(self, path: str, data: bytes) -> None:
         self._ask("write", path)

@@ -29,11 +29,12 @@ class MemoryStorage:
             raise InvalidFile(f"{path} is larger than {limit} bytes")
         return self.files[path]
 
-    def write_file_atomically(self, path: str, data: bytes) -> None:
+    def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
         self._change("write_file_atomically", path)
         self.files[path] = data
-        self.durable[path] = data
         self.unflushed.discard(path)
+        if flush_name:
+            self.durable[path] = data
 
     def write_file(self, path: str, data: bytes) -> None:
         self._change("write_file", path)
