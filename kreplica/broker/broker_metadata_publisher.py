@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
-from kreplica.common.config import LogConfig
+from kreplica.common.config import LogConfig, topics_settings
 from kreplica.common.errors import (
     InconsistentTopicId,
     InvalidConfig,
@@ -89,6 +89,8 @@ class BrokerMetadataPublisher:
         self._cache = cache
         self._replicas = replica_manager
         self._logs = replica_manager.log_manager
+        # The default of topics where the cluster says nothing else.
+        self._start_config = self._logs.default_config
         self._loop = loop
         self._on_assignment = on_assignment
         # The loop's own:
@@ -159,32 +161,24 @@ class BrokerMetadataPublisher:
     # ---- settings -----------------------------------------------------------------------------------------
 
     def _configure(self, delta: MetadataDelta, metadata: ClusterMetadata) -> None:
-        configs = {
-            name: None if change.new is None else self._config_of(name, change.new)
-            for (kind, name), change in delta.configs.items()
-            if kind == TOPIC_RESOURCE
-        }
-        if configs:
-            self._logs.set_configs(configs)
+        default = self._logs.default_config
         if any(kind == BROKER_RESOURCE for kind, _ in delta.configs):
             of_all = metadata.config(BROKER_RESOURCE, CLUSTER_DEFAULT)
-            self._replicas.set_quotas({**of_all, **metadata.config(BROKER_RESOURCE, str(self._broker_id))})
-
-    def _config_of(self, topic: str, settings: Mapping[str, str]) -> LogConfig:
-        """The topic's configuration; settings that are not known here, or no value of theirs, are left out:
-        another node may know them.
-        """
-        config = self._logs.default_config
-        try:
-            return config.replace(settings)
-        except InvalidConfig:
-            pass
-        for name, value in settings.items():
-            try:
-                config = config.replace({name: value})
-            except InvalidConfig as error:
-                LOGGER.warning("topic %s: %s", topic, error)
-        return config
+            settings = {**of_all, **metadata.config(BROKER_RESOURCE, str(self._broker_id))}
+            self._replicas.set_quotas(settings)
+            whose = f"broker {self._broker_id}"
+            default = _over(self._start_config, topics_settings(settings), whose)
+        changed = {name for kind, name in delta.configs if kind == TOPIC_RESOURCE}
+        if default != self._logs.default_config:
+            # What a topic has of its own goes over the default.
+            changed |= {name for kind, name in metadata.configs if kind == TOPIC_RESOURCE}
+        elif not changed:
+            return
+        configs: dict[str, LogConfig | None] = {}
+        for name in changed:
+            own = metadata.config(TOPIC_RESOURCE, name)
+            configs[name] = _over(default, own, f"topic {name}") if own else None
+        self._logs.set_configs(configs, default)
 
     # ---- logs that are no longer this broker's ------------------------------------------------------------
 
@@ -343,6 +337,22 @@ class BrokerMetadataPublisher:
         self.error_count += 1
         level = logging.WARNING if isinstance(error, KafkaStorageError) else logging.ERROR
         LOGGER.log(level, "broker %d: %s: %s", self._broker_id, topic_partition, error)
+
+
+def _over(config: LogConfig, settings: Mapping[str, str], whose: str) -> LogConfig:
+    """The configuration with these settings over it; those that are not known here, or no value of theirs,
+    are left out: another node may know them.
+    """
+    try:
+        return config.replace(settings)
+    except InvalidConfig:
+        pass
+    for name, value in settings.items():
+        try:
+            config = config.replace({name: value})
+        except InvalidConfig as error:
+            LOGGER.warning("%s: %s", whose, error)
+    return config
 
 
 def _in_parts(items: Sequence[T]) -> Iterator[Sequence[T]]:

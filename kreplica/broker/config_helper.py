@@ -24,12 +24,11 @@ from kio.schema.describe_configs.v4.response import (
 from kio.schema.errors import ErrorCode
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_settings import BROKERS_NAMES, settings_of
-from kreplica.common.config import LogConfig
+from kreplica.broker.node_settings import settings_of
+from kreplica.common.config import BROKERS_NAMES, LogConfig, topics_settings
 from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicOrPartition
 from kreplica.common.future import Future, resolved
 from kreplica.controller.configuration_control import ALL_BROKERS, is_dynamic_for_brokers
-from kreplica.controller.topic_settings import FIELDS as SETTINGS_OF_ELECTIONS
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
 
 # Where a setting comes from (DescribeConfigsResponse.ConfigSource).
@@ -109,11 +108,12 @@ class ConfigHelper:
         metadata = self._metadata()
         if topic not in metadata.topics:
             raise UnknownTopicOrPartition(f"there is no topic {topic[:80]!r}")
-        of_all = metadata.config(BROKER_RESOURCE, ALL_BROKERS)
+        of_broker = topics_settings(metadata.config(BROKER_RESOURCE, str(self._node_id)))
+        of_all = topics_settings(metadata.config(BROKER_RESOURCE, ALL_BROKERS))
         layers = (
             _Layer(OF_TOPIC, metadata.config(TOPIC_RESOURCE, topic)),
-            # The controller decides by these two; the others of a broker are its logs' own.
-            _Layer(OF_ALL_BROKERS, {name: of_all[name] for name in SETTINGS_OF_ELECTIONS if name in of_all}),
+            _Layer(OF_BROKER, of_broker, _brokers_name),
+            _Layer(OF_ALL_BROKERS, of_all, _brokers_name),
             _Layer(OF_NODE, self._of_node_for_topics, _brokers_name),
             _Layer(DEFAULT, self._topic_defaults, _brokers_name),
         )

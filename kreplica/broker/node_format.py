@@ -13,9 +13,11 @@ from kreplica.broker.node_config import NodeConfig
 from kreplica.common.errors import InconsistentClusterId, InvalidFile
 from kreplica.common.ports import Clock, Random, Storage
 from kreplica.common.types import Uuid
+from kreplica.log.file_names import parse_directory_name
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
 from kreplica.raft.raw_snapshot import FileRawSnapshotWriter
 from kreplica.raft.replicated_log import BOOTSTRAP_SNAPSHOT_ID
+from kreplica.raft.snapshot_files import snapshot_name
 from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
 from kreplica.raft.voter_set import VoterSet
 
@@ -40,17 +42,32 @@ def directory_ids(config: NodeConfig, storage: Storage, random: Random) -> dict[
 
 
 def read_properties(config: NodeConfig, storage: Storage, path: str) -> MetaProperties | None:
-    """What the directory says of itself, None if nothing. Raises as `directory_ids`."""
+    """What the directory says of itself, None if it is nobody's yet. Raises as `directory_ids`."""
     if not storage.is_directory(path):
         return None
     found = MetaPropertiesFile(storage, path).read()
     if found is None:
+        _require_unused(storage, path)
         return None
     if found.cluster_id != config.cluster_id:
         raise InconsistentClusterId(f"{path}: of cluster {found.cluster_id}, not {config.cluster_id}")
     if found.node_id != config.node_id:
         raise InvalidFile(f"{path}: of node {found.node_id}, not {config.node_id}")
     return found
+
+
+def _require_unused(storage: Storage, path: str) -> None:
+    """Raise InvalidFile where a node has run in the directory: nothing else than the meta.properties that is
+    gone tells whose the logs are."""
+    for name in storage.list_directory(path):
+        if name == METADATA_LOG:
+            # A format that was interrupted leaves the first snapshot there, and nothing else.
+            files = storage.list_directory(f"{path}/{name}")
+            is_used = any(file != snapshot_name(BOOTSTRAP_SNAPSHOT_ID) for file in files)
+        else:
+            is_used = parse_directory_name(name) is not None and storage.is_directory(f"{path}/{name}")
+        if is_used:
+            raise InvalidFile(f"{path}: its meta.properties is gone, though {name} is there: put it back")
 
 
 def is_formatted(config: NodeConfig, storage: Storage) -> bool:

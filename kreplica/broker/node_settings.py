@@ -11,26 +11,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, get_type_hints
 
 from kreplica.broker.node_config import NodeConfig
+from kreplica.common.config import BROKERS_NAMES
 from kreplica.common.errors import InvalidConfig
 
 # The parts of a NodeConfig in which a name is looked for, in this order; `log` is that of topics' defaults.
 PARTS = ("raft", "controller", "broker", "replica", "group", "log_manager", "metadata_log", "log")
-# What a broker's property is called where topics have the setting under another name.
-BROKERS_NAMES = {
-    "log.segment.bytes": "segment.bytes",
-    "log.roll.ms": "segment.ms",
-    "log.retention.ms": "retention.ms",
-    "log.retention.bytes": "retention.bytes",
-    "log.cleanup.policy": "cleanup.policy",
-    "log.index.interval.bytes": "index.interval.bytes",
-    "log.index.size.max.bytes": "segment.index.bytes",
-    "log.flush.interval.messages": "flush.messages",
-    "log.flush.interval.ms": "flush.ms",
-    "log.segment.delete.delay.ms": "file.delete.delay.ms",
-    "log.preallocate": "preallocate",
-    "log.message.timestamp.type": "message.timestamp.type",
-    "message.max.bytes": "max.message.bytes",
-}
 
 
 def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeConfig:

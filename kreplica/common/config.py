@@ -26,6 +26,22 @@ CLEANUP_POLICIES = ("compact", "delete")
 COMPRESSION_TYPES = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 DURABILITIES = ("page_cache", "fsync", "fsync_quorum")
+# What the setting of a topic is called where a broker has it, as the default of all topics.
+BROKERS_NAMES = {
+    "log.segment.bytes": "segment.bytes",
+    "log.roll.ms": "segment.ms",
+    "log.retention.ms": "retention.ms",
+    "log.retention.bytes": "retention.bytes",
+    "log.cleanup.policy": "cleanup.policy",
+    "log.index.interval.bytes": "index.interval.bytes",
+    "log.index.size.max.bytes": "segment.index.bytes",
+    "log.flush.interval.messages": "flush.messages",
+    "log.flush.interval.ms": "flush.ms",
+    "log.segment.delete.delay.ms": "file.delete.delay.ms",
+    "log.preallocate": "preallocate",
+    "log.message.timestamp.type": "message.timestamp.type",
+    "message.max.bytes": "max.message.bytes",
+}
 
 # A parser takes what was given and returns the field's value; ValueError's text completes "... must be ...".
 Parser = Callable[[object], Any]
@@ -337,3 +353,10 @@ class MetadataLogConfig(_Settings):
 
 FIELD_NAMES: tuple[str, ...] = LogConfig._field_names()
 DEFAULTS = LogConfig()
+
+
+def topics_settings(of_broker: Mapping[str, str]) -> dict[str, str]:
+    """Those of a broker's settings that are defaults of topics, under the names that topics have for them."""
+    named = {BROKERS_NAMES.get(name, name): value for name, value in of_broker.items()}
+    known = LogConfig._field_names()
+    return {name: value for name, value in named.items() if name.replace(".", "_") in known}

@@ -26,7 +26,13 @@ from kio.schema.incremental_alter_configs.v1.request import (
 from kio.schema.incremental_alter_configs.v1.response import AlterConfigsResourceResponse as IncrementalAnswer
 from kio.schema.incremental_alter_configs.v1.response import IncrementalAlterConfigsResponse
 
-from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
+from kreplica.common.config import (
+    BROKERS_NAMES,
+    CleanerConfig,
+    LogConfig,
+    LogManagerConfig,
+    topics_settings,
+)
 from kreplica.common.errors import (
     BrokerIdNotRegistered,
     InvalidConfig,
@@ -58,7 +64,9 @@ TOPIC_SETTINGS = frozenset(LogConfig().properties())
 REPLICATION_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 CLEANER_SETTINGS = frozenset(CleanerConfig().properties())
 LOG_MANAGER_SETTINGS = frozenset(LogManagerConfig().properties())
-BROKER_SETTINGS = TOPIC_SETTINGS | CLEANER_SETTINGS | LOG_MANAGER_SETTINGS | REPLICATION_RATES
+BROKER_SETTINGS = (
+    TOPIC_SETTINGS | BROKERS_NAMES.keys() | CLEANER_SETTINGS | LOG_MANAGER_SETTINGS | REPLICATION_RATES
+)
 
 Change = Callable[[dict[str, str]], None]
 # Settings by type and name of resource.
@@ -181,7 +189,7 @@ def is_dynamic_for_brokers(name: str) -> bool:
 def check_broker_settings(settings: Mapping[str, str]) -> None:
     """Raises InvalidConfig unless a broker can have these settings."""
     known = _known(settings, BROKER_SETTINGS)
-    LogConfig.parse(_of(known, TOPIC_SETTINGS))
+    LogConfig.parse(topics_settings(known))
     CleanerConfig.parse(_of(known, CLEANER_SETTINGS))
     LogManagerConfig.parse(_of(known, LOG_MANAGER_SETTINGS))
     for name, value in _of(known, REPLICATION_RATES).items():

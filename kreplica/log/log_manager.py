@@ -274,9 +274,14 @@ class LogManager:
         with self._lock:
             return self.configs.get(topic, self._config)
 
-    def set_configs(self, configs: Mapping[str, LogConfig | None]) -> None:
-        """Give the logs of these topics a configuration, now and from now on; None: the node's own."""
+    def set_configs(self, configs: Mapping[str, LogConfig | None], default: LogConfig | None = None) -> None:
+        """Give the logs of these topics a configuration, now and from now on; None: the node's own.
+
+        `default`: the node's own from now on, where that changes.
+        """
         with self._lock:
+            is_other = default is not None and default != self._config
+            self._config = default or self._config
             for topic, config in configs.items():
                 if config is None:
                     self.configs.pop(topic, None)
@@ -284,7 +289,7 @@ class LogManager:
                     self.configs[topic] = config
             for log in self.logs():
                 topic = log.topic_partition.topic
-                if topic in configs:
+                if topic in configs or (is_other and topic not in self.configs):
                     log.configure(self.configs.get(topic, self._config))
         self.on_configs(configs)
 

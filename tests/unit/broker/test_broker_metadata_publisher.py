@@ -97,6 +97,53 @@ def test_a_replica_that_moved_away_is_deleted_and_one_that_came_is_made(stage: P
     assert stage.on(2).broker.log_manager.get_log(TopicPartition("u", 0)) is not None
 
 
+def of_brokers(name: str, value: str | None, resource: str) -> kinds.ConfigRecord:
+    return kinds.ConfigRecord(resource_type=4, resource_name=resource, name=name, value=value)
+
+
+def test_the_defaults_of_brokers_count_where_a_topic_says_nothing(stage: Published) -> None:
+    def settings(broker_id: int, topic: str) -> tuple[int, int]:
+        log = stage.on(broker_id).broker.log_manager.get_log(TopicPartition(topic, 0))
+        assert log is not None
+        return log.config.retention_ms, log.config.segment_ms
+
+    at_start = settings(1, "t")
+    stage.apply(config("retention.ms", "5"))
+    stage.apply(
+        of_brokers("log.retention.ms", "7", ""),
+        of_brokers("log.roll.ms", "8", ""),
+        of_brokers("log.roll.ms", "9", "2"),
+        # Another node may know it.
+        of_brokers("log.unheard.of", "1", ""),
+    )
+    # Of a topic that had its own before, of one that is made afterwards.
+    stage.apply(*topic(B, "u"))
+    assert (settings(1, "t"), settings(2, "t")) == ((5, 8), (5, 9))
+    assert (settings(1, "u"), settings(2, "u")) == ((7, 8), (7, 9))
+    stage.cluster.stop(2)
+    stage.start(2)
+    assert (settings(2, "t"), settings(2, "u")) == ((5, 9), (7, 9))
+    stage.apply(
+        of_brokers("log.retention.ms", None, ""),
+        of_brokers("log.roll.ms", None, ""),
+        config("retention.ms", None),
+    )
+    assert settings(1, "t") == settings(1, "u") == at_start
+
+
+def test_a_replica_that_there_was_no_room_for_is_made_later(stage: Published) -> None:
+    storage = stage.cluster.brokers[2].storage
+    storage.full = True
+    stage.apply(*topic(B, "u"))
+    made = TopicPartition("u", 0)
+    logs = stage.on(2).broker.log_manager
+    assert logs.get_log(made) is None
+    storage.full = False
+    stage.cluster.pass_time(RETRY_MS)
+    assert logs.topic_id(made) == B
+    assert not stage.on(2).broker.replica_manager.partitions.get_or_error(made).is_leader
+
+
 # ---- the first change -------------------------------------------------------------------------------------
 
 

@@ -417,6 +417,22 @@ def test_a_metadata_log_that_is_gone_is_not_begun_anew(tmp_path):
     assert files_of(tmp_path) == before
 
 
+def test_a_directory_with_data_is_not_formatted_anew(tmp_path):
+    with Cluster(2, tmp_path) as cluster:
+        cluster.create_topic("orders")
+    for node in ("node-1", "node-2"):
+        lost = tmp_path / node / "meta.properties"
+        kept = lost.read_bytes()
+        lost.unlink()
+        before = files_of(tmp_path)
+        with pytest.raises(errors.InvalidFile, match=f"{node}: its meta.properties is gone"):
+            Cluster(2, tmp_path)
+        assert files_of(tmp_path) == before
+        lost.write_bytes(kept)
+    with Cluster(2, tmp_path) as cluster:
+        assert cluster.topics() == ["orders"]
+
+
 # ---- mistakes, and the end --------------------------------------------------------------------------------
 
 
