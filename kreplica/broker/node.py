@@ -214,6 +214,7 @@ class Node:
             cluster_id=config.cluster_id,
             quorum=self.raft,
             metadata=lambda: loader.published,
+            in_transaction=lambda: loader.metadata.in_transaction,
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),

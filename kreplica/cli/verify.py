@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from kreplica.cli.output import console, print_json, print_table
 from kreplica.cli.progress import progress
 from kreplica.log.verify import Problem, holds_log, total_bytes, verify
+from kreplica.raft.snapshot_verify import verify_snapshots
 from kreplica.runtime.storage import FileStorage
 
 
@@ -21,7 +23,8 @@ def run(paths: Sequence[str], as_json: bool) -> int:
     problems: list[Problem] = []
     with progress("verify", size) as advance:
         for path in paths:
-            for problem in verify(storage, path, progress=advance):
+            snapshots = verify_snapshots(storage, path) if storage.is_directory(path) else ()
+            for problem in chain(verify(storage, path, progress=advance), snapshots):
                 problems.append(problem)
                 if as_json:
                     print_json(asdict(problem))

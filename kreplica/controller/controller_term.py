@@ -25,6 +25,7 @@ from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.state_machines import StateMachines
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.records import (
+    AbortTransactionRecord,
     BrokerRegistrationChangeRecord,
     ConfigRecord,
     MetadataRecord,
@@ -134,6 +135,13 @@ class ControllerTerm:
         ):
             self.after_append(lambda _: self.machines.partitions.trigger_online_partition_state_change())
         return change
+
+    def abort_transaction(self, reason: str) -> None:
+        """Let nothing count that an earlier controller has begun in a transaction of the log (KIP-868).
+
+        The context never knew of it, so this goes to the log alone.
+        """
+        self._append(self.epoch, [in_lowest_version(AbortTransactionRecord(reason=reason))])
 
     def _append(self, epoch: int, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> int:
         if self.is_lost:

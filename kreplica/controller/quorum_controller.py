@@ -65,7 +65,8 @@ class Deferred(NamedTuple):
 
 
 class QuorumController:
-    """See the module. `metadata()`: the committed metadata, asked for in the quorum's loop."""
+    """See the module. `metadata()`: the committed metadata. `in_transaction()`: whether records follow it in
+    the log that may be undone yet (KIP-868). Both are asked in the quorum's loop."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class QuorumController:
         cluster_id: str,
         quorum: Quorum,
         metadata: Callable[[], ClusterMetadata],
+        in_transaction: Callable[[], bool],
         clock: Clock,
         random: Random,
         loop: Loop,
@@ -86,6 +88,7 @@ class QuorumController:
         self._cluster_id = cluster_id
         self._quorum = quorum
         self._metadata = metadata
+        self._in_transaction = in_transaction
         self._clock = clock
         self._random = random
         self._loop = loop
@@ -155,7 +158,8 @@ class QuorumController:
     def on_leader_change(self, leader: LeaderAndEpoch) -> None:
         """Another leader or epoch of the quorum; to its leader itself once it has all from before."""
         if leader.leader_id == self.node_id:
-            self._loop.post(partial(self._claim, leader.epoch, self._metadata().copy()))
+            metadata, in_transaction = self._metadata().copy(), self._in_transaction()
+            self._loop.post(partial(self._claim, leader.epoch, metadata, in_transaction))
         else:
             self._loop.post(partial(self._renounce, leader.leader_id))
 
@@ -230,22 +234,23 @@ class QuorumController:
 
     # ---- fail-over ----------------------------------------------------------------------------------------
 
-    def _claim(self, epoch: int, metadata: ClusterMetadata) -> None:
+    def _claim(self, epoch: int, metadata: ClusterMetadata, in_transaction: bool) -> None:
         if self._term is not None:
             self._on_controller_resignation("a new epoch")
         self._leader_id = self.node_id
         try:
-            self._on_controller_failover(epoch, metadata)
+            self._on_controller_failover(epoch, metadata, in_transaction)
         except Exception as error:
             self._fault("onControllerFailover", error, epoch)
 
-    def _on_controller_failover(self, epoch: int, metadata: ClusterMetadata) -> None:
+    def _on_controller_failover(self, epoch: int, metadata: ClusterMetadata, in_transaction: bool) -> None:
         """Become the active controller, in the ZooKeeper-era controller's order.
 
         Its epoch; the context, from what is committed (where the listeners had their place: from here on each
-        commit comes as an event behind this one); the replicas' states, then the partitions', which elects
-        leaders where there are none; reassignments that were under way; sessions, so that brokers are told
-        from dead ones; the timers. A deletion needs nothing: brokers delete what the metadata lacks.
+        commit comes as an event behind this one); the end of a transaction of the log that was left open; the
+        replicas' states, then the partitions', which elects leaders where there are none; reassignments that
+        were under way; sessions, so that brokers are told from dead ones; the timers. A deletion needs
+        nothing: brokers delete what the metadata lacks.
         """
         self._failovers.mark()
         term = ControllerTerm(
@@ -260,6 +265,9 @@ class QuorumController:
         )
         self._term = term
         self._written_at_ns = self._clock.monotonic_ns()
+        if in_transaction:
+            # Else what follows would wait, or be undone, with what nobody is going to end (KIP-868).
+            self._require("abortTransaction", lambda term: term.abort_transaction("a new controller"))
         if not metadata.features:
             self._require("bootstrap", lambda _: ControllerResult(bootstrap_records(), None))
         self._require("startup", lambda term: term.machines.startup())

@@ -96,6 +96,7 @@ class KafkaMetadataLog:
         )
         try:
             metadata_log_directory.require_whole(log)
+            metadata_log_directory.restore_epochs(log)
             snapshots = metadata_log_directory.tidied_snapshots(storage, directory, log.log_start_offset)
             opened = cls(log, snapshots, storage, clock, settings)
             # A crash may have come between a snapshot that was fetched and the log's new beginning.

@@ -5,6 +5,7 @@ Everything that refuses does so before a byte is changed.
 
 from __future__ import annotations
 
+import logging
 from posixpath import dirname
 
 from kreplica._core.log_state import read_standing
@@ -17,6 +18,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.ports import Storage
 from kreplica.common.types import Uuid
+from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.unified_log import UnifiedLog
@@ -24,6 +26,8 @@ from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.raw_snapshot import FileRawSnapshotReader
 from kreplica.raft.snapshot_check import check_snapshot
 from kreplica.raft.snapshot_files import is_left_over, parse_snapshot_name, snapshot_name
+
+LOGGER = logging.getLogger(__name__)
 
 
 def prepare(storage: Storage, directory: str) -> None:
@@ -69,6 +73,13 @@ def _start_offset(storage: Storage, directory: str, names: list[str]) -> int:
     return start
 
 
+def require_snapshot(storage: Storage, directory: str) -> None:
+    """Raise SnapshotMissing where the log begins above 0, and no snapshot holds what came before."""
+    names = storage.list_directory(directory)
+    latest = max(_snapshots(names), default=None)
+    _require_start(directory, _start_offset(storage, directory, names), latest)
+
+
 def _require_start(directory: str, start: int, latest: OffsetAndEpoch | None) -> None:
     # KAFKA-14238: what was before the start is in a snapshot, or nowhere.
     if start > 0 and (latest is None or latest.offset < start):
@@ -89,6 +100,27 @@ def require_whole(log: UnifiedLog) -> None:
         )
     if not log.is_writable:
         raise InvalidFile(f"{log.local.directory}: the log cannot be written")
+
+
+def restore_epochs(log: UnifiedLog) -> None:
+    """Know the leader epochs by the log's batches, where the file that tells them is gone, empty, or behind.
+
+    Only epochs without a record get lost, which decide about nothing. Raises KafkaStorageError.
+    """
+    start, end, epochs = log.log_start_offset, log.log_end_offset, log.epochs
+    if start == end:
+        return
+    earliest = epochs.earliest_entry
+    reaches_back = earliest is not None and earliest.start_offset <= start
+    if reaches_back and epochs.epoch_for_offset(end - 1) == next(log.batches(end - 1)).leader_epoch:
+        return
+    found: list[EpochEntry] = []
+    for batch in log.batches(start):
+        if not found or found[-1].epoch != batch.leader_epoch:
+            found.append(EpochEntry(batch.leader_epoch, max(batch.base_offset, start)))
+    LOGGER.warning("%s: the leader epochs are those of the log's batches: %s", log.local.directory, found)
+    epochs.restore(tuple(found))
+    epochs.flush()
 
 
 def tidied_snapshots(storage: Storage, directory: str, start_offset: int) -> list[OffsetAndEpoch]:

@@ -140,6 +140,7 @@ class ClusterNode:
             cluster_id=CLUSTER_ID,
             quorum=self.client,
             metadata=lambda: self.loader.published,
+            in_transaction=lambda: self.loader.metadata.in_transaction,
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),

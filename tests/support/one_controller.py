@@ -144,6 +144,7 @@ class OneController(VirtualMachine):
             cluster_id=CLUSTER_ID,
             quorum=self.quorum,
             metadata=lambda: self.quorum.metadata,
+            in_transaction=lambda: self.quorum.metadata.in_transaction,
             clock=self.clock,
             random=random.Random(1),
             loop=self.loop,

@@ -8,7 +8,10 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kreplica.common.leader_and_isr import NO_LEADER
+from kreplica.common.types import Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.records import BeginTransactionRecord, TopicRecord
+from kreplica.metadata.serde import in_lowest_version
 from kreplica.sim.network import LinkConditions
 from tests.support.controller_quorum import CONTROLLER_CONFIG, ControllerQuorum
 from tests.support.one_controller import topic_creation
@@ -132,6 +135,24 @@ def test_what_was_answered_is_known_to_the_next_controller(quorum: ControllerQuo
     quorum.kill(active)
     quorum.until(lambda: quorum.active not in (None, active))
     assert "u" in quorum.metadata().topics
+
+
+def test_a_transaction_of_the_log_that_was_left_open_counts_for_nothing(quorum: ControllerQuorum) -> None:
+    # KIP-868.
+    first = quorum.active
+    assert first is not None
+    client = quorum.node(first).client
+    begun = [BeginTransactionRecord(name="n"), TopicRecord(name="half", topic_id=Uuid(b"h" * 16))]
+    last = client.schedule_append(client.leader_and_epoch.epoch, [in_lowest_version(each) for each in begun])
+    others = [each for each in quorum.controller_ids if each != first]
+    assert quorum.run_until(lambda: all(quorum.node(i).client.high_watermark > last for i in others))
+    quorum.kill(first)
+    quorum.until(lambda: quorum.active not in (None, first))
+    quorum.create_topic("u", [1, 2, 3])
+    quorum.start(first)
+    quorum.until(lambda: all("u" in quorum.metadata(each).topics for each in quorum.machines))
+    assert all("half" not in quorum.metadata(each).topics for each in quorum.machines)
+    assert not any(quorum.node(each).loader.metadata.in_transaction for each in quorum.machines)
 
 
 # ---- slow ones -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from kreplica.common.errors import (
     DamagedLog,
     InconsistentTopicId,
+    InvalidFile,
     InvalidSnapshot,
     SnapshotMissing,
 )
@@ -200,3 +201,47 @@ def test_a_snapshot_that_was_fetched_counts_though_the_log_was_not_cut_any_more(
     log.abandon()
     again = open_metadata_log(storage)
     assert (again.start_offset, again.end_offset, again.last_fetched_epoch) == (8, 8, 2)
+
+
+# ---- leader epochs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [None, b"", b"0\n0\n", b"0\n1\n1 0\n", b"0\n1\n3 10\n"])
+@pytest.mark.parametrize("start", [0, 10])
+def test_leader_epochs_are_known_by_the_batches_where_their_file_is_lost(
+    left: bytes | None, start: int
+) -> None:
+    storage = machine()
+    log = open_metadata_log(storage, max_retention_bytes=0, **SMALL_SEGMENTS)
+    append(log, 10, epoch=1)
+    append(log, 5, epoch=3)
+    commit(log)
+    snapshot(log, 10, epoch=1)
+    snapshot(log, 15, epoch=3)
+    append(log, 5, epoch=4)
+    log.log.maybe_increment_log_start_offset(start)
+    stood = log.log.epochs.entries, log.end_offset, log.last_fetched_epoch
+    log.close()
+    path = f"{DIRECTORY}/leader-epoch-checkpoint"
+    if left is None:
+        storage.remove(path)
+    else:
+        storage.write_file(path, left)
+    again = open_metadata_log(storage)
+    assert (again.log.epochs.entries, again.end_offset, again.last_fetched_epoch) == stood
+    again.abandon()
+    # They are on the disk again, too.
+    assert open_metadata_log(storage.after_power_cut()).log.epochs.entries == stood[0]
+
+
+def test_leader_epochs_that_cannot_be_read_are_refused_by_name() -> None:
+    storage = machine()
+    log = open_metadata_log(storage)
+    append(log)
+    log.close()
+    path = f"{DIRECTORY}/leader-epoch-checkpoint"
+    storage.write_file(path, b"rubbish")
+    before = {name: storage.read_file(f"{DIRECTORY}/{name}") for name in names(storage)}
+    with pytest.raises(InvalidFile, match=path):
+        open_metadata_log(storage)
+    assert {name: storage.read_file(f"{DIRECTORY}/{name}") for name in names(storage)} == before
