@@ -6,7 +6,7 @@ logs with one chain at an offset are identical up to there. Thread rule: one thr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from kreplica._core.records import batches
@@ -35,6 +35,18 @@ class BatchFact(NamedTuple):
     end_offset: int
     epoch: int
     chain: int
+
+
+def fact_at(facts: Sequence[BatchFact], end_offset: int) -> BatchFact | None:
+    """Of the facts, which ascend, that of the batch that ends there."""
+    low, high = 0, len(facts)
+    while low < high:
+        middle = (low + high) // 2
+        if facts[middle].end_offset < end_offset:
+            low = middle + 1
+        else:
+            high = middle
+    return facts[low] if low < len(facts) and facts[low].end_offset == end_offset else None
 
 
 class NodeView:
@@ -72,14 +84,7 @@ class NodeView:
 
     def fact_at(self, end_offset: int) -> BatchFact | None:
         """The batch that ends there, if one does."""
-        facts, low, high = self.facts, 0, len(self.facts)
-        while low < high:
-            middle = (low + high) // 2
-            if facts[middle].end_offset < end_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return facts[low] if low < len(facts) and facts[low].end_offset == end_offset else None
+        return fact_at(self.facts, end_offset)
 
     def refresh(self, chains: dict[tuple[int, int], int]) -> list[BatchFact] | None:
         """Look again; what is new in the log, None where nothing at all has changed.

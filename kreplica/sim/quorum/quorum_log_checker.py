@@ -22,7 +22,7 @@ from kreplica.raft.voter_set import ReplicaKey, VoterNode
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 from kreplica.sim.node import SimBroker
-from kreplica.sim.quorum.node_view import NodeView
+from kreplica.sim.quorum.node_view import BatchFact, NodeView, fact_at
 from kreplica.sim.quorum.quorum_node import LOG_DIRECTORY
 
 
@@ -46,6 +46,8 @@ class QuorumLogChecker:
         self._votes: dict[tuple[ReplicaKey, int], int] = {}
         self._states: dict[int, EpochState] = {}
         self._asked: dict[int, Any] = {}
+        # What was on disks that are gone: a leader counts on what they had told it.
+        self._lost: dict[ReplicaKey, tuple[list[BatchFact], int]] = {}
         # Who would vote for a node, by the node and the epoch in which it asked.
         self._would_vote: dict[tuple[int, int], set[ReplicaKey]] = {}
 
@@ -79,6 +81,8 @@ class QuorumLogChecker:
     def forget_disk(self, node_id: int) -> None:
         """The node, which is down, has an empty disk from now on."""
         view = self.views[node_id]
+        if view.key is not None:
+            self._lost[view.key] = view.facts, view.durable_end
         view.durable_end, view.epoch, view.facts = 0, 0, []
         self._states.pop(node_id, None)
 
@@ -232,12 +236,19 @@ class QuorumLogChecker:
         start, self.committed_end = self.committed_end, mark
         self.on_commit(node, start, mark)
 
-    @staticmethod
-    def _has_on_disk(view: NodeView, voter: VoterNode, end_offset: int, chain: int) -> bool:
-        if view.key is None or not voter.is_voter(view.key):
-            return False
-        fact = view.fact_at(end_offset)
-        return fact is not None and fact.chain == chain and view.durable_end >= end_offset
+    def _has_on_disk(self, view: NodeView, voter: VoterNode, end_offset: int, chain: int) -> bool:
+        """Whether the voter has it there, or had it when it lost its disk.
+
+        Minorities may lose theirs: who is left then and has it is in every majority of those who are left.
+        """
+        disks = [lost for key, lost in self._lost.items() if voter.is_voter(key)]
+        if view.key is not None and voter.is_voter(view.key):
+            disks.append((view.facts, view.durable_end))
+        for facts, durable_end in disks:
+            fact = fact_at(facts, end_offset)
+            if fact is not None and fact.chain == chain and durable_end >= end_offset:
+                return True
+        return False
 
     def _check_start(self, view: NodeView) -> None:
         has_snapshot = view.start == 0 or (view.snapshot is not None and view.snapshot[0] >= view.start)
