@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 from kio.schema.assign_replicas_to_dirs.v0.request import (
@@ -23,6 +24,7 @@ from kio.schema.assign_replicas_to_dirs.v0.request import (
 )
 from kio.schema.assign_replicas_to_dirs.v0.response import AssignReplicasToDirsResponse
 
+from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.errors import UnknownTopicId, UnknownTopicOrPartition
 from kreplica.common.future import Future
 from kreplica.common.ports import Loop, Transport
@@ -54,11 +56,17 @@ class AssignmentsManager:
     ) -> None:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
-        self._controller = controller
-        self._transport = transport
         self._loop = loop
+        self._requests = ControllerRequests(
+            controller,
+            transport=transport,
+            loop=loop,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            retry_backoff_ms=RETRY_MS,
+        )
         # The loop's own:
         self._waiting: dict[Replica, Uuid] = {}
+        self._sent: dict[Replica, Uuid] = {}
         self._is_busy = False  # a request is in flight, or the next try has its time
         self._is_closed = False
 
@@ -80,22 +88,14 @@ class AssignmentsManager:
         if not self._is_busy:
             # What is added in the same moment goes along.
             self._is_busy = True
-            self._loop.post(self._send)
+            self._loop.post(partial(self._requests.ask, self._request, self._take))
 
-    def _send(self) -> None:
+    def _request(self) -> AssignReplicasToDirsRequest | None:
+        """The next to be told; None where nothing is."""
         if self._is_closed or not self._waiting:
             self._is_busy = False
-            return
-        self._is_busy = True
-        controller = self._controller()
-        if controller is None:
-            self._loop.post_later(self._send, RETRY_MS)
-            return
-        sent = dict(islice(self._waiting.items(), MAX_ASSIGNMENTS_PER_REQUEST))
-        reply = self._transport.send(controller, self._request(sent), timeout_ms=REQUEST_TIMEOUT_MS)
-        reply.add_done_callback(lambda done: self._loop.post(lambda: self._answered(sent, done)))
-
-    def _request(self, sent: dict[Replica, Uuid]) -> AssignReplicasToDirsRequest:
+            return None
+        sent = self._sent = dict(islice(self._waiting.items(), MAX_ASSIGNMENTS_PER_REQUEST))
         by_directory: dict[Uuid, dict[Uuid, list[int]]] = {}
         for (topic_id, partition), directory in sent.items():
             by_directory.setdefault(directory, {}).setdefault(topic_id, []).append(partition)
@@ -117,21 +117,19 @@ class AssignmentsManager:
             ),
         )
 
-    def _answered(self, sent: dict[Replica, Uuid], reply: Future[AssignReplicasToDirsResponse]) -> None:
+    def _take(self, reply: Future[AssignReplicasToDirsResponse]) -> bool:
         error = reply.exception()
         if error is None:
             error = error_of(reply.result().error_code)
         if error is not None:
             LOGGER.info("broker %d: where replicas lie is told later: %s", self._broker_id, error)
-            self._loop.post_later(self._send, RETRY_MS)
-            return
-        refused = self._settle(sent, reply.result())
-        if refused:
-            # At the end of the line: others go first.
-            self._waiting.update(refused)
-            self._loop.post_later(self._send, RETRY_MS)
-        else:
-            self._send()
+            return True
+        refused = self._settle(self._sent, reply.result())
+        # At the end of the line: others go first.
+        self._waiting.update(refused)
+        if not refused:
+            self._requests.ask(self._request, self._take)
+        return bool(refused)
 
     def _settle(
         self, sent: dict[Replica, Uuid], response: AssignReplicasToDirsResponse

@@ -16,6 +16,7 @@ from functools import partial
 
 from kio.schema.elect_leaders.v2.request import ElectLeadersRequest, TopicPartitions
 
+from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.types import TopicPartition
 from kreplica.controller.replication_control import HANDOVER
@@ -29,9 +30,14 @@ class HandoverRequests:
     """One broker's. `controller()`: the active controller's node id, None where it is not known."""
 
     def __init__(self, *, controller: Callable[[], int | None], transport: Transport, loop: Loop) -> None:
-        self._controller = controller
-        self._transport = transport
         self._loop = loop
+        self._requests = ControllerRequests(
+            controller,
+            transport=transport,
+            loop=loop,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            retry_backoff_ms=RETRY_MS,
+        )
         # The loop's own:
         self._asking: set[TopicPartition] = set()
         self._is_closed = False
@@ -47,26 +53,17 @@ class HandoverRequests:
     def _ask(self, partition: Partition) -> None:
         if partition.topic_partition not in self._asking:
             self._asking.add(partition.topic_partition)
-            self._look(partition)
+            # Whatever the answer says: what counts is who leads then.
+            self._requests.ask(partial(self._request, partition), lambda _: True)
 
-    def _look(self, partition: Partition) -> None:
+    def _request(self, partition: Partition) -> ElectLeadersRequest | None:
         """Ask, if the cluster still has this broker lead."""
         at = partition.topic_partition
         if self._is_closed or partition.leader != partition.broker_id:
             self._asking.discard(at)
-            return
-        controller = self._controller()
-        if controller is None:
-            self._look_later(partition)
-            return
-        request = ElectLeadersRequest(
+            return None
+        return ElectLeadersRequest(
             election_type=HANDOVER,
             topic_partitions=(TopicPartitions(topic=at.topic, partitions=(at.partition,)),),
             timeout=timedelta(milliseconds=REQUEST_TIMEOUT_MS),
         )
-        reply = self._transport.send(controller, request, timeout_ms=REQUEST_TIMEOUT_MS)
-        # Whatever the answer says: what counts is who leads then.
-        reply.add_done_callback(lambda _: self._look_later(partition))
-
-    def _look_later(self, partition: Partition) -> None:
-        self._loop.post_later(partial(self._look, partition), RETRY_MS)

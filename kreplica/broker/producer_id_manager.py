@@ -19,6 +19,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 
+from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.errors import CoordinatorLoadInProgress, InvalidRequest
 from kreplica.common.future import Future, resolved
 from kreplica.common.ports import Loop, Transport
@@ -46,9 +47,14 @@ class ProducerIdManager:
     ) -> None:
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
-        self._controller = controller
-        self._transport = transport
         self._loop = loop
+        self._requests = ControllerRequests(
+            controller,
+            transport=transport,
+            loop=loop,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            retry_backoff_ms=RETRY_BACKOFF_MS,
+        )
         # The loop's own:
         self._next = self._end = 0
         self._waiting: deque[Future[int]] = deque()
@@ -81,32 +87,26 @@ class ProducerIdManager:
             self._next += 1
             future.set_result(self._next - 1)
         if self._waiting and not self._is_asking:
-            self._ask()
+            self._is_asking = True
+            self._requests.ask(self._request, self._take)
 
-    def _ask(self) -> None:
-        self._is_asking = True
-        controller = self._controller()
-        if controller is None:
-            self._loop.post_later(self._again, RETRY_BACKOFF_MS)
-            return
-        request = AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch())
-        reply = self._transport.send(controller, request, timeout_ms=REQUEST_TIMEOUT_MS)
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, done)))
+    def _request(self) -> AllocateProducerIdsRequest | None:
+        if not self._waiting:
+            self._is_asking = False
+            return None
+        return AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._broker_epoch())
 
-    def _answered(self, reply: Future[AllocateProducerIdsResponse]) -> None:
+    def _take(self, reply: Future[AllocateProducerIdsResponse]) -> bool:
         error = reply.exception()
         if error is None:
             error = error_of(reply.result().error_code)
         if error is not None:
-            self._loop.post_later(self._again, RETRY_BACKOFF_MS)
-            return
+            return True
         block = reply.result()
         self._next, self._end = block.producer_id_start, block.producer_id_start + block.producer_id_len
-        self._again()
-
-    def _again(self) -> None:
         self._is_asking = False
         self._serve()
+        return False
 
     def _expire(self, future: Future[int]) -> None:
         if not future.done():

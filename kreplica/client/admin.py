@@ -35,6 +35,7 @@ from kio.schema.incremental_alter_configs.v1.request import (
 )
 
 from kreplica.client.client_config import ClientConfig
+from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.errors import (
     ElectionNotNeeded,
     KreplicaError,
@@ -91,11 +92,17 @@ class Admin:
         config: ClientConfig | None = None,
     ) -> None:
         self._controllers = controllers
-        self._transport = transport
         self._loop = loop
         self._clock = clock
-        self._config = config or ClientConfig()
+        self._config = config = config or ClientConfig()
         self._tries = 0
+        self._requests = ControllerRequests(
+            self._next_controller,
+            transport=transport,
+            loop=loop,
+            request_timeout_ms=config.request_timeout_ms,
+            retry_backoff_ms=config.retry_backoff_ms,
+        )
 
     # ---- topics -------------------------------------------------------------------------------------------
 
@@ -230,28 +237,26 @@ class Admin:
     ) -> Future[None]:
         patience_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         asked = _Ask(request, error_in, done_already, self._now_ms() + patience_ms)
-        self._loop.post(partial(self._send, asked))
+        make, take = partial(self._request, asked), partial(self._take, asked)
+        self._loop.post(partial(self._requests.ask, make, take, left_ms=partial(self._left_ms, asked)))
         return asked.future
 
-    def _send(self, asked: _Ask) -> None:
-        left_ms = asked.deadline_ms - self._now_ms()
-        if left_ms <= 0:
-            error = RequestTimedOut(f"{type(asked.request).__name__}: no controller did it in time")
-            error.__cause__ = asked.last_error
-            asked.future.set_exception(error)
-            return
+    def _next_controller(self) -> int | None:
         nodes = self._controllers()
-        if not nodes:
-            self._again_later(asked)
-            return
-        reply = self._transport.send(
-            nodes[self._tries % len(nodes)],
-            asked.request,
-            timeout_ms=min(left_ms, self._config.request_timeout_ms),
-        )
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, asked, done)))
+        return nodes[self._tries % len(nodes)] if nodes else None
 
-    def _answered(self, asked: _Ask, reply: Future[Any]) -> None:
+    def _left_ms(self, asked: _Ask) -> int:
+        return asked.deadline_ms - self._now_ms()
+
+    def _request(self, asked: _Ask) -> Any | None:
+        if self._left_ms(asked) > 0:
+            return asked.request
+        error = RequestTimedOut(f"{type(asked.request).__name__}: no controller did it in time")
+        error.__cause__ = asked.last_error
+        asked.future.set_exception(error)
+        return None
+
+    def _take(self, asked: _Ask, reply: Future[Any]) -> bool:
         error = reply.exception()
         if error is not None:
             asked.may_be_done = True
@@ -262,17 +267,15 @@ class Admin:
             # One that resigned before the commit cannot tell either.
             asked.may_be_done = True
             self._tries += 1
-            self._again_later(asked)
-        elif error is None or self._was_done(asked, error):
+            return True
+        if error is None or self._was_done(asked, error):
             asked.future.set_result(None)
         else:
             asked.future.set_exception(error)
+        return False
 
     def _was_done(self, asked: _Ask, error: BaseException) -> bool:
         return asked.may_be_done and asked.done_already is not None and isinstance(error, asked.done_already)
-
-    def _again_later(self, asked: _Ask) -> None:
-        self._loop.post_later(partial(self._send, asked), self._config.retry_backoff_ms)
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
-from kreplica.client.admin import ELECTION_TYPES, Admin
+from kreplica.client.admin import ELECTION_TYPES
+from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
-from kreplica.client.client_metadata import ClientMetadata
-from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST, Fetcher
-from kreplica.client.group_consumer import GroupConsumer
+from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST
 from kreplica.client.partition_sender import RecordMetadata
-from kreplica.client.producer import Producer
 from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
 from kreplica.cluster.arguments import (
     assignment_of,
@@ -123,17 +121,15 @@ class Cluster:
             raise
 
     def _make_client(self, nodes: ClusterNodes) -> None:
-        endpoint = self._endpoint = self._network.join(CLIENT_ID)
-        loop, clock = endpoint.loop("client"), self._clock
-        config = CLIENT
-        self._loop = loop
-        self._metadata = ClientMetadata(nodes.live_brokers, transport=endpoint, loop=loop, config=config)
-        self._fetcher = Fetcher(self._metadata, transport=endpoint, loop=loop, clock=clock, config=config)
-        self._producer = Producer(
-            self._metadata, nodes.live_brokers, transport=endpoint, loop=loop, clock=clock, config=config
-        )
-        self._admin = Admin(
-            nodes.likely_controllers, transport=endpoint, loop=loop, clock=clock, config=config
+        endpoint = self._network.join(CLIENT_ID)
+        self._loop = loop = endpoint.loop("client")
+        self._client = Client(
+            nodes.live_brokers,
+            nodes.likely_controllers,
+            transport=endpoint,
+            loop=loop,
+            clock=self._clock,
+            config=CLIENT,
         )
 
     # ---- topics -------------------------------------------------------------------------------------------
@@ -159,7 +155,7 @@ class Cluster:
         replicas = assignment_of(assignment)
         created = self._call(
             partial(
-                self._admin.create_topic,
+                self._client.admin.create_topic,
                 name,
                 partitions=-1 if replicas else index(partitions),
                 replication_factor=-1 if replicas else replication_factor_of(replication_factor),
@@ -175,7 +171,7 @@ class Cluster:
         """Delete a topic; no live broker knows it when this returns. Raises UnknownTopicOrPartition,
         RequestTimedOut."""
         topic_name(name)
-        self._call(lambda: self._admin.delete_topic(name, timeout_ms=milliseconds(timeout))).result()
+        self._call(lambda: self._client.admin.delete_topic(name, timeout_ms=milliseconds(timeout))).result()
         self._wait(
             lambda: all(name not in each.topics for each in self._nodes.known_metadata()), timeout, name
         )
@@ -185,7 +181,9 @@ class Cluster:
         RequestTimedOut."""
         topic_name(name)
         last = TopicPartition(name, index(count) - 1)
-        asked = partial(self._admin.create_partitions, name, index(count), timeout_ms=milliseconds(timeout))
+        asked = partial(
+            self._client.admin.create_partitions, name, index(count), timeout_ms=milliseconds(timeout)
+        )
         self._call(asked).result()
         self._wait(
             lambda: all(each.partition(last) is not None for each in self._nodes.known_metadata()),
@@ -199,7 +197,7 @@ class Cluster:
         """Change settings of a topic; None takes one back to its default. Raises InvalidConfig,
         UnknownTopicOrPartition, RequestTimedOut."""
         topic_name(name)
-        asked = partial(self._admin.alter_config, name, changes, timeout_ms=milliseconds(timeout))
+        asked = partial(self._client.admin.alter_config, name, changes, timeout_ms=milliseconds(timeout))
         self._call(asked).result()
 
     def topics(self) -> list[str]:
@@ -250,7 +248,7 @@ class Cluster:
         MessageTooLarge, InvalidRecord, TypeError for what is no record.
         """
         send = partial(
-            self._producer.send,
+            self._client.producer.send,
             acks=acks_of(acks),
             timeout_ms=None if timeout is None else milliseconds(timeout),
         )
@@ -291,11 +289,15 @@ class Cluster:
         self, at: TopicPartition, start: int | None, stop: int | None, follow: bool, isolation: Isolation
     ) -> Iterator[Record]:
         if start is None:
-            start = self._call(partial(self._fetcher.offset, at, EARLIEST, isolation=isolation)).result()
+            start = self._call(
+                partial(self._client.fetcher.offset, at, EARLIEST, isolation=isolation)
+            ).result()
         if not follow:
-            end = self._call(partial(self._fetcher.offset, at, LATEST, isolation=isolation)).result()
+            end = self._call(partial(self._client.fetcher.offset, at, LATEST, isolation=isolation)).result()
             stop = end if stop is None else min(stop, end)
-        for record in read(self._fetcher, at, start, None if follow else stop, isolation, self._fetched):
+        for record in read(
+            self._client.fetcher, at, start, None if follow else stop, isolation, self._fetched
+        ):
             if stop is not None and record.offset is not None and record.offset >= stop:
                 return
             yield record
@@ -323,18 +325,8 @@ class Cluster:
         """
         timeout_ms = None if timeout is None else milliseconds(timeout)
         self._pending.require_open()
-        consumer = GroupConsumer(
-            group,
-            [topics] if isinstance(topics, str) else [topic_name(each) for each in topics],
-            self._metadata,
-            self._fetcher,
-            self._nodes.live_brokers,
-            transport=self._endpoint,
-            loop=self._loop,
-            clock=self._clock,
-            config=consumer_config(config or {}),
-            client_config=CLIENT,
-        )
+        names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
+        consumer = self._client.consumer(group, names, consumer_config(config or {}))
         return consume(consumer, lambda ask: self._call(ask).result(), timeout_ms)
 
     # ---- partitions ---------------------------------------------------------------------------------------
@@ -359,7 +351,7 @@ class Cluster:
         """
         at = self._require(topic, partition)
         wanted = None if replicas is None else broker_ids(replicas)
-        self._call(lambda: self._admin.reassign(at, wanted, timeout_ms=milliseconds(timeout))).result()
+        self._call(lambda: self._client.admin.reassign(at, wanted, timeout_ms=milliseconds(timeout))).result()
         if wait and wanted is not None:
             view = self.partition(topic, partition)
             self._wait(lambda: view.replicas == wanted and not view.adding_replicas, timeout, str(at))
@@ -379,7 +371,9 @@ class Cluster:
         """
         at = self._require(topic, partition)
         choice(kind, ELECTION_TYPES, "kind")
-        self._call(lambda: self._admin.elect_leader(at, kind, timeout_ms=milliseconds(timeout))).result()
+        self._call(
+            lambda: self._client.admin.elect_leader(at, kind, timeout_ms=milliseconds(timeout))
+        ).result()
 
     # ---- nodes --------------------------------------------------------------------------------------------
 

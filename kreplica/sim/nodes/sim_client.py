@@ -8,13 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kreplica.client.admin import Admin
+from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
-from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.consumer_config import ConsumerConfig
-from kreplica.client.fetcher import Fetcher
-from kreplica.client.group_consumer import GroupConsumer
-from kreplica.client.producer import Producer
 from kreplica.common.errors import UnsupportedVersion
 from kreplica.common.future import Future, failed
 from kreplica.sim.clock import VirtualClock
@@ -40,7 +36,7 @@ CONSUMER_CONFIG = ConsumerConfig(
 )
 
 
-class SimClient:
+class SimClient(Client):
     """The client of id `client_id`, which no node has. `nodes()`: whom it may ask; `controllers()`: who may
     be the active controller."""
 
@@ -58,34 +54,10 @@ class SimClient:
         self.endpoint: SimEndpoint = machines.network.join(life)
         machines.network.register(life, _no_handler)
         loop = machines.scheduler.loop(life, "client")
-        endpoint, clock = self.endpoint, self.clock
-        self.metadata = ClientMetadata(nodes, transport=endpoint, loop=loop, config=config)
-        self.fetcher = Fetcher(self.metadata, transport=endpoint, loop=loop, clock=clock, config=config)
-        self.producer = Producer(
-            self.metadata, nodes, transport=endpoint, loop=loop, clock=clock, config=config
+        super().__init__(
+            nodes, controllers, transport=self.endpoint, loop=loop, clock=self.clock, config=config
         )
-        self.admin = Admin(controllers, transport=endpoint, loop=loop, clock=clock, config=config)
         self.life = life
-        self._nodes = nodes
-        self._loop = loop
-        self._config = config
-
-    def consumer(
-        self, group_id: str, topics: Sequence[str], config: ConsumerConfig = CONSUMER_CONFIG
-    ) -> GroupConsumer:
-        """Another member of the group; it joins with its first poll."""
-        return GroupConsumer(
-            group_id,
-            topics,
-            self.metadata,
-            self.fetcher,
-            self._nodes,
-            transport=self.endpoint,
-            loop=self._loop,
-            clock=self.clock,
-            config=config,
-            client_config=self._config,
-        )
 
 
 def _no_handler(request: Any) -> Future[Any]:

@@ -1,0 +1,59 @@
+"""Client: a program's side of a cluster: metadata, producer, fetcher and admin over one transport and loop.
+
+Ownership: it owns none of what it is given. Thread rule: as its parts say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kreplica.client.admin import Admin
+from kreplica.client.client_config import ClientConfig
+from kreplica.client.client_metadata import ClientMetadata
+from kreplica.client.consumer_config import ConsumerConfig
+from kreplica.client.fetcher import Fetcher
+from kreplica.client.group_consumer import GroupConsumer
+from kreplica.client.producer import Producer
+from kreplica.common.ports import Clock, Loop, Transport
+
+
+class Client:
+    """`brokers()`: whom it may ask for metadata; `controllers()`: who may be the active controller, the
+    likeliest first."""
+
+    def __init__(
+        self,
+        brokers: Callable[[], Sequence[int]],
+        controllers: Callable[[], Sequence[int]],
+        *,
+        transport: Transport,
+        loop: Loop,
+        clock: Clock,
+        config: ClientConfig,
+    ) -> None:
+        self.config = config
+        self._brokers = brokers
+        self._transport = transport
+        self._loop = loop
+        self._clock = clock
+        self.metadata = ClientMetadata(brokers, transport=transport, loop=loop, config=config)
+        self.fetcher = Fetcher(self.metadata, transport=transport, loop=loop, clock=clock, config=config)
+        self.producer = Producer(
+            self.metadata, brokers, transport=transport, loop=loop, clock=clock, config=config
+        )
+        self.admin = Admin(controllers, transport=transport, loop=loop, clock=clock, config=config)
+
+    def consumer(self, group_id: str, topics: Sequence[str], config: ConsumerConfig) -> GroupConsumer:
+        """Another member of the group; it joins with its first poll."""
+        return GroupConsumer(
+            group_id,
+            topics,
+            self.metadata,
+            self.fetcher,
+            self._brokers,
+            transport=self._transport,
+            loop=self._loop,
+            clock=self._clock,
+            config=config,
+            client_config=self.config,
+        )
