@@ -5,6 +5,7 @@
 #   make lint         ruff, mypy, the stubs, cython-lint, and the tests of the tree itself
 #   make demo         real flights into four logs, a kill -9 in the middle, and the sums still right
 #   make bench        timings, each beside a peer or a limit in the same run
+#   make bench-peers  three nodes beside three of Kafka under the same client (PEER_ROUNDS=3), about ten minutes
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
 #   make crash        the kill -9 loop and power cuts, at length (KILLS=3000 CUTS=10000)
@@ -34,6 +35,7 @@ NODE_KILLS ?= 200
 FLIP_BYTES ?= 1048576
 FUZZ_SECONDS ?= 60
 SIM_SEEDS ?= 20000
+PEER_ROUNDS ?= 3
 WORKERS ?= 2
 
 SOURCES := $(wildcard kreplica/_core/*.pyx kreplica/_core/*.pxd kreplica/_core/native/*.[ch])
@@ -43,7 +45,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers sanitize conformance crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -125,6 +127,9 @@ sanitize: .make/venv
 
 bench: .make/build
 	$(BIN)/python -m pytest bench --benchmark-only
+
+bench-peers: .make/build
+	$(BIN)/python -m bench.peers.wire --rounds $(PEER_ROUNDS)
 
 demo: .make/build .make/demo
 	$(BIN)/python bench/demo.py

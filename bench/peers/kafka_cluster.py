@@ -1,6 +1,6 @@
 """Three nodes of Kafka over loopback, and its own producer in a JVM of its own: the peer of replication.
 
-    with KafkaCluster(directory) as kafka:
+    with KafkaCluster(directory) as kafka:      # or format(), start_all(), ..., close()
         kafka.latency_ns(records=2_000, size=100)       # p50 and p99 of one record in flight, acks=all
         kafka.batch_ns(total_bytes=256 << 20)           # a 16 x 1000 B batch, as many in flight as it likes
 
@@ -34,8 +34,9 @@ class KafkaCluster:
         controllers = dict(zip(NODES, ports[1::2], strict=True))
         voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in controllers.items())
         self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in clients.values())
-        self._nodes = [
-            Node(
+        self.ids = list(NODES)
+        self._nodes = {
+            node: Node(
                 self._root / str(node),
                 ports=(clients[node], controllers[node]),
                 node_id=node,
@@ -43,7 +44,7 @@ class KafkaCluster:
                 min_insync_replicas=2,
             )
             for node in NODES
-        ]
+        }
 
     def latency_ns(self, *, records: int, size: int) -> tuple[float, float]:
         """(p50, p99) in ns of one record of `size` bytes at a time, linger 0, acks=all; warmed up before."""
@@ -61,25 +62,49 @@ class KafkaCluster:
         )
         return figures
 
-    def __enter__(self) -> KafkaCluster:
+    # ---- lives --------------------------------------------------------------------------------------------
+
+    def format(self) -> None:
+        """Make the nodes' directories fresh ones of this cluster."""
+        for node in self._nodes.values():
+            node.format()
+
+    def start_all(self) -> None:
+        """Start all nodes; they serve when this returns. Raises PeerError, and none runs then."""
         try:
-            for node in self._nodes:
-                node.format()
-            for node in self._nodes:
+            for node in self._nodes.values():
                 node.launch(heap="1g")
-            for node in self._nodes:
+            for node in self._nodes.values():
                 node.await_start()
         except PeerError:
-            self._end()
+            self.close()
             raise
+
+    def start(self, node_id: int) -> None:
+        """Start one node; it serves when this returns."""
+        self._nodes[node_id].launch(heap="1g")
+        self._nodes[node_id].await_start()
+
+    def kill(self, node_id: int) -> None:
+        """SIGKILL."""
+        self._nodes[node_id].kill()
+
+    def pid(self, node_id: int) -> int:
+        """The id of the node's process."""
+        return self._nodes[node_id].pid
+
+    def close(self) -> None:
+        """Kill what runs, and remove all files."""
+        for node in self._nodes.values():
+            node.kill()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def __enter__(self) -> KafkaCluster:
+        self.format()
+        self.start_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        for node in self._nodes:
-            node.kill()
-        shutil.rmtree(self._root, ignore_errors=True)
+        self.close()

@@ -250,6 +250,12 @@ class Node:
         """host:port, for clients."""
         return f"127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """The id of its process, which runs."""
+        assert self._process is not None, "not launched"
+        return self._process.pid
+
     def format(self) -> None:
         """Make the log directory a fresh one of this cluster; one that is formatted stays as it is."""
         arguments = ["-t", CLUSTER_ID, "-c", str(self._properties), "--ignore-formatted"]

@@ -1,0 +1,72 @@
+"""Many connections at once, each with one small produce request under way: what a listener does a second.
+
+A client of our own over plain sockets, so that nothing gathers the records of different connections, in one
+event loop. Requests are Produce 9 (acks=all, one record of 100 B), written once: each goes with the same
+bytes, and an answer is looked at for its error alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v9.request import PartitionProduceData, ProduceRequest, TopicProduceData
+from kio.schema.produce.v9.response import ProduceResponse
+
+from kreplica._core.batch_builder import BatchBuilder
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_writer import request_frame
+from kreplica.runtime.event_loop import new_event_loop
+
+RECORD_BYTES = 100
+NUMBER = 7
+
+
+def request_rate(host: str, port: int, topic: str, *, connections: int, requests: int) -> float:
+    """Requests answered each second, `requests` of them on each connection one after the other."""
+    frame = _frame(topic)
+    loop = new_event_loop()
+    try:
+        seconds = loop.run_until_complete(_all(host, port, frame, connections, requests))
+    finally:
+        loop.close()
+    return connections * requests / seconds
+
+
+def _frame(topic: str) -> bytes:
+    records = BatchBuilder().build([b"v" * RECORD_BYTES], now_ms=int(time.time() * 1000))
+    data = PartitionProduceData(index=0, records=records)
+    request = ProduceRequest(
+        transactional_id=None,
+        acks=-1,
+        timeout=timedelta(seconds=30),
+        topic_data=(TopicProduceData(name=topic, partition_data=(data,)),),
+    )
+    return b"".join(request_frame(request, NUMBER, b"bench"))
+
+
+async def _all(host: str, port: int, frame: bytes, connections: int, requests: int) -> float:
+    pairs = [await asyncio.open_connection(host, port) for _ in range(connections)]
+    try:
+        await asyncio.gather(*(_ask(*pair, frame, 1) for pair in pairs))
+        began = time.perf_counter()
+        await asyncio.gather(*(_ask(*pair, frame, requests) for pair in pairs))
+        return time.perf_counter() - began
+    finally:
+        for _, writer in pairs:
+            writer.close()
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame: bytes, times: int) -> None:
+    for _ in range(times):
+        writer.write(frame)
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        answer = MessageReader(await reader.readexactly(size))
+        assert answer.int32() == NUMBER
+        answer.skip_tags()
+        response: ProduceResponse = read_message(ProduceResponse, answer)
+        error = response.responses[0].partition_responses[0].error_code
+        if error is not ErrorCode.none:
+            raise RuntimeError(f"a produce request was answered with {error!r}")

@@ -1,0 +1,171 @@
+"""What a client of librdkafka sees of a cluster, whoever's it is: rates, latencies, silence after a kill.
+
+Every function makes a client of its own, of the same settings for every cluster, and leaves nothing behind
+but records. Rates are per second, times in us unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+WAIT_S = 60.0
+QUEUED_RECORDS, QUEUED_KB = 1_000_000, 1 << 20
+BATCH_BYTES = 1 << 20
+SERVED_EVERY = 1024
+# Of one call, by which a consumer takes what was fetched.
+CONSUMED = 10_000
+WARM_UP = 200
+SEND_EVERY_S = 0.005
+SETTLED_S = 2.0
+
+
+class SilentCluster(Exception):
+    """Nothing came within a minute."""
+
+
+def create_topic(bootstrap: str, topic: str) -> int:
+    """One partition, three replicas, min.insync.replicas 2; the id of its leader."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    asked = NewTopic(topic, 1, 3, config={"min.insync.replicas": "2"})
+    admin.create_topics([asked])[topic].result(WAIT_S)
+    return leader_of(bootstrap, topic)
+
+
+def leader_of(bootstrap: str, topic: str) -> int:
+    """Who leads the topic's partition now, once somebody does."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        partitions = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
+        if partitions and partitions[0].leader >= 0 and len(partitions[0].isrs) == 3:
+            return int(partitions[0].leader)
+        time.sleep(0.05)
+    raise SilentCluster(f"nobody leads {topic}")
+
+
+def produce_rate(bootstrap: str, topic: str, *, records: int, size: int) -> float:
+    """Records acknowledged each second: acks=all, linger 5 ms, batches of up to 1 MiB."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": BATCH_BYTES,
+            "batch.num.messages": QUEUED_RECORDS,
+            "queue.buffering.max.messages": QUEUED_RECORDS,
+            "queue.buffering.max.kbytes": QUEUED_KB,
+        }
+    )
+    producer.list_topics(topic, timeout=WAIT_S)
+    value = os.urandom(size)
+    began = time.perf_counter()
+    for number in range(records):
+        while True:
+            try:
+                producer.produce(topic, value, partition=0)
+                break
+            except BufferError:
+                producer.poll(0.01)
+        if not number % SERVED_EVERY:
+            producer.poll(0)
+    if producer.flush(WAIT_S):
+        raise SilentCluster(f"{topic}: not all records were acknowledged")
+    return records / (time.perf_counter() - began)
+
+
+def latencies_us(bootstrap: str, topic: str, *, records: int) -> tuple[float, float]:
+    """p50 and p99 of one record of 100 B in flight: acks=all, no linger."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+    producer.list_topics(topic, timeout=WAIT_S)
+    value = os.urandom(100)
+    answered: list[int] = []
+    taken: list[int] = []
+
+    def acknowledged(error: object, _: object) -> None:
+        if error is None:
+            answered.append(time.perf_counter_ns())
+
+    for number in range(WARM_UP + records):
+        began = time.perf_counter_ns()
+        producer.produce(topic, value, partition=0, on_delivery=acknowledged)
+        while producer.poll(1) == 0:
+            if time.perf_counter_ns() - began > WAIT_S * 1e9:
+                raise SilentCluster(f"{topic}: a record was not acknowledged")
+        if number >= WARM_UP:
+            taken.append(answered[-1] - began)
+    taken.sort()
+    return taken[len(taken) // 2] / 1e3, taken[len(taken) * 99 // 100] / 1e3
+
+
+def consume_rate(bootstrap: str, topic: str, *, records: int) -> float:
+    """Records taken each second, from the first that come to the last of so many."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "queued.min.messages": QUEUED_RECORDS,
+            "queued.max.messages.kbytes": QUEUED_KB,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = len(consumer.consume(CONSUMED, WAIT_S))
+        first, began = found, time.perf_counter()
+        while found < records:
+            came = len(consumer.consume(CONSUMED, WAIT_S))
+            if not came:
+                raise SilentCluster(f"{topic}: {found} records of {records} came")
+            found += came
+        return (found - first) / (time.perf_counter() - began)
+    finally:
+        consumer.close()
+
+
+class _Silence:
+    """The longest time between two acknowledgements, and when it ended."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.last = self.ended = time.monotonic()
+
+    def acknowledged(self, error: object, _: object) -> None:
+        now = time.monotonic()
+        if error is not None:
+            return
+        if now - self.last > self.longest_s:
+            self.longest_s, self.ended = now - self.last, now
+        self.last = now
+
+    def is_over(self) -> bool:
+        """Whether records have been flowing again for a while."""
+        now = time.monotonic()
+        return now - self.ended > SETTLED_S and now - self.last < SETTLED_S / 10
+
+
+def silence_ms(bootstrap: str, topic: str, kill: Callable[[], object]) -> float:
+    """The longest time without an acknowledgement after `kill()`, of a producer of default settings that
+    sends a record every 5 ms."""
+    producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
+    seen = _Silence()
+
+    def write() -> None:
+        producer.produce(topic, b"v", partition=0, on_delivery=seen.acknowledged)
+        producer.poll(SEND_EVERY_S)
+
+    write()
+    while not seen.is_over():
+        write()
+    seen.longest_s, killed = 0.0, time.monotonic()
+    kill()
+    while time.monotonic() < killed + SETTLED_S or not seen.is_over():
+        write()
+        if time.monotonic() > killed + WAIT_S:
+            raise SilentCluster(f"{topic}: silent for a minute after a kill")
+    producer.flush(WAIT_S)
+    return seen.longest_s * 1000

@@ -1,0 +1,276 @@
+"""Three nodes as processes beside three of Kafka: `make bench-peers`, or `python -m bench.peers.wire`.
+
+The same machine, the same clients with the same settings, in turns: each row is measured on one cluster, then
+on the other, some rounds long, and told as the two medians and their ratio. Both clusters stand all the time,
+and one of them works. Prints a table and writes build/bench-peers.json. Where Java or Maven is missing only
+our own side is measured, and a line says so.
+
+    --rounds N     of each row (3)
+    --rows a,b     only these
+    --scale F      so much of each row's records (1.0)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.peers.connections import request_rate
+from bench.peers.kafka_cluster import KafkaCluster, missing
+from bench.peers.librdkafka import (
+    consume_rate,
+    create_topic,
+    latencies_us,
+    leader_of,
+    produce_rate,
+    silence_ms,
+)
+from tests.support.node_processes import NodeProcesses
+
+BUILD = Path(__file__).parents[2] / "build"
+DIRECTORY, RESULT = BUILD / "bench-peers", BUILD / "bench-peers.json"
+OURS, KAFKA = "kreplica", "kafka"
+# Until a cluster that has just started, or got a node back, does nothing any more.
+SETTLE_S = 3.0
+CONNECTIONS = 200
+
+
+@dataclass
+class Row:
+    """One line of the table. `reach`: the ratio, ours to Kafka's, that is to be reached; a limit of our own
+    figure where `is_absolute`."""
+
+    name: str
+    unit: str
+    reach: float
+    is_absolute: bool = False
+    more_is_better: bool = True
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, who: str, figure: float) -> None:
+        self.figures.setdefault(who, []).append(figure)
+
+    def median(self, who: str) -> float | None:
+        found = self.figures.get(who)
+        return statistics.median(found) if found else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours by Kafka's."""
+        ours, theirs = self.median(OURS), self.median(KAFKA)
+        return ours / theirs if ours is not None and theirs else None
+
+    @property
+    def is_reached(self) -> bool | None:
+        """None where there is nothing to compare."""
+        measured = self.median(OURS) if self.is_absolute else self.ratio
+        if measured is None:
+            return None
+        return measured >= self.reach if self.more_is_better else measured <= self.reach
+
+
+class Bench:
+    """The clusters and the rows."""
+
+    def __init__(self, rounds: int, scale: float, names: list[str]) -> None:
+        self._rounds = rounds
+        self._scale = scale
+        self._names = names
+        self._clusters: dict[str, Any] = {}
+        self._topics = 0
+        self.rows: list[Row] = []
+
+    def run(self) -> None:
+        """All rows that were asked for."""
+        reason = missing()
+        if reason:
+            print(f"Kafka's side is skipped: {reason}")
+        sides = [OURS] if reason else [OURS, KAFKA]
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        DIRECTORY.mkdir(parents=True)
+        try:
+            self._starts(sides)
+            for row, measure in self._measures():
+                self._measure(row, measure)
+            self._kills()
+        finally:
+            for cluster in self._clusters.values():
+                cluster.close()
+            shutil.rmtree(DIRECTORY, ignore_errors=True)
+
+    def _measures(self) -> Iterator[tuple[list[Row], Callable[[Any], list[float]]]]:
+        many, few = self._count(1_000_000), self._count(200_000)
+        yield (
+            [Row("produce, 100 B", "records/s", 3.0)],
+            lambda cluster: [produce_rate(cluster.bootstrap, self._topic(cluster), records=many, size=100)],
+        )
+        yield (
+            [Row("produce, 1 KiB", "records/s", 1.5)],
+            lambda cluster: [produce_rate(cluster.bootstrap, self._topic(cluster), records=few, size=1024)],
+        )
+        latency = [
+            Row("latency, p50", "us", 0.6, more_is_better=False),
+            Row("latency, p99", "us", 0.2, more_is_better=False),
+        ]
+        records = self._count(5_000)
+        yield (
+            latency,
+            lambda cluster: list(latencies_us(cluster.bootstrap, self._topic(cluster), records=records)),
+        )
+        yield [Row("consume, 100 B", "records/s", 1.5)], self._consume
+        yield [Row(f"requests, {CONNECTIONS} connections", "requests/s", 0.5)], self._requests
+
+    def _count(self, records: int) -> int:
+        return max(1, int(records * self._scale))
+
+    def _measure(self, rows: list[Row], measure: Callable[[Any], list[float]]) -> None:
+        if not any(self._is_wanted(row) for row in rows):
+            return
+        self.rows += rows
+        for _ in range(self._rounds):
+            for who, cluster in self._clusters.items():
+                for row, figure in zip(rows, measure(cluster), strict=True):
+                    row.add(who, figure)
+                    tell(row, who)
+
+    def _is_wanted(self, row: Row) -> bool:
+        return not self._names or any(name in row.name for name in self._names)
+
+    def _topic(self, cluster: Any) -> str:
+        """A new topic, which costs nothing that is measured."""
+        self._topics += 1
+        name = f"bench-{self._topics}"
+        create_topic(cluster.bootstrap, name)
+        return name
+
+    # ---- rows of their own --------------------------------------------------------------------------------
+
+    def _starts(self, sides: list[str]) -> None:
+        """Start each cluster anew some times, and leave the last of each standing."""
+        start = Row("start, three nodes", "s", 2.0, is_absolute=True, more_is_better=False)
+        idle = Row("memory of an idle node", "MB", 100.0, is_absolute=True, more_is_better=False)
+        rounds = self._rounds if self._is_wanted(start) or self._is_wanted(idle) else 1
+        self.rows += [row for row in (start, idle) if self._is_wanted(row)]
+        for number in range(rounds):
+            for who in sides:
+                if who in self._clusters:
+                    self._clusters.pop(who).close()
+                cluster = new_cluster(who, number)
+                self._clusters[who] = cluster
+                began = time.perf_counter()
+                cluster.start_all()
+                start.add(who, time.perf_counter() - began)
+                time.sleep(SETTLE_S)
+                idle.add(who, statistics.mean(resident_mb(cluster.pid(node)) for node in cluster.ids))
+                tell(start, who)
+                tell(idle, who)
+
+    def _consume(self, cluster: Any) -> list[float]:
+        topic, records = self._topic(cluster), self._count(1_000_000)
+        produce_rate(cluster.bootstrap, topic, records=records, size=100)
+        return [consume_rate(cluster.bootstrap, topic, records=records)]
+
+    def _requests(self, cluster: Any) -> list[float]:
+        topic = self._topic(cluster)
+        leader = leader_of(cluster.bootstrap, topic)
+        host, _, port = cluster.bootstrap.split(",")[cluster.ids.index(leader)].rpartition(":")
+        rate = request_rate(host, int(port), topic, connections=CONNECTIONS, requests=self._count(100))
+        return [rate]
+
+    def _kills(self) -> None:
+        row = Row("kill -9 of the leader, no ack", "ms", 1000.0, is_absolute=True, more_is_better=False)
+        if not self._is_wanted(row):
+            return
+        self.rows.append(row)
+        for _ in range(self._rounds):
+            for who, cluster in self._clusters.items():
+                topic = self._topic(cluster)
+                with killed_node(cluster, leader_of(cluster.bootstrap, topic)) as kill:
+                    row.add(who, silence_ms(cluster.bootstrap, topic, kill))
+                tell(row, who)
+                leader_of(cluster.bootstrap, topic)
+
+
+@contextmanager
+def killed_node(cluster: Any, node_id: int) -> Iterator[Callable[[], None]]:
+    """What kills the node, which is started again at the end."""
+    yield lambda: cluster.kill(node_id)
+    cluster.start(node_id)
+    time.sleep(SETTLE_S)
+
+
+def new_cluster(who: str, number: int) -> Any:
+    """A formatted one, whose nodes do not run yet."""
+    directory = DIRECTORY / f"{who}-{number}"
+    if who == OURS:
+        return NodeProcesses(directory, min_insync_replicas=2)
+    directory.mkdir()
+    kafka = KafkaCluster(directory)
+    kafka.format()
+    return kafka
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process."""
+    line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in each)
+    return int(line.split()[1]) / 1024
+
+
+# ---- what is told ------------------------------------------------------------------------------------------
+
+
+def tell(row: Row, who: str) -> None:
+    """One figure, as soon as it is there."""
+    print(
+        f"{row.name}: {who} {row.figures[who][-1]:,.1f} {row.unit} (load {os.getloadavg()[0]:.1f})",
+        flush=True,
+    )
+
+
+def table_of(rows: list[Row]) -> Table:
+    """The medians and their ratios."""
+    table = Table("what", "unit", OURS, "Kafka", "ratio", "to reach", "")
+    for row in rows:
+        ours, theirs, ratio = row.median(OURS), row.median(KAFKA), row.ratio
+        sign = ">=" if row.more_is_better else "<="
+        table.add_row(
+            row.name,
+            row.unit,
+            "" if ours is None else f"{ours:,.1f}",
+            "" if theirs is None else f"{theirs:,.1f}",
+            "" if ratio is None else f"{ratio:.2f}",
+            f"{sign} {row.reach:g}{f' {row.unit}' if row.is_absolute else 'x'}",
+            "" if row.is_reached is None else "reached" if row.is_reached else "missed",
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--scale", type=float, default=1.0)
+    given = parser.parse_args()
+    bench = Bench(given.rounds, given.scale, [name for name in given.rows.split(",") if name])
+    bench.run()
+    Console(width=120).print(table_of(bench.rows))
+    told = [{**asdict(row), "ratio": row.ratio, "is_reached": row.is_reached} for row in bench.rows]
+    RESULT.write_text(json.dumps({"load": os.getloadavg(), "rows": told}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
