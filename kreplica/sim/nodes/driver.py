@@ -15,7 +15,7 @@ from dataclasses import replace
 from kreplica.client.fetcher import EARLIEST
 from kreplica.common.types import TopicPartition
 from kreplica.sim.actions import Actions
-from kreplica.sim.history import History, Operation, Poll, Polled, Send
+from kreplica.sim.history import History, Operation, Poll, Polled, Send, Sent
 from kreplica.sim.history_checker import check
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.invariant import Invariant
@@ -232,8 +232,11 @@ class NodeDriver:
         views = self.checker.view.partitions
         kept = {at for at, view in views.items() if view.unclean_epoch < 0}
         history, starts = History(), {}
-        for at in sorted(kept):
+        for at, view in sorted(views.items()):
             starts[at], history.final[at] = self._read(at)
+            if at not in kept:
+                history.add(promised(view))
+                self.counts["partitions kept past unclean elections"] += 1
         for operation in (*self.load.sends, *self.load.operations):
             if operation is None:
                 raise self._violation("Liveness", "a send was never answered")
@@ -268,6 +271,18 @@ def _of(operation: Operation, kept: Container[TopicPartition]) -> Operation:
     if isinstance(operation, Poll):
         return replace(operation, records=[each for each in operation.records if each.partition in kept])
     return operation
+
+
+def promised(view: PartitionView) -> Send:
+    """What an unclean election has left of what clients were told: what leaders have said since, and of what
+    was said before all that the one that was elected held."""
+    told = {offset: cell.value for offset, cell in view.consumed.items()} | view.acked
+    values = [
+        Sent(view.topic_partition, value.decode(), offset)
+        for offset, value in sorted(told.items())
+        if value is not None
+    ]
+    return Send("promises", "ok", values)
 
 
 def _is_plain(value: object) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kreplica.common.leader_and_isr import NO_LEADER
-from kreplica.common.types import TopicPartition
-from kreplica.controller.topic_settings import settings_by
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.wire import topic_id_of
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.metadata_delta import MetadataDelta, difference
 from kreplica.metadata.registrations import PartitionRegistration
@@ -37,8 +37,21 @@ QUORUM_LOOP = "raft"
 QUIET_LOOPS = frozenset(
     {QUORUM_LOOP, "controller", "image", "lifecycle", "assignments", "producer-ids", "shutdown"}
 )
+# Who takes one of these answers from what it knows, or leaves it to one of its loops.
 QUIET_MESSAGES = frozenset(
-    {"Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "FetchSnapshot", "BrokerHeartbeat", "BrokerRegistration"}
+    {
+        *(
+            "Vote",
+            "BeginQuorumEpoch",
+            "EndQuorumEpoch",
+            "FetchSnapshot",
+            "BrokerHeartbeat",
+            "BrokerRegistration",
+        ),
+        *("AddRaftVoter", "RemoveRaftVoter", "AlterPartition", "AllocateProducerIds", "InitProducerId"),
+        *("CreateTopics", "DeleteTopics", "CreatePartitions", "AlterPartitionReassignments", "ElectLeaders"),
+        *("IncrementalAlterConfigs", "Metadata"),
+    }
 )
 
 
@@ -58,6 +71,14 @@ def touches_partitions(event: SimEvent, took_request: bool) -> bool:
         # Who gets an answer leaves it to one of its loops.
         return took_request
     return event.kind not in ("connection", "client")
+
+
+def _is_quiet(request: Message) -> bool:
+    """Whether no partition changes where the request is taken."""
+    if request.name != "Fetch":
+        return request.name in QUIET_MESSAGES
+    topics = request.body.topics
+    return len(topics) == 1 and topic_id_of(topics[0].topic_id) == Uuid.METADATA_TOPIC
 
 
 class NodeChecker:
@@ -109,6 +130,9 @@ class NodeChecker:
             self._upheavals = self.cluster.upheavals
             event = None
         node_ids = self._nodes_of(event)
+        if not node_ids:
+            # Of a client alone.
+            return
         if event is None or touches_quorum(event):
             self.quorum.check(node_ids)
             for listener in self.listeners:
@@ -140,7 +164,7 @@ class NodeChecker:
         self.promises.keep()
 
     def _heard(self, what: str, message: Message) -> None:
-        if what == "taken" and message.is_request and message.name not in QUIET_MESSAGES:
+        if what == "taken" and message.is_request and not _is_quiet(message):
             self._took_request = True
         # The network has no way to fail a run: what breaks is told after the event.
         try:
@@ -175,7 +199,8 @@ class NodeChecker:
         fenced = {each for each in isr if (known := metadata.brokers.get(each)) is None or known.fenced}
         if fenced:
             raise InvariantViolated("LegalIsr", f"{at}: fenced brokers {fenced} are in sync: {new}")
-        needed = min(settings_by(metadata.configs, at.topic).min_insync_replicas, len(replicas))
+        settings = self.word.settings_by(metadata, at.topic)
+        needed = min(settings.min_insync_replicas, len(replicas))
         if elr and len(isr) >= needed:
             raise InvariantViolated("LegalIsr", f"{at}: eligible besides {needed} in sync: {new}")
 

@@ -32,7 +32,7 @@ EXPECTED = (
     *("pages written back", "retention rounds", "torn pages", "lost pages"),
     *("rotten bits", "rotten ranges made whole"),
     *("messages lost", "messages duplicated", "messages cut", "messages as bytes"),
-    *("operations in histories",),
+    *("operations in histories", "partitions kept past unclean elections"),
 )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
-from kreplica.controller.topic_settings import ElectionSettings, TopicSettings
+from kreplica.controller.topic_settings import ElectionSettings, settings_by
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
 from kreplica.metadata.registrations import PartitionRegistration
@@ -54,6 +54,9 @@ class QuorumWord:
         self.states: dict[int, ClusterMetadata] = {0: self.now}
         self.untold: deque[CommittedBatch] = deque()
         self._replayed = ClusterMetadata()
+        # What counts for topics, by the table of settings that was asked for last.
+        self._configs: object = None
+        self._settings: dict[str, ElectionSettings] = {}
         self._change: PartitionChange | None = None  # the decision that is told
         # By topic and partition: a leader epoch, and whom its leader has proposed for the ISR.
         self._proposed: dict[tuple[Uuid, int], tuple[int, set[int]]] = {}
@@ -128,7 +131,16 @@ class QuorumWord:
 
     def settings_of(self, topic: str) -> ElectionSettings:
         """What counts for the topic as of `now`."""
-        return TopicSettings(self.now).of(topic)
+        return self.settings_by(self.now, topic)
+
+    def settings_by(self, metadata: ClusterMetadata, topic: str) -> ElectionSettings:
+        """What counts for the topic by `metadata`."""
+        if metadata.configs is not self._configs:
+            # Copies share the table until it changes.
+            self._configs, self._settings = metadata.configs, {}
+        if topic not in self._settings:
+            self._settings[topic] = settings_by(metadata.configs, topic)
+        return self._settings[topic]
 
     def registration(self, at: TopicPartition) -> PartitionRegistration | None:
         """The partition as of `now`."""

@@ -1,0 +1,28 @@
+"""What a run of whole nodes holds the final state of its partitions to."""
+
+from __future__ import annotations
+
+from kreplica.common.types import TopicPartition, Uuid
+from kreplica.sim.history import History, Polled, Sent
+from kreplica.sim.history_checker import check
+from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.replica_view import Cell
+from kreplica.sim.nodes.driver import promised
+
+AT = TopicPartition("t", 0)
+
+
+def test_what_an_unclean_election_has_left_must_be_there_at_the_end():
+    view = PartitionView(AT, Uuid(bytes(16)))
+    view.acked = {4: b"b"}
+    view.consumed = {3: Cell(0, 0, b"a"), 4: Cell(0, 0, b"b"), 5: Cell(0, 0, None)}
+    send = promised(view)
+    assert send.values == [Sent(AT, "a", 3), Sent(AT, "b", 4)]
+    whole = [Polled(AT, 3, "a"), Polled(AT, 4, "b"), Polled(AT, 5, "c")]
+    assert check(History([send], {AT: whole})) == []
+    lost = {each.name for each in check(History([send], {AT: [whole[0], whole[2]]}))}
+    assert lost == {"lost-write", "unseen", "poll-skip"}
+    other = {each.name for each in check(History([send], {AT: [whole[0], Polled(AT, 4, "x")]}))}
+    assert other == {"inconsistent-offsets", "unseen"}
+    # What was deleted nobody misses.
+    assert check(History([send], {AT: whole[1:]}), log_starts={AT: 4}) == []
