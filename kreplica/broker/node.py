@@ -373,7 +373,7 @@ class Node:
             return self._raft.handle_inbound(request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)
-        if self.broker is not None and self.lifecycle is None:
+        if self.broker is not None and not self._knows_cluster():
             return failed(BrokerNotAvailable(f"node {self.config.node_id} still loads its logs"))
         if kind is JoinGroupRequest and self._groups is not None:
             return self._groups.handle_join_group(request, context)
@@ -385,6 +385,10 @@ class Node:
         if self.broker is None:
             return failed(BrokerNotAvailable(f"node {self.config.node_id} is no broker"))
         return self.broker.handle(request)
+
+    def _knows_cluster(self) -> bool:
+        # Before it has published the metadata once, it would call every topic unknown, and clients give up.
+        return self.publisher is not None and self.publisher.first_published.done()
 
     def _broker_epoch(self) -> int:
         return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()

@@ -84,6 +84,7 @@ class Client(threading.Thread):
             self._work(self)
         except BaseException as error:
             self.error = error
+            print(f"{self.name}: {error!r}")
 
     def end(self) -> None:
         self.stopping.set()
@@ -129,6 +130,7 @@ def _acknowledged(client: Client, value: bytes) -> Callable[[Any, Any], None]:
     def delivered(error: Any, message: Any) -> None:
         at = TopicPartition(TOPIC, message.partition())
         if error is not None:
+            print(f"{client.name}: {value!r} in doubt: {error}")
             client.recorder.add(Send(client.name, "info", [Sent(at, value)]))
             return
         client.recorder.add(Send(client.name, "ok", [Sent(at, value, message.offset())]))
