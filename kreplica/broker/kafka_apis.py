@@ -151,6 +151,7 @@ class KafkaApis:
             # A consumer that names its rack may be answered by a follower (KIP-392).
             only_leader=is_from_follower or not request.rack_id,
             is_for_repair=is_from_follower and request.session_epoch == FINAL_EPOCH,
+            client_rack=request.rack_id,
         )
         return _then(fetches.fetch_messages(session, params), partial(_fetch_response, session))
 
@@ -344,5 +345,6 @@ def _fetch_answer(cached: CachedPartition, data: FetchPartitionData) -> FetchAns
         else tuple(
             AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset) for txn in aborted
         ),
+        preferred_read_replica=data.preferred_read_replica,
         records=NO_RECORDS if data.records is None else data.records,
     )

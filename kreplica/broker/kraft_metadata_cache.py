@@ -49,6 +49,11 @@ class KRaftMetadataCache:
         broker = self.metadata.brokers.get(broker_id)
         return broker is not None and broker.in_controlled_shutdown
 
+    def rack(self, broker_id: int) -> str | None:
+        """The rack of a broker that is there; None where it has none, or is fenced or unknown."""
+        broker = self.metadata.brokers.get(broker_id)
+        return None if broker is None or broker.fenced else broker.rack
+
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
         """The epoch in which the broker is registered; None for one that is fenced or unknown."""
         broker = self.metadata.brokers.get(broker_id)

@@ -25,6 +25,7 @@ from kreplica.replica.fetch_session import CachedPartition, FetchSession
 
 # The replica id of a fetcher that is no replica.
 CONSUMER = -1
+NO_REPLICA = -1
 
 
 class FetchParams(NamedTuple):
@@ -33,7 +34,8 @@ class FetchParams(NamedTuple):
     `replica_id`: the follower's broker id, or CONSUMER; `replica_epoch`: its broker epoch. `isolation`:
     "log_end" (a follower's), "high_watermark" or "txn_committed". `wants_all`: the answer names every
     partition, not only those with news. `only_leader`: a follower is not to answer. `is_for_repair`: a
-    replica asks outside of any session, as one that lacks a range does (see damage_repair).
+    replica asks outside of any session, as one that lacks a range does (see damage_repair). `client_rack`:
+    where a consumer is, "" if it does not tell.
     """
 
     replica_id: int
@@ -45,6 +47,7 @@ class FetchParams(NamedTuple):
     wants_all: bool = True
     only_leader: bool = True
     is_for_repair: bool = False
+    client_rack: str = ""
 
     @property
     def is_from_follower(self) -> bool:
@@ -56,7 +59,8 @@ class FetchPartitionData(NamedTuple):
     nothing.
 
     `diverging_epoch`: the largest (epoch, end offset) up to which the fetcher's log may agree; it has to
-    cut what comes after it.
+    cut what comes after it. `preferred_read_replica`: the broker that a consumer had better ask (KIP-392), -1
+    for this one.
     """
 
     error: KreplicaError | None = None
@@ -71,6 +75,7 @@ class FetchPartitionData(NamedTuple):
     is_throttled: bool = False
     # Where the fetcher's view of the log ends.
     bound: int = NO_OFFSET
+    preferred_read_replica: int = NO_REPLICA
 
     @property
     def size(self) -> int:
@@ -232,6 +237,8 @@ class DelayedFetch:
         for _, data in result:
             if data.error is not None or data.diverging_epoch is not None or data.is_from_older_segment:
                 return True
+            if data.preferred_read_replica != NO_REPLICA:
+                return True
             size += data.size
         # More than max.bytes cannot come, whatever the least is.
         return size >= min(params.min_bytes, params.max_bytes)
@@ -254,6 +261,7 @@ def has_news(cached: CachedPartition, data: FetchPartitionData) -> bool:
         data.records is not None
         or data.error is not None
         or data.diverging_epoch is not None
+        or data.preferred_read_replica != NO_REPLICA
         or data.high_watermark != cached.high_watermark_sent
         or data.log_start_offset != cached.log_start_sent
     )

@@ -22,6 +22,7 @@ from kreplica.replica.partition_effects import NOTHING, PartitionEffects
 from kreplica.replica.partition_fetch import LogReadInfo
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replica_selector import RackAwareReplicaSelector
 from kreplica.replica.replication_quota import ReplicationQuotaManager
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ Act = Callable[["Partition", PartitionEffects], None]
 
 class FetchManager:
     """`act`: what is to be done about the effects of a follower's fetch. `quota`: of what followers fetch.
-    `topic_name`: of a topic's id, None where that is not known. `sessions`: those of this broker."""
+    `topic_name`: of a topic's id, None where that is not known. `selector`: sends consumers to replicas near
+    them. `sessions`: those of this broker."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class FetchManager:
         act: Act,
         quota: ReplicationQuotaManager,
         topic_name: Callable[[Uuid], str | None] = lambda _: None,
+        selector: RackAwareReplicaSelector | None = None,
     ) -> None:
         self.sessions = FetchSessionCache(
             config.max_incremental_fetch_session_cache_slots,
@@ -56,6 +59,7 @@ class FetchManager:
         self._act = act
         self._quota = quota
         self._topic_name = topic_name
+        self._selector = selector
         self._purgatory = DelayedOperationPurgatory("Fetch", clock, loop, self._expired)
         self._numbers = itertools.count(1)
         self._linger_ms = config.replica_fetch_high_watermark_linger_ms
@@ -209,6 +213,16 @@ class FetchManager:
             only_leader=params.only_leader,
             at_least_one=at_least_one and not throttled,
         )
+        if params.client_rack:
+            preferred = self._preferred(partition, params, cached.fetch_offset)
+            if preferred is not None:
+                return FetchPartitionData(
+                    None,
+                    read.high_watermark,
+                    read.last_stable_offset,
+                    read.log_start_offset,
+                    preferred_read_replica=preferred,
+                )
         if params.is_from_follower and cached.is_unanswered:
             read = self._note_follower(partition, cached, params, read)
         return FetchPartitionData(
@@ -224,6 +238,11 @@ class FetchManager:
             throttled,
             _bound(read, params.isolation),
         )
+
+    def _preferred(self, partition: Partition, params: FetchParams, fetch_offset: int) -> int | None:
+        if self._selector is None or params.is_from_follower or not partition.is_leader:
+            return None
+        return self._selector.select(partition, params.client_rack, fetch_offset)
 
     def _note_follower(
         self, partition: Partition, cached: CachedPartition, params: FetchParams, read: LogReadInfo

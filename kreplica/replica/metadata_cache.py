@@ -31,6 +31,10 @@ class MetadataCache(Protocol):
 
     def is_broker_shutting_down(self, broker_id: int) -> bool: ...
 
+    def rack(self, broker_id: int) -> str | None:
+        """The rack of a broker that is there; None where it has none, or is fenced or unknown."""
+        ...
+
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
         """The epoch in which the broker is registered; None for one that is fenced or unknown."""
         ...

@@ -13,6 +13,8 @@ class ReplicaConfig:
 
     `replica_lag_max_messages`: None for today's rule (a replica is in sync by time); a number switches to
     the rule before Kafka 0.9 (KIP-16), where one that lags so many messages is out.
+    `replica_selector_class`: RackAwareReplicaSelector, with Kafka's package or without, lets consumers that
+    name their rack read from a replica there (KIP-392); None: from leaders.
     """
 
     replica_lag_time_max_ms: int = 30_000
@@ -31,6 +33,7 @@ class ReplicaConfig:
     replica_socket_timeout_ms: int = 30_000
     # How long an answer of the controller is waited for before it, or the next one, is asked again.
     controller_socket_timeout_ms: int = 30_000
+    replica_selector_class: str | None = None
     fetch_max_bytes: int = 55 << 20
     max_incremental_fetch_session_cache_slots: int = 1_000
     min_incremental_fetch_session_eviction_ms: int = 120_000

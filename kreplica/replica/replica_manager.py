@@ -60,6 +60,7 @@ from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
+from kreplica.replica.replica_selector import selector_of
 from kreplica.replica.replication_quota import FOLLOWER_RATE, LEADER_RATE, quota_of
 from kreplica.replica.untaken_roles import UntakenRoles
 
@@ -113,6 +114,7 @@ class ReplicaManager:
             act=self.act_on,
             quota=self.leader_quota,
             topic_name=metadata_cache.topic_name,
+            selector=selector_of(config, broker_id, metadata_cache),
         )
         self.appends = AppendManager(
             broker_id,

@@ -64,6 +64,7 @@ class ScriptedController:
         self.partitions: dict[TopicPartition, LeaderAndIsr] = {}
         self.broker_epochs: dict[int, int] = {}
         self.fenced: set[int] = set()
+        self.racks: dict[int, str] = {}
         self.shutting_down: set[int] = set()
         self.holds = False
         self.waiting: list[AlterPartitionWaiting] = []
@@ -85,6 +86,9 @@ class ScriptedController:
     def is_broker_fenced(self, broker_id: int) -> bool:
         """Whether the broker may not lead; of an unknown one, False."""
         return broker_id in self.fenced
+
+    def rack(self, broker_id: int) -> str | None:
+        return None if broker_id in self.fenced else self.racks.get(broker_id)
 
     def is_broker_shutting_down(self, broker_id: int) -> bool:
         return broker_id in self.shutting_down
