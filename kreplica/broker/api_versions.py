@@ -62,15 +62,24 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(14, 0, 5),  # SyncGroup
         _range(15, 0, 5),  # DescribeGroups
         _range(16, 0, 5),  # ListGroups
+        _range(17, 0, 1),  # SaslHandshake
         _range(API_VERSIONS, 0, 3),
         _range(19, 0, 7, 2),  # CreateTopics
         _range(DELETE_TOPICS, 0, 6, 1),
         _range(21, 0, 2),  # DeleteRecords
         _range(22, 0, 4),  # InitProducerId
         _range(23, 2, 4),  # OffsetForLeaderEpoch
+        _range(24, 0, 3),  # AddPartitionsToTxn
+        _range(25, 0, 3),  # AddOffsetsToTxn
+        _range(26, 0, 3),  # EndTxn
+        _range(28, 0, 3),  # TxnOffsetCommit
+        _range(29, 0, 3, 1),  # DescribeAcls
+        _range(30, 0, 3, 1),  # CreateAcls
+        _range(31, 0, 3, 1),  # DeleteAcls
         _range(32, 0, 4, 1),  # DescribeConfigs
         _range(33, 0, 2),  # AlterConfigs
         _range(35, 0, 4, 1),  # DescribeLogDirs
+        _range(36, 0, 2),  # SaslAuthenticate
         _range(37, 0, 3),  # CreatePartitions
         _range(42, 0, 2),  # DeleteGroups
         _range(43, 0, 2),  # ElectLeaders
@@ -83,6 +92,10 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(60, 0, 2),  # DescribeCluster
         _range(61, 0, 0),  # DescribeProducers
         _range(64, 0, 0),  # UnregisterBroker
+        _range(65, 0, 0),  # DescribeTransactions
+        _range(66, 0, 1),  # ListTransactions
+        _range(68, 0, 1),  # ConsumerGroupHeartbeat
+        _range(69, 0, 1),  # ConsumerGroupDescribe
         _range(75, 0, 0),  # DescribeTopicPartitions
         _range(80, 0, 0),  # AddRaftVoter
         _range(81, 0, 0),  # RemoveRaftVoter

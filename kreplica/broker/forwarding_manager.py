@@ -19,6 +19,7 @@ from kio.schema.envelope.v0.request import EnvelopeRequest
 from kio.schema.envelope.v0.response import EnvelopeResponse
 from kio.schema.errors import ErrorCode
 
+from kreplica.common.controller_requests import ControllerRequests
 from kreplica.common.errors import KreplicaError, NotController
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop, Transport
@@ -26,15 +27,6 @@ from kreplica.common.wire import error_of
 
 FORWARD_TIMEOUT_MS = 15_000
 RETRY_BACKOFF_MS = 50
-
-
-class _Forwarded:
-    __slots__ = ("deadline_ms", "future", "request")
-
-    def __init__(self, request: EnvelopeRequest, deadline_ms: int) -> None:
-        self.request = request
-        self.deadline_ms = deadline_ms
-        self.future: Future[bytes] = Future()
 
 
 class ForwardingManager:
@@ -51,9 +43,15 @@ class ForwardingManager:
     ) -> None:
         self._node_id = node_id
         self._controller = controller
-        self._transport = transport
         self._loop = loop
         self._clock = clock
+        self._requests = ControllerRequests(
+            controller,
+            transport=transport,
+            loop=loop,
+            request_timeout_ms=FORWARD_TIMEOUT_MS,
+            retry_backoff_ms=RETRY_BACKOFF_MS,
+        )
 
     @property
     def is_here(self) -> bool:
@@ -65,35 +63,37 @@ class ForwardingManager:
         request = EnvelopeRequest(
             request_data=bytes(frame), request_principal=None, client_host_address=_packed(client_host)
         )
-        forwarded = _Forwarded(request, self._now_ms() + FORWARD_TIMEOUT_MS)
-        self._loop.post(partial(self._send, forwarded))
-        return forwarded.future
+        answer: Future[bytes] = Future()
+        deadline_ms = self._now_ms() + FORWARD_TIMEOUT_MS
 
-    def _send(self, forwarded: _Forwarded) -> None:
-        left_ms = forwarded.deadline_ms - self._now_ms()
-        if left_ms <= 0:
-            forwarded.future.set_exception(NotController("no controller answered in time"))
-            return
-        controller = self._controller()
-        if controller is None:
-            self._loop.post_later(partial(self._send, forwarded), RETRY_BACKOFF_MS)
-            return
-        reply = self._transport.send(controller, forwarded.request, timeout_ms=left_ms)
-        reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, forwarded, done)))
+        def left_ms() -> int:
+            return deadline_ms - self._now_ms()
 
-    def _answered(self, forwarded: _Forwarded, reply: Future[EnvelopeResponse]) -> None:
-        error = reply.exception()
-        if error is None:
-            error = error_of(reply.result().error_code)
-        if error is None:
-            forwarded.future.set_result(reply.result().response_data or b"")
-        elif isinstance(error, KreplicaError) and error.retriable:
-            self._loop.post_later(partial(self._send, forwarded), RETRY_BACKOFF_MS)
-        else:
-            forwarded.future.set_exception(error)
+        def make() -> EnvelopeRequest | None:
+            if left_ms() > 0:
+                return request
+            answer.set_exception(NotController("no controller answered in time"))
+            return None
+
+        ask = partial(self._requests.ask, make, partial(_is_to_be_asked_again, answer), left_ms=left_ms)
+        self._loop.post(ask)
+        return answer
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
+
+
+def _is_to_be_asked_again(answer: Future[bytes], reply: Future[EnvelopeResponse]) -> bool:
+    error = reply.exception()
+    if error is None:
+        error = error_of(reply.result().error_code)
+    if error is None:
+        answer.set_result(reply.result().response_data or b"")
+        return False
+    if isinstance(error, KreplicaError) and error.retriable:
+        return True
+    answer.set_exception(error)
+    return False
 
 
 def unpacked(address: bytes) -> str:

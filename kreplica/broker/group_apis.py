@@ -77,6 +77,7 @@ from kreplica.common.errors import (
     InvalidGroupId,
     InvalidRequest,
     KreplicaError,
+    TransactionalIdAuthorizationFailed,
 )
 from kreplica.common.future import Future, resolved
 from kreplica.common.types import TopicPartition
@@ -91,7 +92,7 @@ from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.replica.replica_manager import ReplicaManager
 
 NO_THROTTLE = timedelta(0)
-GROUP_KEY = 0
+GROUP_KEY, TRANSACTION_KEY = 0, 1
 CLASSIC = "classic"
 JOIN_AGAIN_WITH_ID = 4
 
@@ -130,7 +131,10 @@ class GroupApis:
 
     def _find(self, key: str, key_type: int) -> Coordinator:
         error: KreplicaError
-        if key_type != GROUP_KEY:
+        if key_type == TRANSACTION_KEY:
+            # The one answer after which no client looks any further.
+            error = TransactionalIdAuthorizationFailed()
+        elif key_type != GROUP_KEY:
             error = InvalidRequest("there are coordinators for groups (key type 0) only")
         elif not key:
             error = InvalidGroupId()

@@ -49,6 +49,7 @@ from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.broker.suspected_brokers import SuspectedBrokers
+from kreplica.broker.unsupported_apis import HANDLERS as UNSUPPORTED_HANDLERS
 from kreplica.common.errors import BrokerNotAvailable, InvalidFile, NotController
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
@@ -292,6 +293,7 @@ class Node:
         )
         self._handlers = {
             **apis.handlers,
+            **UNSUPPORTED_HANDLERS,
             DescribeConfigsRequest: ConfigHelper(config, lambda: cache.metadata).handle_describe_configs,
             InitProducerIdRequest: producer_ids.handle_init_producer_id,
             **self._groups.handlers,

@@ -20,7 +20,7 @@ from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 
 from kreplica.common.controller_requests import ControllerRequests
-from kreplica.common.errors import CoordinatorLoadInProgress, InvalidRequest
+from kreplica.common.errors import CoordinatorLoadInProgress, TransactionalIdAuthorizationFailed
 from kreplica.common.future import Future, resolved
 from kreplica.common.ports import Loop, Transport
 from kreplica.common.wire import error_of
@@ -67,9 +67,9 @@ class ProducerIdManager:
         return future
 
     def handle_init_producer_id(self, request: InitProducerIdRequest) -> Future[InitProducerIdResponse]:
-        """InitProducerId (22) of a producer without transactions; one with them gets INVALID_REQUEST."""
+        """InitProducerId (22) of a producer without transactions; one with them is refused."""
         if request.transactional_id is not None:
-            return resolved(_response(ErrorCode(InvalidRequest.code)))
+            return resolved(_response(ErrorCode(TransactionalIdAuthorizationFailed.code)))
         answer: Future[InitProducerIdResponse] = Future()
         self.generate().add_done_callback(partial(_answer, answer))
         return answer

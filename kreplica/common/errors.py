@@ -290,6 +290,12 @@ class PolicyViolation(KreplicaError):
     code = 44
 
 
+class TransactionalIdAuthorizationFailed(KreplicaError):
+    """Nobody may begin a transaction here: what Kafka's brokers wrote is kept, but none is coordinated."""
+
+    code = 53
+
+
 class SecurityDisabled(KreplicaError):
     """There are no access rules here to ask for or to change."""
 
@@ -547,6 +553,12 @@ class InconsistentClusterId(KreplicaError):
     """The cluster ids differ."""
 
     code = 104
+
+
+class TransactionalIdNotFound(KreplicaError):
+    """There is no such transaction."""
+
+    code = 105
 
 
 class IneligibleReplica(KreplicaError):

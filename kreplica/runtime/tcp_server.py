@@ -65,8 +65,8 @@ class SocketServerConfig:
     def __post_init__(self) -> None:
         if self.queued_max_request_bytes < self.socket_request_max_bytes:
             raise InvalidConfig(
-                f"queued.max.request.bytes is {self.queued_max_request_bytes}, less than one request may take:"
-                f" socket.request.max.bytes is {self.socket_request_max_bytes}"
+                f"queued.max.request.bytes is {self.queued_max_request_bytes}, less than one request may"
+                f" take: socket.request.max.bytes is {self.socket_request_max_bytes}"
             )
 
 

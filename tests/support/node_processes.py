@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,19 @@ class NodeProcesses:
 
     They are started by `start_all`, or by entering the context, which ends all of them when it is left and
     then shows the end of their logs where the test failed. `settings` are Kafka's properties with underscores
-    for dots.
+    for dots; `of_nodes` are those of single ones, under their names.
     """
 
-    def __init__(self, directory: Path, nodes: int = 3, **settings: object) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        of_nodes: Mapping[int, Mapping[str, object]] | None = None,
+        **settings: object,
+    ) -> None:
         self.directory = directory
+        self._of_nodes = of_nodes or {}
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
         self.ids = list(range(1, nodes + 1))
         found = free_addresses(2 * nodes)
@@ -150,7 +159,8 @@ class NodeProcesses:
             "--quorum": self.quorum,
         }
         given = [text for name, value in flags.items() for text in (name, str(value))]
-        changed = [text for name, value in self.settings.items() for text in ("--set", f"{name}={value}")]
+        settings = {**self.settings, **self._of_nodes.get(node_id, {})}
+        changed = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
         return [*given, *changed]
 
 

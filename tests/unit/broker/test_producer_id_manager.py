@@ -94,4 +94,4 @@ def test_as_a_request(stage):
     stage.scheduler.run_due()
     answer = future.result()
     assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, 10, 0)
-    assert stage.manager.handle_init_producer_id(init("t")).result().error_code == 42
+    assert stage.manager.handle_init_producer_id(init("t")).result().error_code == 53

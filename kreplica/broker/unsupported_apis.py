@@ -1,0 +1,232 @@
+"""What a broker answers about what it has not: transactions, access rules, SASL, groups of KIP-848.
+
+A client that looks for them is told so by an error of Kafka's that it gives up on, in each place where it
+looks. No state; any thread may call.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.add_offsets_to_txn.v3.request import AddOffsetsToTxnRequest
+from kio.schema.add_offsets_to_txn.v3.response import AddOffsetsToTxnResponse
+from kio.schema.add_partitions_to_txn.v3.request import AddPartitionsToTxnRequest
+from kio.schema.add_partitions_to_txn.v3.response import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+)
+from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
+from kio.schema.consumer_group_describe.v1.response import ConsumerGroupDescribeResponse, DescribedGroup
+from kio.schema.consumer_group_heartbeat.v1.request import ConsumerGroupHeartbeatRequest
+from kio.schema.consumer_group_heartbeat.v1.response import ConsumerGroupHeartbeatResponse
+from kio.schema.create_acls.v3.request import CreateAclsRequest
+from kio.schema.create_acls.v3.response import AclCreationResult, CreateAclsResponse
+from kio.schema.delete_acls.v3.request import DeleteAclsRequest
+from kio.schema.delete_acls.v3.response import DeleteAclsFilterResult, DeleteAclsResponse
+from kio.schema.describe_acls.v3.request import DescribeAclsRequest
+from kio.schema.describe_acls.v3.response import DescribeAclsResponse
+from kio.schema.describe_transactions.v0.request import DescribeTransactionsRequest
+from kio.schema.describe_transactions.v0.response import DescribeTransactionsResponse, TransactionState
+from kio.schema.end_txn.v3.request import EndTxnRequest
+from kio.schema.end_txn.v3.response import EndTxnResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.list_transactions.v1.request import ListTransactionsRequest
+from kio.schema.list_transactions.v1.response import ListTransactionsResponse
+from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
+from kio.schema.sasl_authenticate.v2.response import SaslAuthenticateResponse
+from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
+from kio.schema.sasl_handshake.v1.response import SaslHandshakeResponse
+from kio.schema.txn_offset_commit.v3.request import TxnOffsetCommitRequest
+from kio.schema.txn_offset_commit.v3.response import (
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from kio.serial.readers import tz_aware_from_i64
+from kio.static.primitive import i64
+
+from kreplica.common.errors import (
+    IllegalSaslState,
+    KreplicaError,
+    SecurityDisabled,
+    TransactionalIdAuthorizationFailed,
+    TransactionalIdNotFound,
+    UnsupportedVersion,
+)
+from kreplica.common.future import Future, resolved
+
+NO_THROTTLE = timedelta(0)
+NEVER = tz_aware_from_i64(i64(0))
+
+
+def _code(kind: type[KreplicaError]) -> ErrorCode:
+    return ErrorCode(kind.code)
+
+
+def _text(kind: type[KreplicaError]) -> str:
+    return str(kind())
+
+
+_NO_TRANSACTIONS = _code(TransactionalIdAuthorizationFailed)
+_NO_RULES = {"error_code": _code(SecurityDisabled), "error_message": _text(SecurityDisabled)}
+_NO_SUCH_GROUPS = {
+    "error_code": _code(UnsupportedVersion),
+    "error_message": "groups are of the classic protocol here",
+}
+
+# ---- transactions ------------------------------------------------------------------------------------------
+
+
+def _add_partitions_to_txn(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+    return AddPartitionsToTxnResponse(
+        throttle_time=NO_THROTTLE,
+        results_by_topic_v3_and_below=tuple(
+            AddPartitionsToTxnTopicResult(
+                name=topic.name,
+                results_by_partition=tuple(
+                    AddPartitionsToTxnPartitionResult(
+                        partition_index=number, partition_error_code=_NO_TRANSACTIONS
+                    )
+                    for number in topic.partitions
+                ),
+            )
+            for topic in request.v3_and_below_topics
+        ),
+    )
+
+
+def _add_offsets_to_txn(_: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+    return AddOffsetsToTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS)
+
+
+def _end_txn(_: EndTxnRequest) -> EndTxnResponse:
+    return EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_NO_TRANSACTIONS)
+
+
+def _txn_offset_commit(request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(
+        throttle_time=NO_THROTTLE,
+        topics=tuple(
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=each.partition_index, error_code=_NO_TRANSACTIONS
+                    )
+                    for each in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _describe_transactions(request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        throttle_time=NO_THROTTLE,
+        transaction_states=tuple(
+            TransactionState(
+                error_code=_code(TransactionalIdNotFound),
+                transactional_id=each,
+                transaction_state="",
+                transaction_timeout=NO_THROTTLE,
+                transaction_start_time=NEVER,
+                producer_id=-1,
+                producer_epoch=-1,
+                topics=(),
+            )
+            for each in request.transactional_ids
+        ),
+    )
+
+
+def _list_transactions(_: ListTransactionsRequest) -> ListTransactionsResponse:
+    # There are none, which is no error.
+    return ListTransactionsResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, transaction_states=()
+    )
+
+
+# ---- security ----------------------------------------------------------------------------------------------
+
+
+def _sasl_handshake(_: SaslHandshakeRequest) -> SaslHandshakeResponse:
+    return SaslHandshakeResponse(error_code=_code(IllegalSaslState), mechanisms=())
+
+
+def _sasl_authenticate(_: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
+    return SaslAuthenticateResponse(
+        error_code=_code(IllegalSaslState), error_message=_text(IllegalSaslState), auth_bytes=b""
+    )
+
+
+def _describe_acls(_: DescribeAclsRequest) -> DescribeAclsResponse:
+    return DescribeAclsResponse(throttle_time=NO_THROTTLE, resources=(), **_NO_RULES)
+
+
+def _create_acls(request: CreateAclsRequest) -> CreateAclsResponse:
+    refused = AclCreationResult(**_NO_RULES)
+    return CreateAclsResponse(throttle_time=NO_THROTTLE, results=(refused,) * len(request.creations))
+
+
+def _delete_acls(request: DeleteAclsRequest) -> DeleteAclsResponse:
+    refused = DeleteAclsFilterResult(matching_acls=(), **_NO_RULES)
+    return DeleteAclsResponse(throttle_time=NO_THROTTLE, filter_results=(refused,) * len(request.filters))
+
+
+# ---- groups of KIP-848 -------------------------------------------------------------------------------------
+
+
+def _consumer_group_heartbeat(_: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+    return ConsumerGroupHeartbeatResponse(
+        throttle_time=NO_THROTTLE, member_epoch=0, heartbeat_interval=NO_THROTTLE, **_NO_SUCH_GROUPS
+    )
+
+
+def _consumer_group_describe(request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
+    return ConsumerGroupDescribeResponse(
+        throttle_time=NO_THROTTLE,
+        groups=tuple(
+            DescribedGroup(
+                group_id=group_id,
+                group_state="",
+                group_epoch=0,
+                assignment_epoch=0,
+                assignor_name="",
+                members=(),
+                **_NO_SUCH_GROUPS,
+            )
+            for group_id in request.group_ids
+        ),
+    )
+
+
+_ANSWERS: Mapping[type[Any], Callable[[Any], Any]] = {
+    AddPartitionsToTxnRequest: _add_partitions_to_txn,
+    AddOffsetsToTxnRequest: _add_offsets_to_txn,
+    EndTxnRequest: _end_txn,
+    TxnOffsetCommitRequest: _txn_offset_commit,
+    DescribeTransactionsRequest: _describe_transactions,
+    ListTransactionsRequest: _list_transactions,
+    SaslHandshakeRequest: _sasl_handshake,
+    SaslAuthenticateRequest: _sasl_authenticate,
+    DescribeAclsRequest: _describe_acls,
+    CreateAclsRequest: _create_acls,
+    DeleteAclsRequest: _delete_acls,
+    ConsumerGroupHeartbeatRequest: _consumer_group_heartbeat,
+    ConsumerGroupDescribeRequest: _consumer_group_describe,
+}
+
+
+def _handler(answer: Callable[[Any], Any]) -> Callable[[Any], Future[Any]]:
+    return lambda request: resolved(answer(request))
+
+
+HANDLERS: Mapping[type[Any], Callable[[Any], Future[Any]]] = {
+    kind: _handler(answer) for kind, answer in _ANSWERS.items()
+}

@@ -1,0 +1,54 @@
+"""Three nodes as processes, each in a rack of its own, which the clients of one test run share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.node_processes import NodeProcesses
+
+NODES = 3
+TIMEOUT_S = 60.0
+# Small, and without the wait for further members; sessions long enough for a machine that is loaded.
+SETTINGS = {
+    "offsets_topic_num_partitions": 3,
+    "group_initial_rebalance_delay_ms": 0,
+    "group_min_session_timeout_ms": 1000,
+    "replica_selector_class": "RackAwareReplicaSelector",
+}
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
+    racks = {node_id: {"broker.rack": rack_of(node_id)} for node_id in range(1, NODES + 1)}
+    with NodeProcesses(tmp_path_factory.mktemp("nodes"), NODES, of_nodes=racks, **SETTINGS) as started:
+        yield started
+
+
+def rack_of(node_id: int) -> str:
+    return f"rack-{node_id}"
+
+
+@pytest.fixture(scope="session")
+def admin(nodes: NodeProcesses) -> AdminClient:
+    return AdminClient({"bootstrap.servers": nodes.bootstrap})
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def new_topic(admin: AdminClient) -> Callable[..., str]:
+    """Creates a topic on all nodes, with a name of its own, and returns it."""
+
+    def create(partitions: int = 1, **settings: object) -> str:
+        name = f"topic-{next(_numbers)}"
+        config = {key.replace("_", "."): str(value) for key, value in settings.items()}
+        topic = NewTopic(name, partitions, NODES, config={"min.insync.replicas": "2", **config})
+        admin.create_topics([topic])[name].result(TIMEOUT_S)
+        return name
+
+    return create

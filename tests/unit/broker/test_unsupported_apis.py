@@ -1,0 +1,52 @@
+"""What there is not is told so: an answer for whatever is asked, that can be written, with Kafka's error."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
+from kio.schema.list_transactions.v1.request import ListTransactionsRequest
+
+from kreplica.broker.api_versions import API_RANGES, request_type, response_type
+from kreplica.broker.message_conversion import downgrade, upgrade
+from kreplica.broker.unsupported_apis import HANDLERS
+from kreplica.common.message_writer import MessageWriter, write_message
+from tests.support.messages import messages
+
+SAID = {
+    ErrorCode.transactional_id_authorization_failed,
+    ErrorCode.transactional_id_not_found,
+    ErrorCode.illegal_sasl_state,
+    ErrorCode.security_disabled,
+    ErrorCode.unsupported_version,
+}
+
+
+def codes(entity: Any) -> Iterator[ErrorCode]:
+    """Every error code in the entity."""
+    for field in dataclasses.fields(entity):
+        value = getattr(entity, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, ErrorCode):
+                yield each
+            elif dataclasses.is_dataclass(each):
+                yield from codes(each)
+
+
+@pytest.mark.parametrize("kind", HANDLERS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_whatever_is_asked_is_refused(kind: type[Any], data: st.DataObject) -> None:
+    api = API_RANGES[kind.__api_key__]
+    assert request_type(api.api_key, api.handled) is kind
+    version = data.draw(st.integers(api.first_read, api.max_version))
+    request = data.draw(messages(request_type(api.api_key, version)))
+    upgraded, remembered = upgrade(request, api.handled, None)  # type: ignore[arg-type]
+    answer = downgrade(HANDLERS[kind](upgraded).result(0), version, remembered)
+    assert type(answer) is response_type(api.api_key, version)
+    write_message(answer, MessageWriter())
+    assert set(codes(answer)) <= ({ErrorCode.none} if kind is ListTransactionsRequest else SAID)
