@@ -1,8 +1,9 @@
 """PartitionReassignment: moves a partition to other replicas (KIP-455).
 
 While it is under way the partition has the replicas that are to stay or come, in the order asked for, and
-behind them those that are to go. Once all that come are in sync, those that go are taken out, in one record
-with the election of another leader where the leader goes too. A cancelled one goes back to what was before.
+behind them those that are to go. Once all that come are in sync, and of those that are left as many as
+min.insync.replicas asks for, those that go are taken out, in one record with the election of another leader
+where the leader goes too. A cancelled one goes back to what was before.
 
 The record that takes replicas out raises the leader epoch: a leader then forgets what it knew of them, so
 that one which is added again at once and comes back empty is not taken for the one it was. It belongs to the
@@ -74,13 +75,18 @@ class PartitionReassignment:
             self._elect_if_leader_went(partition)
 
     def complete_if_possible(self, partition: PartitionContext) -> bool:
-        """Take out the replicas that are to go, if those that are to come are in sync; whether it was so."""
+        """Take out the replicas that are to go, if those that are to come are in sync, and enough of those that
+        stay; whether it was so."""
         current = partition.leader_and_isr
         if not (current.adding_replicas or current.removing_replicas):
             return False
         stays = tuple(each for each in current.replicas if each not in current.removing_replicas)
         in_sync = [replica for replica in current.isr if replica in stays]
         if not in_sync or not set(current.adding_replicas) <= set(in_sync):
+            return False
+        # Of fewer, one that loses its power takes along what all of them had acknowledged. Kafka does not wait.
+        wanted = self._context.settings.of(partition.topic_partition.topic).min_insync_replicas
+        if len(in_sync) < min(wanted, len(stays)):
             return False
         if not self._can_lead(partition, stays):
             return False

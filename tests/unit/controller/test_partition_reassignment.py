@@ -174,3 +174,17 @@ def test_nobody_is_taken_out_while_none_of_those_that_stay_is_in_sync() -> None:
     assert stage.state("orders").leader == 0
     stage.set_isr("orders", 0, 1)
     assert (stage.state("orders").replicas, stage.state("orders").leader) == ((1,), 1)
+
+
+def test_nobody_is_taken_out_while_too_few_of_those_that_stay_are_in_sync() -> None:
+    """One power cut would lose what min.insync.replicas brokers have acknowledged."""
+    stage = ControllerStage()
+    (partition,) = stage.create("orders", (0, 1, 2), min_insync_replicas="2")
+    stage.set_isr("orders", 0, 1)
+    stage.machines.reassignment.start(partition, [2, 0])
+    assert (stage.state("orders").replicas, stage.state("orders").isr) == ((2, 0, 1), (0, 1))
+    stage.set_isr("orders", 0, 1, 2)
+    assert stage.state("orders").replicas == (2, 0)
+    # There are no more of them than that.
+    stage.machines.reassignment.start(partition, [0])
+    assert stage.state("orders").replicas == (0,)
