@@ -75,8 +75,8 @@ class PartitionReassignment:
             self._elect_if_leader_went(partition)
 
     def complete_if_possible(self, partition: PartitionContext) -> bool:
-        """Take out the replicas that are to go, if those that are to come are in sync, and enough of those that
-        stay; whether it was so."""
+        """Take out the replicas that are to go, if those that are to come are in sync, and enough of those
+        that stay; whether it was so."""
         current = partition.leader_and_isr
         if not (current.adding_replicas or current.removing_replicas):
             return False
@@ -84,7 +84,7 @@ class PartitionReassignment:
         in_sync = [replica for replica in current.isr if replica in stays]
         if not in_sync or not set(current.adding_replicas) <= set(in_sync):
             return False
-        # Of fewer, one that loses its power takes along what all of them had acknowledged. Kafka does not wait.
+        # Of fewer, one that loses its power takes along what all of them acknowledged. Kafka does not wait.
         wanted = self._context.settings.of(partition.topic_partition.topic).min_insync_replicas
         if len(in_sync) < min(wanted, len(stays)):
             return False
