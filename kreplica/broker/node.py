@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
@@ -84,6 +85,9 @@ QUORUM_REQUESTS = frozenset(
 )
 # How long a node that is to stop waits until its leaderships, and then the quorum's, are others'.
 CONTROLLED_SHUTDOWN_MS = 5_000
+# Where no controller is known for so long there is nobody to hand over to: others of the quorum have gone.
+NO_CONTROLLER_MS = 1_000
+LOOK_EVERY_MS = 50
 
 
 class Node:
@@ -419,7 +423,8 @@ class Node:
     def shutdown(self, timeout_ms: int = CONTROLLED_SHUTDOWN_MS) -> Future[None]:
         """Leave in order: hand over what is led, then the quorum's leadership.
 
-        Each is waited for `timeout_ms` at most; then the future is done, and the node is to be closed.
+        The first is waited for `timeout_ms` at most, the second for NO_CONTROLLER_MS, which is more than an
+        election takes; then the future is done, and the node is to be closed.
         """
         if self._shutdown is None:
             self._shutdown = Future()
@@ -472,6 +477,7 @@ class Stop:
         self._timeout_ms = timeout_ms
         self._loop = loop
         self._done = done
+        self._has_left = False
 
     def begin(self) -> None:
         """Let the controller move the leaders away."""
@@ -480,9 +486,11 @@ class Stop:
             self._loop.post(self._leave_quorum)
             return
         moved = lifecycle.begin_controlled_shutdown()
-        self._once(moved, self._leave_quorum)
+        leave = self._once(moved, self._leave_quorum, self._timeout_ms)
+        self._watch_controller(leave, NO_CONTROLLER_MS)
 
-    def _once(self, future: Future[Any], step: Callable[[], None]) -> None:
+    def _once(self, future: Future[Any], step: Callable[[], None], timeout_ms: int) -> Callable[[], None]:
+        """What takes the step, unless it is taken."""
         began = [False]
 
         def run() -> None:
@@ -491,12 +499,26 @@ class Stop:
                 step()
 
         future.add_done_callback(lambda _: self._loop.post(run))
-        self._loop.post_later(run, self._timeout_ms)
+        self._loop.post_later(run, timeout_ms)
+        return run
+
+    def _watch_controller(self, leave: Callable[[], None], left_ms: int) -> None:
+        if self._node.active_controller() is not None:
+            left_ms = NO_CONTROLLER_MS
+        elif left_ms <= 0:
+            leave()
+        if not self._has_left:
+            self._loop.post_later(
+                partial(self._watch_controller, leave, left_ms - LOOK_EVERY_MS), LOOK_EVERY_MS
+            )
 
     def _leave_quorum(self) -> None:
+        self._has_left = True
         if self._node.lifecycle is not None:
             self._node.lifecycle.close()
-        self._once(self._node.raft.shutdown(self._timeout_ms), lambda: self._done.set_result(None))
+        patience_ms = min(self._timeout_ms, NO_CONTROLLER_MS)
+        left = self._node.raft.shutdown(patience_ms)
+        self._once(left, lambda: self._done.set_result(None), patience_ms)
 
 
 def _is_of_metadata_log(request: FetchRequest) -> bool:

@@ -7,11 +7,12 @@ first voters, where the metadata log is to name them (KIP-853). No state; one th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from posixpath import dirname
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.common.errors import InconsistentClusterId, InvalidFile
-from kreplica.common.ports import Clock, Random, Storage
+from kreplica.common.ports import Clock, Random, Storage, Workers
 from kreplica.common.types import Uuid
 from kreplica.log.file_names import parse_directory_name
 from kreplica.log.meta_properties import MetaProperties, MetaPropertiesFile
@@ -19,7 +20,7 @@ from kreplica.raft.raw_snapshot import FileRawSnapshotWriter
 from kreplica.raft.replicated_log import BOOTSTRAP_SNAPSHOT_ID
 from kreplica.raft.snapshot_files import snapshot_name
 from kreplica.raft.snapshot_writer import RecordsSnapshotWriter
-from kreplica.raft.voter_set import VoterSet
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 
 METADATA_LOG = "__cluster_metadata-0"
 # That of a quorum whose voters come and go by records (KIP-853).
@@ -73,6 +74,37 @@ def _require_unused(storage: Storage, path: str) -> None:
 def is_formatted(config: NodeConfig, storage: Storage) -> bool:
     """Whether the metadata directory is this node's. Raises as `directory_ids`."""
     return read_properties(config, storage, config.metadata_directory) is not None
+
+
+def format_nodes(
+    configs: Mapping[int, NodeConfig], *, storage: Storage, clock: Clock, random: Random, workers: Workers
+) -> None:
+    """Format those nodes of a cluster that are not; its controllers are the quorum's first voters.
+
+    Raises as `directory_ids` before anything is written, and KafkaStorageError.
+    """
+    ids = {node_id: directory_ids(config, storage, random) for node_id, config in configs.items()}
+    voters = VoterSet(
+        VoterNode(ReplicaKey(node_id, ids[node_id][config.metadata_directory]), (), 0, KRAFT_VERSION)
+        for node_id, config in configs.items()
+        if "controller" in config.roles
+    )
+    new = [node_id for node_id, config in configs.items() if not is_formatted(config, storage)]
+    if new:
+        # Each waits for the disk several times: side by side that costs one's time.
+        workers.run(
+            [
+                partial(
+                    format_node,
+                    configs[node_id],
+                    ids[node_id],
+                    storage=storage,
+                    clock=clock,
+                    initial_voters=voters,
+                )
+                for node_id in new
+            ]
+        )
 
 
 def format_node(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kreplica.cli import cluster_app
+from kreplica.cli import cluster_app, serve_app
 
 app = typer.Typer(
     help="A durable, replicated, partitioned log: look into its files, check them, run it.",
@@ -203,62 +203,5 @@ def sim(
     raise typer.Exit(command.run(driver, range(seed, seed + seeds), minutes, events, reduce, as_json))
 
 
-@app.command("format")
-def format_directories(
-    directory: Annotated[
-        list[Path], typer.Option(help="The first has the metadata log; may be repeated.", show_default=False)
-    ],
-    node_id: Annotated[int, typer.Option(min=0, help="The node's.", show_default=False)],
-    cluster_id: Annotated[
-        str | None, typer.Option(help="The same for all nodes; a new one if not given.")
-    ] = None,
-    ignore_formatted: Annotated[
-        bool, typer.Option("--ignore-formatted", help="Leave a directory of this node as it is.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Make directories those of a node: each gets its meta.properties, as Kafka writes it."""
-    from kreplica.cli import format as command
-
-    paths = [str(path.absolute()) for path in directory]
-    raise typer.Exit(command.run(paths, node_id, cluster_id, ignore_formatted, as_json))
-
-
-@app.command()
-def serve(
-    node_id: Annotated[int | None, typer.Option(min=0, help="node.id.")] = None,
-    directory: Annotated[list[Path] | None, typer.Option(help="log.dirs; may be repeated.")] = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where clients connect.")] = None,
-    controller_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where the quorum does, if not there.")
-    ] = None,
-    quorum: Annotated[
-        str | None, typer.Option(metavar="ID@HOST:PORT,...", help="controller.quorum.voters.")
-    ] = None,
-    advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="What clients are told to connect to.")
-    ] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A property; may be repeated.")
-    ] = None,
-) -> None:
-    """Run a node as this process, on a directory that was formatted."""
-    from kreplica.cli import serve as command
-    from kreplica.cli.serve_properties import from_flags
-
-    try:
-        properties = from_flags(
-            node_id=node_id,
-            directories=[str(path.absolute()) for path in directory or []],
-            listen=listen,
-            controller_listen=controller_listen,
-            quorum=quorum,
-            advertise=advertise,
-            settings=setting or [],
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    raise typer.Exit(command.run(properties))
-
-
+serve_app.register(app)
 cluster_app.register(app)

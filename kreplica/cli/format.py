@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_format import directory_ids, format_node, is_formatted
 from kreplica.cli.output import console, print_json
+from kreplica.common.errors import InvalidConfig
 from kreplica.common.types import Uuid
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
+
+# Kafka makes them of 22 letters and digits, and takes others.
+_CLUSTER_ID = re.compile("[!-~]{1,64}")
 
 
 def run(
@@ -21,6 +26,8 @@ def run(
     """
     chance = random.SystemRandom()
     cluster_id = str(Uuid.generate(chance)) if cluster_id is None else cluster_id
+    if not _CLUSTER_ID.fullmatch(cluster_id):
+        raise InvalidConfig(f"{cluster_id[:80]!r} is no cluster id: 1 to 64 letters, digits and signs")
     config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=tuple(directories))
     storage = FileStorage()
     ids = directory_ids(config, storage, chance)

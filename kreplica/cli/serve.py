@@ -1,9 +1,9 @@
 """`kreplica serve`: a node as the process.
 
-It prints one line to standard output when its broker may lead, and everything else to standard error.
-SIGTERM or Ctrl-C: it hands over what it leads, closes its files and ends with exit code 0; a second one ends
-it at once, as one before it was started does, with 128 and the signal's number. Nothing acknowledged is lost
-by that: it is what a crash would leave. Exit code 1: it cannot go on, and says why.
+It prints one line to standard output when its broker may lead, and logs to standard error. SIGTERM or Ctrl-C:
+it hands over what it leads, closes its files and ends with exit code 0; a second one ends it at once, as one
+before it was started does, with 128 and the signal's number. Nothing acknowledged is lost by that: it is what
+a crash would leave. Exit code 1: it cannot go on, and says why.
 """
 
 from __future__ import annotations
@@ -11,35 +11,60 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS
-from kreplica.common.errors import KreplicaError
+from kreplica.cli import logs
+from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
+from kreplica.runtime.kafka_config import parse_address
 from kreplica.runtime.kafka_raft_server import KafkaRaftServer
 
+if TYPE_CHECKING:
+    from kreplica.runtime.prometheus import MetricsListener
+
 LOGGER = logging.getLogger(__name__)
-LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def run(properties: Mapping[str, object]) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions:
+    """What is no property of the node. `metrics_listen`: host:port for Prometheus."""
+
+    log_format: str = "text"
+    log_level: str = "info"
+    metrics_listen: str | None = None
+
+
+def run(
+    properties: Mapping[str, object],
+    options: ProcessOptions,
+    on_ready: Callable[[KafkaRaftServer], object] | None = None,
+) -> int:
     """Be the node until a signal or a failure ends it; returns the exit code.
 
-    Raises what keeps the node from starting: InvalidConfig, InvalidFile, LogDirLocked and more.
+    `on_ready(server)`: its broker may lead. Raises what keeps the node from starting: InvalidConfig,
+    InvalidFile, LogDirLocked and more.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_LINE)
     end = _End()
     server = KafkaRaftServer(properties, end.fail)
+    logs.set_up(options.log_format, options.log_level, f"node-{server.config.node.node_id}")
+    end.take_signals()
     try:
+        metrics = _metrics_listener(options.metrics_listen)
         ready = server.startup()
     except OSError as error:
-        print(f"kreplica: {error}", file=sys.stderr)
+        print(f"kreplica: {error.strerror or error}", file=sys.stderr)
         return 1
     end.has_started()
-    ready.add_done_callback(lambda done: _announce(server, done))
+    if metrics is not None:
+        metrics.show(server.node.metrics)
+    ready.add_done_callback(lambda done: _announce(server, done, on_ready))
     end.wait()
     if end.failure is None:
         LOGGER.info("stopping: what this node leads is handed over")
@@ -48,13 +73,42 @@ def run(properties: Mapping[str, object]) -> int:
         except KreplicaError:
             LOGGER.warning("nothing was handed over", exc_info=True)
     server.close()
+    if metrics is not None:
+        metrics.close()
     return 0 if end.failure is None else 1
 
 
-def _announce(server: KafkaRaftServer, ready: Future[None]) -> None:
-    if ready.exception() is None:
-        host, port = server.config.listen
-        print(f"node {server.config.node.node_id} is ready on {host}:{port}", flush=True)
+def _metrics_listener(listen: str | None) -> MetricsListener | None:
+    if listen is None:
+        return None
+    try:
+        from kreplica.runtime.prometheus import MetricsListener
+    except ImportError:
+        raise InvalidConfig(
+            "--metrics-listen needs prometheus-client: pip install kreplica[server]"
+        ) from None
+    return MetricsListener(*parse_address("--metrics-listen", listen))
+
+
+def _announce(
+    server: KafkaRaftServer, ready: Future[None], on_ready: Callable[[KafkaRaftServer], object] | None
+) -> None:
+    if ready.exception() is not None:
+        return
+    host, port = server.config.listen
+    print(f"node {server.config.node.node_id} is ready on {host}:{port}", flush=True)
+    notify_supervisor(b"READY=1")
+    if on_ready is not None:
+        on_ready(server)
+
+
+def notify_supervisor(state: bytes) -> None:
+    """Tell systemd, where it started this process as one of Type=notify (sd_notify(3))."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.connect("\0" + path[1:] if path.startswith("@") else path)
+            channel.send(state)
 
 
 class _End:
@@ -64,6 +118,9 @@ class _End:
         self.failure: BaseException | None = None
         self._is_wanted = threading.Event()
         self._is_at_once = True
+
+    def take_signals(self) -> None:
+        """Let SIGTERM and SIGINT end the node, at once for now."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
 

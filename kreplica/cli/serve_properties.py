@@ -1,35 +1,49 @@
-"""The flags of `kreplica serve` as the Kafka properties that they stand for."""
+"""What `kreplica serve` is told, as Kafka's properties: by a file, by --set, and by flags, the later before
+the earlier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from kreplica.runtime.config_file import read_config_file
+
+
+def from_config(path: str | None, settings: Sequence[str]) -> dict[str, object]:
+    """The properties of the file, with those of --set over them.
+
+    Raises ValueError for a setting that is no NAME=VALUE, and as `read_config_file`.
+    """
+    properties: dict[str, object] = {} if path is None else read_config_file(path)
+    for each in settings:
+        name, separator, value = each.partition("=")
+        if not name.strip() or not separator:
+            raise ValueError(f"--set {each}: no NAME=VALUE")
+        properties[name.strip()] = value.strip()
+    return properties
 
 
 def from_flags(
-    *,
+    properties: Mapping[str, object],
     node_id: int | None,
     directories: Sequence[str],
     listen: str | None,
     controller_listen: str | None,
     quorum: str | None,
     advertise: str | None,
-    settings: Sequence[str],
 ) -> dict[str, object]:
-    """The properties. Raises ValueError for a setting that is no NAME=VALUE."""
-    properties: dict[str, object] = {}
-    for each in settings:
-        name, separator, value = each.partition("=")
-        if not name or not separator:
-            raise ValueError(f"--set {each}: no NAME=VALUE")
-        properties[name.strip()] = value.strip()
+    """The properties with what the flags stand for over them. Raises ValueError for half of the listeners."""
+    if controller_listen is not None and listen is None and "listeners" not in properties:
+        listen = "127.0.0.1:9092"
+    if (listen is None) != (controller_listen is None) and "listeners" in properties:
+        raise ValueError("where the file has listeners, --listen and --controller-listen come together")
     listeners = [f"PLAINTEXT://{listen}"] if listen is not None else []
     if controller_listen is not None:
         listeners.append(f"CONTROLLER://{controller_listen}")
     given = {
         "node.id": node_id,
-        "log.dirs": ",".join(directories) or None,
+        "log.dirs": list(directories) or None,
         "listeners": ",".join(listeners) or None,
         "controller.quorum.voters": quorum,
         "advertised.listeners": None if advertise is None else f"PLAINTEXT://{advertise}",
     }
-    return properties | {name: value for name, value in given.items() if value is not None}
+    return {**properties, **{name: value for name, value in given.items() if value is not None}}

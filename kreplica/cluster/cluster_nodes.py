@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from kreplica.broker.node import Node
-from kreplica.broker.node_format import directory_ids, format_node, is_formatted
+from kreplica.broker.node_format import format_nodes
 from kreplica.cluster.settings import Layout, node_config, write_layout
 from kreplica.common.errors import ClusterClosed, InvalidRequest, KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.local_node import LocalNode
 from kreplica.runtime.storage import FileStorage
@@ -44,19 +43,13 @@ class ClusterNodes:
         self.layout = layout
         self._network = network
         self._lock = RLock()
-        storage = FileStorage()
         configs = {n: node_config(layout, n, directory, settings) for n in layout.roles}
-        ids = {n: directory_ids(each, storage, random.SystemRandom()) for n, each in configs.items()}
-        voters = VoterSet(
-            VoterNode(ReplicaKey(n, ids[n][configs[n].metadata_directory]), (), 0, 1)
-            for n in layout.controllers
-        )
-        storage.make_directory(directory)
-        new = [n for n, each in configs.items() if not is_formatted(each, storage)]
-        # Each waits for the disk several times, and so does its start: side by side that costs one's time.
-        self._in_parallel(
-            new,
-            lambda n: format_node(configs[n], ids[n], storage=storage, clock=clock, initial_voters=voters),
+        format_nodes(
+            configs,
+            storage=FileStorage(),
+            clock=clock,
+            random=random.SystemRandom(),
+            workers=ThreadWorkers(len(configs)),
         )
         write_layout(directory, layout)
         self._is_closed = False  # guarded by _lock

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kreplica.broker.node import Node
+from kreplica.broker.node_format import read_properties
 from kreplica.common.errors import InvalidFile
 from kreplica.common.future import Future
 from kreplica.log.meta_properties import MetaPropertiesFile
@@ -21,11 +22,15 @@ from kreplica.runtime.tcp_transport import Address
 class KafkaRaftServer:
     """See the module. `on_failure(error)`: the node cannot go on.
 
-    Raises InvalidConfig for properties that make no node, InvalidFile where its directory is not formatted.
+    Raises InvalidConfig for properties that make no node, InvalidFile where its directory is not formatted or
+    another node's, InconsistentClusterId where two of them are of two clusters.
     """
 
     def __init__(self, properties: Mapping[str, object], on_failure: Callable[[BaseException], None]) -> None:
         self.config = KafkaConfig.parse(properties, cluster_id_of(directories_of(properties)[0]))
+        # Another node's directory is refused here, before it is so much as locked.
+        for path in self.config.node.all_directories:
+            read_properties(self.config.node, FileStorage(), path)
         self._node: Node | None = None
         self._tcp_node = TcpNode(
             self.config.node,
@@ -35,6 +40,11 @@ class KafkaRaftServer:
             self.config.server,
             controller_listen=self.config.controller_listen,
         )
+
+    @property
+    def node(self) -> Node:
+        """The node. Raises InvalidRequest where it does not run."""
+        return self._tcp_node.node
 
     def startup(self) -> Future[None]:
         """Start the node; the future is done when its broker may lead. Raises as TcpNode.start."""

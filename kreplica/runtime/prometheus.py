@@ -10,12 +10,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from kreplica.common.metrics import Duration, Meter, MetricName, MetricRegistry, Value
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class MetricsListener:
+    """Answers scrapes on a port, from a thread of its own, until `close`. Raises OSError with the address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, self._registry)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._server.server_port
+
+    def show(self, metrics: MetricRegistry) -> None:
+        """From now on these are told, too."""
+        self._registry.register(MetricsCollector(metrics))
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 class MetricsCollector(Collector):

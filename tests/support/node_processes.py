@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -16,12 +15,12 @@ from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_format import directory_ids, format_node, is_formatted
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
+from tests.support.serving import environment
 from tests.support.tcp_cluster import CLUSTER_ID, free_addresses
 
 WAIT_S = 60.0
 READY = "is ready"
 SHOWN_LOG_BYTES = 4_000
-ROOT = Path(__file__).parents[2]
 
 
 class NodeProcesses:
@@ -175,8 +174,7 @@ class _NodeProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Where the package is that the test itself uses.
-                env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+                env=environment(),
             )
         self._is_ready = threading.Event()
         self._has_spoken = threading.Event()

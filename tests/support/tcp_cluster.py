@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from kreplica.broker.node_format import directory_ids, format_node
+from kreplica.broker.node_format import format_nodes
 from kreplica.client.admin import Admin
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.fetcher import Fetcher
@@ -17,12 +17,12 @@ from kreplica.client.producer import Producer
 from kreplica.cluster.settings import new_layout, node_config
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.records import Endpoint
-from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import TcpTransport
+from kreplica.runtime.workers import ThreadWorkers
 
 WAIT_S = 60.0
 CLUSTER_ID = "abcdefghijklmnopqrstuv"
@@ -57,14 +57,13 @@ class TcpCluster:
             endpoint = Endpoint(name="PLAINTEXT", host=host, port=port, security_protocol=0)
             config = node_config(layout, node_id, str(directory), SETTINGS)
             configs[node_id] = dataclasses.replace(config, endpoints=(endpoint,))
-        storage = FileStorage()
-        ids = {n: directory_ids(config, storage, random.SystemRandom()) for n, config in configs.items()}
-        voters = VoterSet(
-            VoterNode(ReplicaKey(n, ids[n][configs[n].metadata_directory]), (), 0, 1)
-            for n in layout.controllers
+        format_nodes(
+            configs,
+            storage=FileStorage(),
+            clock=SystemClock(),
+            random=random.SystemRandom(),
+            workers=ThreadWorkers(),
         )
-        for n, config in configs.items():
-            format_node(config, ids[n], storage=storage, clock=SystemClock(), initial_voters=voters)
         self.nodes = {
             n: TcpNode(config, self.addresses[n], self.addresses.get, self.failures.append)
             for n, config in configs.items()

@@ -1,0 +1,255 @@
+"""`kreplica serve --brokers N`: a cluster for development, each node a process of its own on this machine.
+
+The directory is laid out as that of a Cluster, so either may open what the other left. The process that was
+started is the supervisor: it forks the nodes, which so share what they have imported, starts one again that
+dies, and ends them all at SIGTERM or Ctrl-C; a second one kills them. Nodes that lose their supervisor end in
+order. One thread, in which nothing but this runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+from kreplica.broker.node_config import NodeConfig
+from kreplica.broker.node_format import format_nodes
+from kreplica.cli import logs, serve
+from kreplica.cluster.settings import Layout, extended, new_layout, read_layout, write_layout
+from kreplica.common.errors import InvalidConfig, KreplicaError
+from kreplica.common.types import Uuid
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.kafka_config import PLAINTEXT, KafkaConfig, parse_address
+from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.workers import ThreadWorkers
+
+LOGGER = logging.getLogger(__name__)
+DEFAULT_LISTEN = "127.0.0.1:9092"
+MOST_REPLICAS = 3
+RESTART_AFTER_S = 1.0
+
+
+def run(
+    brokers: int,
+    directory: str,
+    listen: str | None,
+    settings: Mapping[str, object],
+    options: serve.ProcessOptions,
+) -> int:
+    """Be the supervisor until all nodes have ended; returns the exit code.
+
+    Raises InvalidConfig, InvalidFile, InconsistentClusterId and KafkaStorageError before any node is started.
+    """
+    logs.set_up(options.log_format, options.log_level, "supervisor")
+    host, port = parse_address("--listen", listen or DEFAULT_LISTEN)
+    layout = read_layout(directory) or new_layout(str(Uuid.generate(random.SystemRandom())), brokers, 0)
+    layout = extended(layout, brokers)
+    if not 0 < port <= 0xFFFF - len(layout.roles):
+        raise InvalidConfig(f"--listen: {len(layout.roles)} ports from {port} on are wanted")
+    nodes = {
+        node_id: _properties(layout, node_id, directory, host, port, settings) for node_id in layout.roles
+    }
+    configs: dict[int, NodeConfig] = {
+        node_id: KafkaConfig.parse(properties, layout.cluster_id).node
+        for node_id, properties in nodes.items()
+    }
+    format_nodes(
+        configs,
+        storage=FileStorage(),
+        clock=SystemClock(),
+        random=random.SystemRandom(),
+        workers=ThreadWorkers(len(configs)),
+    )
+    write_layout(directory, layout)
+    return _Supervisor(nodes, _metrics(layout, options), layout, (host, port)).run()
+
+
+def _properties(
+    layout: Layout, node_id: int, directory: str, host: str, port: int, settings: Mapping[str, object]
+) -> dict[str, object]:
+    ports = {each: port + number for number, each in enumerate(layout.roles)}
+    name = PLAINTEXT if "broker" in layout.roles[node_id] else "CONTROLLER"
+    replicas = min(len(layout.brokers), MOST_REPLICAS)
+    return {
+        "default.replication.factor": replicas,
+        "offsets.topic.replication.factor": replicas,
+        **settings,
+        "node.id": node_id,
+        "process.roles": sorted(layout.roles[node_id]),
+        "log.dirs": [os.path.join(directory, f"node-{node_id}")],
+        "listeners": f"{name}://{host}:{ports[node_id]}",
+        "controller.quorum.voters": ",".join(f"{n}@{host}:{ports[n]}" for n in layout.controllers),
+    }
+
+
+def _metrics(layout: Layout, options: serve.ProcessOptions) -> dict[int, serve.ProcessOptions]:
+    """The options of each node: scrapes are answered on ports from the given one upwards."""
+    if options.metrics_listen is None:
+        return dict.fromkeys(layout.roles, options)
+    host, port = parse_address("--metrics-listen", options.metrics_listen)
+    return {
+        node_id: serve.ProcessOptions(
+            log_format=options.log_format,
+            log_level=options.log_level,
+            metrics_listen=f"{host}:{port + number}",
+        )
+        for number, node_id in enumerate(layout.roles)
+    }
+
+
+class _Supervisor:
+    """See the module. `nodes`: their properties, by id."""
+
+    def __init__(
+        self,
+        nodes: Mapping[int, Mapping[str, object]],
+        options: Mapping[int, serve.ProcessOptions],
+        layout: Layout,
+        first: tuple[str, int],
+    ) -> None:
+        self._nodes = nodes
+        self._options = options
+        self._layout = layout
+        self._first = first
+        self._processes: dict[int, int] = {}  # node by process id
+        self._ready: set[int] = set()
+        self._restarts: dict[int, float] = {}  # when a node is started again
+        self._is_announced = False
+        self._is_stopping = False
+        self._exit_code = 0
+        # Nodes write here that they are ready; they notice the end of the supervisor by the other one.
+        self._status, self._status_of_nodes = os.pipe()
+        self._lifeline_of_nodes, self._lifeline = os.pipe()
+        self._woken, self._waker = socket.socketpair()
+
+    def run(self) -> int:
+        """Start all nodes and return when all have ended."""
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        os.set_blocking(self._status, False)
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(each, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for node_id in self._nodes:
+            self._start(node_id)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._status, selectors.EVENT_READ)
+            while self._processes or self._restarts:
+                ready = {key.fileobj for key, _ in selector.select(self._patience_s())}
+                if self._status in ready:
+                    self._read_status()
+                if self._woken in ready:
+                    for number in self._woken.recv(4096):
+                        self._signalled(number)
+                self._restart_due()
+        return self._exit_code
+
+    # ---- nodes --------------------------------------------------------------------------------------------
+
+    def _start(self, node_id: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = os.fork()
+        if process == 0:
+            self._be_node(node_id)
+        self._processes[process] = node_id
+
+    def _be_node(self, node_id: int) -> None:
+        """Never returns."""
+        code = 1
+        try:
+            # Ctrl-C is for the supervisor, which passes it on once.
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in (self._woken, self._waker):
+                each.close()
+            os.close(self._status)
+            os.close(self._lifeline)
+            threading.Thread(target=self._end_with_supervisor, daemon=True).start()
+            code = serve.run(
+                self._nodes[node_id], self._options[node_id], lambda _: self._tell_ready(node_id)
+            )
+        except KreplicaError as error:
+            print(f"kreplica: node {node_id}: {error}", file=sys.stderr)
+        except BaseException:
+            LOGGER.exception("node %d failed", node_id)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _tell_ready(self, node_id: int) -> None:
+        os.write(self._status_of_nodes, f"{node_id}\n".encode())
+
+    def _end_with_supervisor(self) -> None:
+        # Nobody writes there: the read ends when the other end does.
+        os.read(self._lifeline_of_nodes, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _read_status(self) -> None:
+        self._ready.update(int(text) for text in os.read(self._status, 4096).split())
+        if self._ready >= set(self._nodes) and not self._is_announced:
+            self._is_announced = True
+            host, port = self._first
+            ports = [port + n for n, roles in enumerate(self._layout.roles.values()) if "broker" in roles]
+            servers = ",".join(f"{host}:{each}" for each in ports)
+            print(f"{len(self._nodes)} nodes are ready: bootstrap.servers={servers}", flush=True)
+            serve.notify_supervisor(b"READY=1")
+
+    # ---- signals ------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._reap()
+        elif self._is_stopping:
+            self._exit_code = 128 + number
+            self._send(signal.SIGKILL)
+        else:
+            self._is_stopping = True
+            self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        self._restarts.clear()
+        for process in self._processes:
+            os.kill(process, number)
+
+    def _reap(self) -> None:
+        for process in list(self._processes):
+            found, status = os.waitpid(process, os.WNOHANG)
+            if found:
+                node_id = self._processes.pop(process)
+                self._ended(node_id, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, node_id: int, code: int) -> None:
+        if self._is_stopping:
+            self._exit_code = self._exit_code or (code if code > 0 else 0)
+            return
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if node_id not in self._ready:
+            print(f"kreplica: node {node_id} ended before it was ready, with {how}", file=sys.stderr)
+            self._exit_code = 1
+            self._is_stopping = True
+            self._send(signal.SIGTERM)
+            return
+        LOGGER.warning("node %d ended, with %s; it is started again", node_id, how)
+        self._restarts[node_id] = time.monotonic() + RESTART_AFTER_S
+
+    def _patience_s(self) -> float | None:
+        if not self._restarts:
+            return None
+        return max(min(self._restarts.values()) - time.monotonic(), 0.0)
+
+    def _restart_due(self) -> None:
+        now = time.monotonic()
+        for node_id in [each for each, due in self._restarts.items() if due <= now]:
+            del self._restarts[node_id]
+            self._start(node_id)

@@ -1,0 +1,176 @@
+"""`kreplica format` and `kreplica serve` as somebody types them: what they say, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from kreplica.cli import format as cli_format
+from tests.support.node_processes import NodeProcesses
+from tests.support.serving import Command, contents, run_all
+from tests.support.sockets import eventually
+from tests.support.tcp_cluster import WAIT_S, TcpClient, free_addresses
+
+CLUSTER = "abcdefghijklmnopqrstuv"
+
+
+class Served:
+    """What a client has to know of one node."""
+
+    def __init__(self, port: int) -> None:
+        self.addresses = {1: ("127.0.0.1", port)}
+        self.live = [1]
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on."""
+    while True:
+        first = free_addresses(1)[0][1]
+        try:
+            for each in [socket.create_server(("127.0.0.1", first + n)) for n in range(count)]:
+                each.close()
+        except (OSError, OverflowError):
+            continue
+        return first
+
+
+def formatted(directory: Path) -> Path:
+    assert cli_format.run([str(directory)], 1, CLUSTER, ignore_formatted=False, as_json=True) == 0
+    return directory
+
+
+def flags(directory: Path, port: int) -> list[object]:
+    return [
+        "--directory",
+        directory,
+        "--node-id",
+        1,
+        "--listen",
+        f":{port}",
+        "--quorum",
+        f"1@127.0.0.1:{port}",
+    ]
+
+
+def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
+    [(code, out, _)] = run_all(["format", "--directory", tmp_path / "d", "--node-id", 1, "--json"])
+    fact = json.loads(out)
+    assert (code, fact["node_id"], fact["path"]) == (0, 1, str(tmp_path / "d"))
+    port = free_ports(2)
+    file = tmp_path / "node.toml"
+    file.write_text(
+        f"""
+        "node.id" = 1
+        listeners = "PLAINTEXT://127.0.0.1:{port}"
+        "controller.quorum.voters" = "1@127.0.0.1:{port}"
+        [log]
+        dirs = "{tmp_path / "d"}"
+        """
+    )
+    arguments = ["serve", "--config", file, "--log-format", "json", "--metrics-listen", f":{port + 1}"]
+    for life in (1, 2):
+        with Command(*arguments) as node:
+            assert node.line() == f"node 1 is ready on 127.0.0.1:{port}"
+            client = TcpClient(Served(port))
+            if life == 1:
+                client.admin.create_topic("orders", partitions=1, replication_factor=1).result(WAIT_S)
+            assert client.append("orders", 0, [b"v"]) == life - 1
+            client.close()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/metrics", timeout=WAIT_S) as answer:
+                text = answer.read().decode()
+            assert "kafka_server_ReplicaManager_PartitionCount 1.0" in text
+            assert "process_resident_memory_bytes" in text
+            code, out, err = node.end(signal.SIGTERM)
+        assert (code, out) == (0, "")
+        assert all(json.loads(line)["node"] == "node-1" for line in err.splitlines())
+
+
+def test_a_cluster_in_one_command(tmp_path: Path) -> None:
+    port = free_ports(2)
+    with Command("serve", "--brokers", 2, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
+        lines = cluster.lines_until("nodes are ready")
+        assert lines[-1] == f"2 nodes are ready: bootstrap.servers=127.0.0.1:{port},127.0.0.1:{port + 1}"
+        nodes = Served(port)
+        nodes.addresses[2] = ("127.0.0.1", port + 1)
+        nodes.live.append(2)
+        client = TcpClient(nodes)
+        client.admin.create_topic("orders", partitions=1, replication_factor=2).result(WAIT_S)
+        assert client.append("orders", 0, [b"v"]) == 0
+        # One that dies is started again.
+        children = cluster.children()
+        assert len(children) == 2
+        os.kill(children[1], signal.SIGKILL)
+        assert cluster.lines_until("is ready")[-1] == f"node 2 is ready on 127.0.0.1:{port + 1}"
+        assert client.append("orders", 0, [b"w"]) == 1
+        client.close()
+        # As Ctrl-C does it: to the whole group of the terminal, of which nodes are none.
+        code, _, err = cluster.end(signal.SIGINT)
+        assert code == 0, err
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_nodes_end_with_their_supervisor(tmp_path: Path) -> None:
+    port = free_ports(1)
+    with Command("serve", "--brokers", 1, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
+        cluster.lines_until("nodes are ready")
+        [child] = cluster.children()
+        cluster.send(signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{child}").exists())
+    assert list((tmp_path / "d" / "node-1").glob(".kafka_cleanshutdown"))
+
+
+def test_a_port_that_is_taken_is_named_and_nothing_changes(tmp_path: Path) -> None:
+    directory = formatted(tmp_path / "d")
+    before = contents(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        [(code, out, err)] = run_all(["serve", *flags(directory, port)])
+    assert (code, out) == (1, "")
+    assert err == f"kreplica: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert contents(tmp_path) == before
+
+
+def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
+    directory, [first, second] = formatted(tmp_path / "d"), [each[1] for each in free_addresses(2)]
+    with Command("serve", *flags(directory, first)) as node:
+        node.line()
+        [(code, out, err)] = run_all(["serve", *flags(directory, second)])
+        assert (code, out) == (1, "")
+        assert f"{directory}: another writer has the directory" in err
+        assert node.end(signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_one_that_is_ended_while_it_starts_starts_again(tmp_path: Path, number: signal.Signals) -> None:
+    directory, port = formatted(tmp_path / "d"), free_ports(1)
+    steps = [
+        # Before it has read anything, with its directory locked, and with its log begun.
+        lambda: True,
+        (directory / ".lock").exists,
+        lambda: any(directory.glob("__cluster_metadata-0/*.log")),
+    ]
+    for is_there in steps:
+        with Command("serve", *flags(directory, port)) as node:
+            eventually(is_there)
+            code = node.end(number)[0]
+            # In order where it was far enough; 128 and the number, or the number's own end, where not.
+            assert code in {0, 128 + number, -number}
+    with Command("serve", *flags(directory, port)) as node:
+        assert node.line() == f"node 1 is ready on 127.0.0.1:{port}"
+        assert node.end(signal.SIGTERM)[0] == 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with NodeProcesses(tmp_path, 3) as nodes:
+        # It asks others to take over, who do not answer.
+        nodes.pause(1)
+        nodes.pause(2)
+        os.kill(nodes.pid(3), signal.SIGTERM)
+        eventually(lambda: b"stopping" in nodes.log_file(3).read_bytes())
+        assert nodes.stop(3) == 128 + signal.SIGTERM

@@ -1,0 +1,85 @@
+"""`kreplica` commands as processes, and what they print."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 60.0
+
+
+def environment() -> dict[str, str]:
+    """That of the test, with the package that the test itself uses, compiled once and not by each process."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+class Command:
+    """A running `python -m kreplica ...`; a context manager that kills it if it still runs."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kreplica", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def line(self) -> str:
+        """The next line of its standard output; AssertionError with its log where there is none."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate(timeout=WAIT_S)[1]
+        return line.rstrip("\n")
+
+    def lines_until(self, words: str) -> list[str]:
+        """Its lines up to the first with these words."""
+        found = [self.line()]
+        while words not in found[-1]:
+            found.append(self.line())
+        return found
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def children(self) -> list[int]:
+        """The ids of the processes that it has started, in their order (Linux)."""
+        pid = self.process.pid
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def end(self, number: signal.Signals | None = None) -> tuple[int, str, str]:
+        """Its exit code and what it printed since, to both; after a signal, if one is given."""
+        if number is not None:
+            self.send(number)
+        out, err = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, out, err
+
+
+def run_all(*commands: Sequence[object]) -> list[tuple[int, str, str]]:
+    """Run them side by side; their exit codes and outputs."""
+    started = [Command(*each) for each in commands]
+    try:
+        return [each.end() for each in started]
+    finally:
+        for each in started:
+            each.__exit__()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below the directory."""
+    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}

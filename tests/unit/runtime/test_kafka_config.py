@@ -1,0 +1,122 @@
+"""Kafka's properties for a node: what they mean, what they default to, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from kreplica.common.errors import InvalidConfig
+from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address
+
+QUORUM = "1@a:9093,2@b:9093,3@[::1]:9093"
+LEAST = {"node.id": 1, "log.dirs": "/d", "controller.quorum.voters": QUORUM}
+
+
+def parse(**changes: object) -> KafkaConfig:
+    changed = {name.replace("_", "."): value for name, value in changes.items()}
+    return KafkaConfig.parse({**LEAST, **changed}, "cluster")
+
+
+def test_a_voter_is_broker_and_controller_on_this_machine_alone() -> None:
+    config = parse()
+    assert config.node.roles == {"broker", "controller"}
+    assert (config.listen, config.controller_listen) == (("127.0.0.1", 9092), None)
+    assert [(each.name, each.host, each.port) for each in config.node.endpoints] == [
+        ("PLAINTEXT", "127.0.0.1", 9092)
+    ]
+    assert config.voters == {1: ("a", 9093), 2: ("b", 9093), 3: ("::1", 9093)}
+    assert (config.node.node_id, config.node.cluster_id, config.node.directories) == (1, "cluster", ("/d",))
+
+
+def test_one_that_is_no_voter_is_a_broker() -> None:
+    assert parse(node_id="7").node.roles == {"broker"}
+
+
+def test_listeners_of_brokers_and_controllers_and_what_clients_are_told() -> None:
+    config = parse(
+        listeners="PLAINTEXT://0.0.0.0:9092, CONTROLLER://10.0.0.1:9093",
+        advertised_listeners="PLAINTEXT://a.example.org:19092",
+    )
+    assert (config.listen, config.controller_listen) == (("0.0.0.0", 9092), ("10.0.0.1", 9093))
+    assert [(each.host, each.port) for each in config.node.endpoints] == [("a.example.org", 19092)]
+
+
+def test_a_controller_alone_listens_as_such() -> None:
+    config = parse(process_roles="controller", listeners="CONTROLLER://:9093")
+    assert (config.listen, config.controller_listen) == (("127.0.0.1", 9093), None)
+    assert config.node.endpoints == ()
+
+
+def test_a_controllers_listener_may_have_another_name() -> None:
+    config = parse(listeners="PLAINTEXT://:1,QUORUM://:2", controller_listener_names="QUORUM")
+    assert (config.listen, config.controller_listen) == (("127.0.0.1", 1), ("127.0.0.1", 2))
+
+
+def test_every_part_of_a_node_takes_its_settings() -> None:
+    config = parse(
+        num_partitions="6",
+        log_retention_ms=1000,
+        broker_heartbeat_interval_ms="50",
+        controller_quorum_election_timeout_ms=300,
+        group_max_size=5,
+        max_connections="17",
+        connections_max_idle_ms=5,
+    )
+    node = config.node
+    assert node.controller.num_partitions == 6
+    assert node.log.retention_ms == 1000
+    assert node.broker.broker_heartbeat_interval_ms == 50
+    assert node.raft.quorum_election_timeout_ms == 300
+    assert node.group.group_max_size == 5
+    assert (config.server.max_connections, config.server.connections_max_idle_ms) == (17, 5)
+
+
+def test_directories_come_with_that_of_the_metadata_first() -> None:
+    properties = {"log.dirs": "/a, /b,/a", "metadata.log.dir": "/m"}
+    assert directories_of(properties) == ("/m", "/a", "/b")
+    assert directories_of({"log.dir": "/a"}) == ("/a",)
+    assert directories_of({"log.dirs": ["/with,comma"]}) == ("/with,comma",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_partitons": 3}, "no setting 'num.partitons'; is it 'num.partitions'"),
+        ({"listener": ":1"}, "is it 'listeners'"),
+        ({"max_connection": 1}, "is it 'max.connections'"),
+        ({"zookeeper_connect": "z"}, "no setting 'zookeeper.connect'"),
+        ({"node_id": "one"}, "node.id must be"),
+        ({"node_id": -1}, "node.id must be"),
+        ({"node_id": ""}, "node.id must be"),
+        ({"log_dirs": ""}, "log.dirs"),
+        ({"process_roles": "broker"}, "no controller by process.roles"),
+        ({"process_roles": "controller", "node_id": 7}, "a controller by process.roles"),
+        ({"process_roles": "broker,controller,zebra"}, "process.roles"),
+        ({"process_roles": "controller"}, "a controller listens as CONTROLLER"),
+        ({"controller_quorum_voters": ""}, "controller.quorum.voters"),
+        ({"controller_quorum_voters": "1@a"}, "'1@a' is no id@host:port"),
+        ({"controller_quorum_voters": "1@a:1,1@b:2"}, "each node once"),
+        ({"listeners": "9092"}, "'9092' is no NAME://host:port"),
+        ({"listeners": "PLAINTEXT://a:99999"}, "'a:99999' is no host:port"),
+        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "comes twice"),
+        ({"listeners": "PLAINTEXT://a:1,OTHER://b:2"}, "one for clients and one for controllers"),
+        ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "nobody can connect to 0.0.0.0"),
+        ({"advertised_listeners": "SSL://a:1"}, "no listener SSL"),
+        ({"max_connections": "many"}, "max.connections must be an integer"),
+        ({"queued_max_request_bytes": 1}, "queued.max.request.bytes"),
+        ({"broker_heartbeat_interval_ms": "soon"}, "broker.heartbeat.interval.ms must be an integer"),
+    ],
+)
+def test_what_makes_no_node_is_refused_with_its_name(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        parse(**changes)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:-1", "host:70000", "host:９"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="--listen"):
+        parse_address("--listen", text)
+
+
+def test_addresses() -> None:
+    assert parse_address("", "[::1]:80") == ("::1", 80)
+    assert parse_address("", ":0") == ("127.0.0.1", 0)
