@@ -12,6 +12,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Protocol
 
 from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
@@ -24,7 +25,7 @@ from kreplica.broker.api_versions import DELETE_TOPICS, FETCH, METADATA, request
 from kreplica.broker.field_conversion import converter, field_of, unchanged
 from kreplica.broker.group_conversion import downgrade_of, upgrade_of
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.message_schema import default_of, kind_of
+from kreplica.common.message_schema import default_of, is_same_layout, kind_of
 from kreplica.common.types import Uuid
 from kreplica.common.wire import maker, topic_id_of, uuid_of
 
@@ -50,6 +51,14 @@ class FetchedNames:
     unknown: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
 
 
+@lru_cache(None)
+def read_type(api_key: int, version: int, handled: int) -> type[Any]:
+    """The class to read such a request as: the handler's own where both versions have the same bytes."""
+    kind, handled_kind = request_type(api_key, version), request_type(api_key, handled)
+    is_same = upgrade_of(api_key, version) is None and is_same_layout(kind, handled_kind)
+    return handled_kind if is_same else kind
+
+
 def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
     """The request in the version that its handler takes, and what `downgrade` needs to remember."""
     api_key, version = request.__api_key__, request.__version__
@@ -71,14 +80,17 @@ def upgrade(request: Any, handled: int, topics: TopicIds) -> tuple[Any, Any]:
 
 
 def downgrade(response: Any, version: int, remembered: Any) -> Any:
-    """The response in the version that was asked. Raises InvalidRequest where it cannot say what happened."""
+    """The response in the version that was asked, or as it is where both have the same bytes. Raises
+    InvalidRequest where it cannot say what happened."""
     api_key = response.__api_key__
     if response.__version__ == version:
         return response
     target = response_type(api_key, version)
+    to_asked = downgrade_of(api_key, version)
+    if remembered is None and to_asked is None and is_same_layout(type(response), target):
+        return response
     if api_key == FETCH:
         return _downgrade_fetch(response, version, target, remembered)
-    to_asked = downgrade_of(api_key, version)
     if to_asked is not None:
         return to_asked(response, version, remembered)
     return converter(type(response), target)(response)

@@ -31,10 +31,9 @@ from kreplica.broker.api_versions import (
     ENVELOPE,
     FORWARDED,
     ApiVersionRange,
-    request_type,
 )
 from kreplica.broker.forwarding_manager import ForwardingManager, envelope_refused, unpacked
-from kreplica.broker.message_conversion import TopicIds, downgrade, upgrade
+from kreplica.broker.message_conversion import TopicIds, downgrade, read_type, upgrade
 from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import InvalidRequest, KreplicaError, NotController, UnsupportedVersion
 from kreplica.common.future import Future, failed, resolved
@@ -97,7 +96,7 @@ class RequestChannel:
                 # Any client understands version 0, and finds there which to use instead (KIP-511).
                 return resolved(_frame(0, correlation_id, self._refused_versions(known)))
             raise UnsupportedVersion(f"version {version} of API {api_key}")
-        kind = request_type(api_key, version)
+        kind = read_type(api_key, version, known.handled)
         header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
         # Bytes behind it are passed over, as by Kafka: librdkafka 2.16 leaves three after a Metadata for all.
         request = read_message(kind, reader)
@@ -105,9 +104,9 @@ class RequestChannel:
             return resolved(self._write(header, self._versions(), None))
         if api_key == ENVELOPE and self._forwarding is not None:
             return self._open_envelope(self._forwarding, header, request)
-        handle = partial(self._answer_by_handler, header, request, known.handled, client_host)
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return handle()
+            return self._answer_by_handler(header, request, known.handled, client_host)
+        handle = partial(self._answer_by_handler, header, request, known.handled, client_host)
         answer: Future[Answer] = Future()
         done = self._forwarding.forward(frame, client_host)
         done.add_done_callback(partial(_pass_back, answer, handle))

@@ -57,6 +57,29 @@ def schema_of(entity: type[Any]) -> MessageSchema:
     return MessageSchema(entity, entity.__flexible__, [_field(field) for field in dataclasses.fields(entity)])
 
 
+@lru_cache(None)
+def is_same_layout(one: type[Any], other: type[Any]) -> bool:
+    """Whether two versions of a message, or of a part of it, have the same bytes and the same fields."""
+    if one is other:
+        return True
+    pairs = zip(dataclasses.fields(one), dataclasses.fields(other), strict=False)
+    return (
+        one.__flexible__ == other.__flexible__
+        and len(dataclasses.fields(one)) == len(dataclasses.fields(other))
+        and all(_is_same_field(*pair) for pair in pairs)
+    )
+
+
+def _is_same_field(one: dataclasses.Field[Any], other: dataclasses.Field[Any]) -> bool:
+    kind, other_kind = kind_of(one), kind_of(other)
+    if one.name != other.name or one.metadata.get("tag") != other.metadata.get("tag"):
+        return False
+    if kind.entity is not None and other_kind.entity is not None:
+        # The default of a tagged one is of its own class, and says the same where the classes do.
+        return kind[1:] == other_kind[1:] and is_same_layout(kind.entity, other_kind.entity)
+    return kind == other_kind and ("tag" not in one.metadata or default_of(one) == default_of(other))
+
+
 def _field(field: dataclasses.Field[Any]) -> Any:
     kind = kind_of(field)
     tag = field.metadata.get("tag")

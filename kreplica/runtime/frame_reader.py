@@ -3,16 +3,16 @@
 It has the two calls of asyncio's BufferedProtocol: `get_buffer`, into which the socket receives, and
 `buffer_updated`. Small frames lie one behind another in the receive buffer and are copied out; one that has
 no room there gets memory of its own, into which the socket then receives directly. That memory is mapped, so
-a length that somebody claims costs address space, and pages only as bytes arrive.
+a length that somebody claims costs address space, and pages only as bytes arrive (`_core/frame_memory`).
 
 Thread rule: one thread at a time. A frame is read-only and nobody's but its receiver's.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 
+from kreplica._core.frame_memory import FrameMemory
 from kreplica.common.errors import InvalidRequest
 
 RECEIVE_BYTES = 16_384
@@ -80,7 +80,7 @@ class FrameReader:
         self._move_to_front()
 
     def _begin_large(self, size: int, body: int) -> None:
-        self._frame = memoryview(mmap.mmap(-1, size) if size >= MAPPED_BYTES else bytearray(size))
+        self._frame = memoryview(FrameMemory(size) if size >= MAPPED_BYTES else bytearray(size))
         self._filled = self._end - body
         self._frame[: self._filled] = self._received[body : self._end]
         self._start = self._end

@@ -22,10 +22,13 @@ from kio.schema.metadata.v12.response import MetadataResponse, MetadataResponseT
 from kio.schema.produce.v3.response import ProduceResponse as ProduceResponse3
 from kio.schema.produce.v11.response import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 
-from kreplica.broker.api_versions import API_RANGES, FETCH, request_type, response_type
+from kreplica.broker.api_versions import API_RANGES, FETCH, PRODUCE, request_type, response_type
+from kreplica.broker.field_conversion import converter
 from kreplica.broker.group_conversion import FIRST_OF_SEVERAL
-from kreplica.broker.message_conversion import FETCH_BY_ID, downgrade, upgrade
+from kreplica.broker.message_conversion import FETCH_BY_ID, downgrade, read_type, upgrade
 from kreplica.common.errors import InvalidRequest
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_schema import is_same_layout
 from kreplica.common.types import Uuid
 from tests.support.messages import messages, written
 
@@ -61,8 +64,23 @@ def test_every_answer_becomes_one_of_the_version_that_was_asked(data: st.DataObj
     api, version = data.draw(st.sampled_from(by_name))
     response = data.draw(messages(response_type(api.api_key, api.handled)))
     asked = downgrade(response, version, None)
-    assert type(asked) is response_type(api.api_key, version)
-    written(asked)
+    target = response_type(api.api_key, version)
+    assert is_same_layout(type(asked), target)
+    assert written(asked) == written(converter(type(response), target)(response))
+
+
+@given(data=st.data())
+def test_a_request_of_the_same_bytes_is_read_as_the_handlers_own(data: st.DataObject) -> None:
+    api, version = data.draw(st.sampled_from(READ))
+    request = data.draw(messages(request_type(api.api_key, version)))
+    kind = read_type(api.api_key, version, api.handled)
+    found = read_message(kind, MessageReader(memoryview(written(request))))
+    assert upgrade(found, api.handled, Topics()) == upgrade(request, api.handled, Topics())
+
+
+def test_the_versions_that_producers_send_are_not_converted() -> None:
+    assert {read_type(PRODUCE, version, 11).__version__ for version in (9, 10, 11)} == {11}
+    assert read_type(PRODUCE, 8, 11).__version__ == 8
 
 
 def test_what_the_newer_version_says_of_itself_is_the_schemas_default() -> None:

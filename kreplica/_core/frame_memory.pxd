@@ -1,0 +1,9 @@
+# FrameMemory: the memory of one large frame, which goes back to a pool when nobody holds it any more.
+
+from libc.stdint cimport int64_t, uint8_t
+
+
+cdef class FrameMemory:
+    cdef uint8_t *_data
+    cdef int64_t _capacity
+    cdef readonly int64_t size

@@ -1,0 +1,83 @@
+"""FrameMemory: the memory of one large frame, which goes back to a pool when nobody holds it any more.
+
+Nothing is written to it before bytes arrive, so a length that somebody claims costs address space, and no pages.
+A page that comes new has to be cleared by the kernel, which takes longer than to receive into it: so what was
+used is kept, up to KEPT_BYTES in all, and used again. Whoever gets memory may find in it what was received before.
+
+Thread rule: any thread; the pool is changed under the GIL.
+"""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport free, malloc
+
+# Capacities are powers of two from the first to the last of these; larger memory is not kept.
+cdef int FIRST_SHIFT = 16
+cdef enum: CLASSES = 7
+cdef int64_t KEPT = 32 << 20
+KEPT_BYTES = KEPT
+
+cdef struct Block:
+    Block *next
+
+# The pool: blocks by their capacity, each beginning with the address of the next.
+cdef Block *pool[CLASSES]
+cdef int64_t kept = 0
+
+
+cdef int _class_of(int64_t size) noexcept:
+    # -1 for what is not kept.
+    cdef int found = 0
+    while found < CLASSES:
+        if size <= <int64_t>1 << (FIRST_SHIFT + found):
+            return found
+        found += 1
+    return -1
+
+
+cdef class FrameMemory:
+    """`size` bytes to write and read. Raises MemoryError, ValueError for a size below 1."""
+
+    def __cinit__(self, int64_t size):
+        global kept
+        cdef int found = _class_of(size)
+        cdef void *data
+        if size < 1:
+            raise ValueError(f"memory of {size} bytes")
+        self.size = size
+        self._capacity = size if found < 0 else <int64_t>1 << (FIRST_SHIFT + found)
+        if found >= 0 and pool[found] != NULL:
+            self._data = <uint8_t *>pool[found]
+            pool[found] = pool[found].next
+            kept -= self._capacity
+            return
+        data = malloc(<size_t>self._capacity)
+        if data == NULL:
+            raise MemoryError(f"no memory for a frame of {size} bytes")
+        self._data = <uint8_t *>data
+
+    def __dealloc__(self):
+        global kept
+        cdef int found
+        cdef Block *block
+        if self._data == NULL:
+            return
+        found = _class_of(self._capacity)
+        if found < 0 or kept + self._capacity > KEPT:
+            free(self._data)
+            return
+        block = <Block *>self._data
+        block.next = pool[found]
+        pool[found] = block
+        kept += self._capacity
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self._data, <Py_ssize_t>self.size, 0, flags)
+
+    def __len__(self):
+        return self.size
+
+
+def kept_bytes():
+    """The memory in the pool."""
+    return kept
