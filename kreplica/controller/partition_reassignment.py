@@ -56,8 +56,8 @@ class PartitionReassignment:
 
     def cancel(self, partition: PartitionContext) -> None:
         """Go back to the replicas before the reassignment. Raises NoReassignmentInProgress, and
-        InvalidReplicaAssignment where none of them has all that was committed and the topic allows no unclean
-        election.
+        InvalidReplicaAssignment where too few of them have all that was committed and the topic allows no
+        unclean election.
         """
         current = partition.leader_and_isr
         if not (current.adding_replicas or current.removing_replicas):
@@ -65,11 +65,13 @@ class PartitionReassignment:
         before = tuple(each for each in current.replicas if each not in current.adding_replicas)
         with self._batch.collected():
             settings = self._context.settings.of(partition.topic_partition.topic)
-            is_clean = not current.isr or set(current.isr) & set(before)
+            whole = sorted({*current.isr, *current.elr})
+            left = [each for each in whole if each in before]
+            is_clean = len(left) >= min(settings.min_insync_replicas, len(whole), len(before))
             if not (is_clean or settings.unclean_leader_election_enable):
                 raise InvalidReplicaAssignment(
-                    f"{partition.topic_partition}: nobody of {list(before)} is in the ISR "
-                    f"{list(current.isr)}, so to go back would take an unclean election"
+                    f"{partition.topic_partition}: to go back would leave {left} of {whole}, who have all "
+                    f"that was committed, and may take an unclean election"
                 )
             self._assign(partition, before, adding=(), removing=())
             self._elect_if_leader_went(partition)

@@ -113,6 +113,30 @@ def test_a_cancellation_that_would_lose_what_was_committed(unclean: bool) -> Non
     assert stage.state("orders").leader == 0
 
 
+def test_a_cancellation_that_would_leave_too_few_who_have_everything() -> None:
+    """What min.insync.replicas brokers have acknowledged would be one power cut away from being lost."""
+    stage = ControllerStage(range(4))
+    (partition,) = stage.create("orders", (0, 1), min_insync_replicas="2")
+    stage.machines.reassignment.start(partition, [2, 3])
+    stage.set_isr("orders", 0, 2)
+    with pytest.raises(InvalidReplicaAssignment, match=r"\[0\] of \[0, 2\]"):
+        stage.machines.reassignment.cancel(partition)
+    stage.fence(0, 2)
+    assert (stage.state("orders").isr, set(stage.state("orders").elr)) == ((), {0, 2})
+    with pytest.raises(InvalidReplicaAssignment):
+        stage.machines.reassignment.cancel(partition)
+    stage.unfence(0)
+    stage.set_isr("orders", 0, 1)
+    stage.machines.reassignment.cancel(partition)
+    assert (set(stage.state("orders").replicas), stage.state("orders").isr) == ({0, 1}, (0, 1))
+    # There were no more of them before than that.
+    (partition,) = stage.create("payments", (0,), min_insync_replicas="2")
+    stage.machines.reassignment.start(partition, [2, 3])
+    stage.set_isr("payments", 0, 2)
+    stage.machines.reassignment.cancel(partition)
+    assert stage.state("payments").replicas == (0,)
+
+
 def test_one_that_gives_way_takes_nobody_out_of_the_isr() -> None:
     stage = ControllerStage(range(4))
     (partition,) = stage.create("orders", (0,), unclean_leader_election_enable="true")
