@@ -123,8 +123,12 @@ def _compile(sources: Iterable[Path], target: Path) -> None:
 # ---- running Java ----------------------------------------------------------------------------------------
 
 
-def _run(command: list[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+def _run(
+    command: list[str], *, timeout_s: float, standard_input: str = ""
+) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        command, input=standard_input, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     if result.returncode != 0:
         said = (result.stdout + result.stderr)[-4000:]
         raise PeerError(f"{command[0]} ended with {result.returncode}\n{said.strip()}")
@@ -139,10 +143,16 @@ def java_command(main: str, *arguments: str, sources: tuple[Path, ...] = (), hea
 
 
 def run_java(
-    main: str, *arguments: str, sources: tuple[Path, ...] = (), heap: str = "512m", timeout_s: float = 120
+    main: str,
+    *arguments: str,
+    sources: tuple[Path, ...] = (),
+    heap: str = "512m",
+    timeout_s: float = 120,
+    standard_input: str = "",
 ) -> str:
     """Run class `main` to its end; its standard output. Raises PeerError if it ends with anything but 0."""
-    return _run(java_command(main, *arguments, sources=sources, heap=heap), timeout_s=timeout_s).stdout
+    command = java_command(main, *arguments, sources=sources, heap=heap)
+    return _run(command, timeout_s=timeout_s, standard_input=standard_input).stdout
 
 
 def dump_segments(*files: Path, options: Iterable[str] = ()) -> str:
