@@ -6,6 +6,7 @@ After each the next client is served, and the process has not grown by what was 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import struct
@@ -18,13 +19,30 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
+from kio.schema.delete_records.v2.request import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from kio.schema.describe_producers.v0.request import DescribeProducersRequest
+from kio.schema.describe_producers.v0.request import TopicRequest as ProducersTopic
+from kio.schema.envelope.v0.request import EnvelopeRequest
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v4.request import FetchPartition as FetchPartition4
 from kio.schema.fetch.v4.request import FetchRequest as FetchRequest4
 from kio.schema.fetch.v4.request import FetchTopic as FetchTopic4
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
+from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest
+from kio.schema.join_group.v9.request import JoinGroupRequest, JoinGroupRequestProtocol
 from kio.schema.list_offsets.v8.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from kio.schema.metadata.v12.request import MetadataRequest
+from kio.schema.offset_commit.v8.request import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from kio.schema.offset_fetch.v8.request import OffsetFetchRequest, OffsetFetchRequestGroup
 from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 from kio.schema.vote.v2.request import PartitionData as VotePartition
 from kio.schema.vote.v2.request import TopicData as VoteTopic
@@ -34,7 +52,7 @@ from kreplica.broker.api_versions import API_RANGES, request_type, response_type
 from tests.support.messages import messages
 from tests.support.replicas import batch
 from tests.support.requests import frame_of, response_of
-from tests.support.sockets import connected, framed, read_frame
+from tests.support.sockets import connected, eventually, framed, read_frame
 from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
 
 EXAMPLES = int(os.environ.get("KREPLICA_FUZZ_FRAMES", "60"))
@@ -272,8 +290,128 @@ def produce(partition: int, value: bytes = b"a") -> ProduceRequest:
     )
 
 
-# What changes the cluster or ends the node by design is not for random requests.
-ASKED = sorted(set(API_RANGES) & {0, 1, 2, 3, 18, 22, 23, 46, 55})
+# ---- groups, tools, and what is passed on ------------------------------------------------------------------
+
+
+def test_answers_come_in_order_and_none_comes_where_none_is_wanted(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        end = ask(client, fetch("orders", 0, 0)).responses[0].partitions[0].high_watermark
+        waits = dataclasses.replace(fetch("orders", 0, end), max_wait=timedelta(milliseconds=300))
+        silent = dataclasses.replace(produce(0), acks=0)
+        client.sendall(b"".join(framed(frame_of(each, 1)) for each in (waits, silent, ALL_TOPICS)))
+        assert response_of(response_type(1, 4), read_frame(client), 1).responses
+        assert response_of(response_type(3, 12), read_frame(client), 1).topics
+
+
+def test_an_error_where_no_answer_is_wanted_closes_the_connection(address: tuple[str, int]) -> None:
+    with connected(address) as client:
+        client.sendall(framed(frame_of(dataclasses.replace(produce(99), acks=0), 1)))
+        assert is_closed(client)
+
+
+@pytest.mark.parametrize("partition", [-1, -(2**31), 2**31 - 1])
+def test_24_partitions_of_groups_and_tools_that_there_are_not(
+    address: tuple[str, int], partition: int
+) -> None:
+    unknown = ErrorCode.unknown_topic_or_partition
+    with connected(address) as hostile:
+        has_coordinator(hostile)
+        assert ask(hostile, commit(partition)).topics[0].partitions[0].error_code is unknown
+        deleted = ask(hostile, delete_records(partition)).topics[0].partitions
+        assert [each.error_code for each in deleted] == [unknown]
+        topic = ProducersTopic(name="orders", partition_indexes=(partition,))
+        described = ask(hostile, DescribeProducersRequest(topics=(topic,))).topics[0].partitions
+        assert [each.error_code for each in described] == [unknown]
+
+
+def test_25_a_partition_twice_among_those_of_groups_and_tools(address: tuple[str, int]) -> None:
+    with connected(address) as hostile:
+        has_coordinator(hostile)
+        deleted = ask(hostile, delete_records(0, 0)).topics[0].partitions
+        assert {each.error_code for each in deleted} == {ErrorCode.invalid_request}
+        committed = ask(hostile, commit(0, 0)).topics[0].partitions
+        assert {each.error_code for each in committed} == {ErrorCode.none}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"group_id": ""}, ErrorCode.invalid_group_id),
+        ({"session_timeout": timedelta(milliseconds=-5)}, ErrorCode.invalid_session_timeout),
+        ({"session_timeout": timedelta(milliseconds=2**31 - 1)}, ErrorCode.invalid_session_timeout),
+        ({"member_id": "nobody"}, ErrorCode.unknown_member_id),
+        ({"protocols": ()}, ErrorCode.inconsistent_group_protocol),
+        ({"protocol_type": ""}, ErrorCode.inconsistent_group_protocol),
+    ],
+    ids=str,
+)
+def test_nobody_joins_a_group_so(address: tuple[str, int], changed: dict[str, Any], code: ErrorCode) -> None:
+    join = JoinGroupRequest(
+        group_id="g",
+        session_timeout=timedelta(seconds=10),
+        rebalance_timeout=timedelta(seconds=10),
+        member_id="",
+        protocol_type="consumer",
+        protocols=(JoinGroupRequestProtocol(name="range", metadata=b""),),
+    )
+    with connected(address) as hostile:
+        has_coordinator(hostile)
+        assert ask(hostile, dataclasses.replace(join, **changed)).error_code is code
+
+
+@pytest.mark.parametrize("partitions", [0, -2, 10_001, 2**31 - 1])
+def test_a_topic_of_too_many_partitions_or_too_few(address: tuple[str, int], partitions: int) -> None:
+    topic = CreatableTopic(
+        name="huge", num_partitions=partitions, replication_factor=1, assignments=(), configs=()
+    )
+    request = CreateTopicsRequest(topics=(topic,), timeout=timedelta(seconds=5), validate_only=False)
+    with connected(address) as hostile:
+        assert ask(hostile, request).topics[0].error_code is ErrorCode.invalid_partitions
+
+
+def test_an_envelope_around_what_no_node_passes_on(address: tuple[str, int]) -> None:
+    for inner in (b"", frame_of(ALL_TOPICS, 1), frame_of(envelope(frame_of(ALL_TOPICS, 1)), 1)):
+        with connected(address) as hostile:
+            hostile.sendall(framed(frame_of(envelope(inner), 1)))
+            assert is_closed(hostile)
+
+
+def envelope(inner: bytes) -> EnvelopeRequest:
+    return EnvelopeRequest(request_data=inner, request_principal=None, client_host_address=bytes(4))
+
+
+def has_coordinator(client: socket.socket) -> None:
+    """Return once the group's coordinator serves it; it is made when it is first looked for."""
+    find = FindCoordinatorRequest(coordinator_keys=("g",), key_type=0)
+    offsets = OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id="g", topics=None),))
+
+    def serves() -> bool:
+        found = ask(client, find).coordinators[0].error_code
+        return found is ErrorCode.none and ask(client, offsets).groups[0].error_code is ErrorCode.none
+
+    eventually(serves)
+
+
+def commit(*partitions: int) -> OffsetCommitRequest:
+    offsets = tuple(
+        OffsetCommitRequestPartition(partition_index=each, committed_offset=1, committed_metadata=None)
+        for each in partitions
+    )
+    topic = OffsetCommitRequestTopic(name="orders", partitions=offsets)
+    return OffsetCommitRequest(group_id="g", member_id="", topics=(topic,))
+
+
+def delete_records(*partitions: int) -> DeleteRecordsRequest:
+    offsets = tuple(DeleteRecordsPartition(partition_index=each, offset=0) for each in partitions)
+    topic = DeleteRecordsTopic(name="orders", partitions=offsets)
+    return DeleteRecordsRequest(topics=(topic,), timeout=timedelta(seconds=5))
+
+
+# ---- noise -------------------------------------------------------------------------------------------------
+
+# What nodes alone ask, and what changes the quorum or the cluster by design, is not for random requests.
+NOT_RANDOM = {19, 20, 33, 37, 43, 44, 45, 52, 53, 54, 56, 57, 59, 62, 63, 64, 67, 70, 73, 80, 81, 82}
+ASKED = sorted(set(API_RANGES) - NOT_RANDOM)
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
