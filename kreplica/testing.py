@@ -7,6 +7,7 @@
         ...
 
     @pytest.mark.kreplica(brokers=1, config={"min.insync.replicas": 1})
+    @pytest.mark.kreplica(serve=True)  # for any Kafka client, at kreplica_cluster.bootstrap_servers
 
 The marker takes the arguments of `kreplica.Cluster`. After the test the nodes that run are resumed and
 joined, and the cluster has to settle: a test that passed while the cluster broke a promise fails. pytest

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from kio.schema.api_versions.v0.response import ApiVersion as OldApiVersion
 from kio.schema.api_versions.v0.response import ApiVersionsResponse as OldApiVersionsResponse
 from kio.schema.api_versions.v3.response import ApiVersion, ApiVersionsResponse
+from kio.schema.envelope.v0.request import EnvelopeRequest
 from kio.schema.envelope.v0.response import EnvelopeResponse
 from kio.schema.errors import ErrorCode
 
@@ -103,7 +104,10 @@ class RequestChannel:
         if api_key == API_VERSIONS:
             return resolved(self._write(header, self._versions(), None))
         if api_key == ENVELOPE and self._forwarding is not None:
-            return self._open_envelope(self._forwarding, header, request)
+            enveloped: Future[Answer] = Future()
+            opened = self.open_envelope(request)
+            opened.add_done_callback(partial(self._answer, header, None, enveloped))
+            return enveloped
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
             return self._answer_by_handler(header, request, known.handled, client_host)
         handle = partial(self._answer_by_handler, header, request, known.handled, client_host)
@@ -121,34 +125,21 @@ class RequestChannel:
         self._handle(upgraded, context).add_done_callback(partial(self._answer, header, remembered, answer))
         return answer
 
-    def _open_envelope(
-        self, forwarding: ForwardingManager, header: RequestHeader, request: Any
-    ) -> Future[Answer]:
-        if not forwarding.is_here:
-            return resolved(self._write(header, envelope_refused(NotController()), None))
+    def open_envelope(self, request: EnvelopeRequest) -> Future[EnvelopeResponse]:
+        """The answer to a request that another node passed on. The future fails with InvalidRequest for an
+        envelope that no node would send, or as a handler does."""
+        if self._forwarding is None or not self._forwarding.is_here:
+            return resolved(envelope_refused(NotController()))
         frame = memoryview(request.request_data)
         if len(frame) < 2 or int.from_bytes(frame[:2], "big") not in FORWARDED:
-            raise InvalidRequest("an envelope around what no node forwards")
+            return failed(InvalidRequest("an envelope around what no node forwards"))
         try:
             client_host = unpacked(request.client_host_address)
         except ValueError:
-            raise InvalidRequest("a client's host that is no address") from None
-        answer: Future[Answer] = Future()
-        self.receive(frame, client_host).add_done_callback(partial(self._close_envelope, header, answer))
+            return failed(InvalidRequest("a client's host that is no address"))
+        answer: Future[EnvelopeResponse] = Future()
+        self.receive(frame, client_host).add_done_callback(partial(_close_envelope, answer))
         return answer
-
-    def _close_envelope(self, header: RequestHeader, answer: Future[Answer], done: Future[Answer]) -> None:
-        error = done.exception()
-        if error is None:
-            # Without the frame's size, which whoever sends it on writes anew.
-            response = EnvelopeResponse(
-                response_data=b"".join(done.result() or ())[4:], error_code=ErrorCode.none
-            )
-            answer.set_result(self._write(header, response, None))
-        elif isinstance(error, KreplicaError):
-            answer.set_result(self._write(header, envelope_refused(error), None))
-        else:
-            answer.set_exception(error)
 
     def _answer(
         self, header: RequestHeader, remembered: Any, answer: Future[Answer], done: Future[Any]
@@ -185,6 +176,18 @@ class RequestChannel:
             api_key=known.api_key, min_version=known.min_version, max_version=known.max_version
         )
         return OldApiVersionsResponse(error_code=ErrorCode.unsupported_version, api_keys=(version,))
+
+
+def _close_envelope(answer: Future[EnvelopeResponse], done: Future[Answer]) -> None:
+    error = done.exception()
+    if error is None:
+        # Without the frame's size, which whoever sends it on writes anew.
+        data = b"".join(done.result() or ())[4:]
+        answer.set_result(EnvelopeResponse(response_data=data, error_code=ErrorCode.none))
+    elif isinstance(error, KreplicaError):
+        answer.set_result(envelope_refused(error))
+    else:
+        answer.set_exception(error)
 
 
 def _pass_back(answer: Future[Answer], handle: Callable[[], Future[Answer]], done: Future[bytes]) -> None:

@@ -61,6 +61,7 @@ from kreplica.runtime.local_network import LocalNetwork
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica.cluster.listeners import ClusterListeners
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ class Cluster:
     A directory that holds a cluster already is taken up again; further brokers may be added. `controllers`:
     so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of fewer than
     three), or those that the directory names. `config`: Kafka's properties for every node and, as defaults,
-    for topics, such as {"min.insync.replicas": 2}. Comes back when every broker may lead; use it as a context
+    for topics, such as {"min.insync.replicas": 2}. `serve`: its brokers listen on ports of 127.0.0.1, too,
+    for any Kafka client (`bootstrap_servers`). Comes back when every broker may lead; use it as a context
     manager, or close it.
 
     Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
@@ -92,6 +94,7 @@ class Cluster:
         controllers: int = 0,
         config: Mapping[str, object] | None = None,
         cluster_id: str | None = None,
+        serve: bool = False,
         startup_timeout: float = STARTUP_TIMEOUT,
     ) -> None:
         self._is_temporary = directory is None
@@ -103,12 +106,24 @@ class Cluster:
         self._pending = PendingFutures(f"the cluster in {self.directory}")
         self._is_closed = False
         self._keys = KeyedRecords()
+        self._listeners: ClusterListeners | None = None
         try:
             layout = _layout(self.directory, brokers, controllers, cluster_id)
+            if serve:
+                from kreplica.cluster.listeners import ClusterListeners
+
+                self._listeners = ClusterListeners(layout, self._task_failed)
             self._nodes = ClusterNodes(
-                layout, self.directory, config or {}, self._network, self._clock, self._node_failed
+                layout,
+                self.directory,
+                config or {},
+                self._network,
+                self._clock,
+                self._node_failed,
+                None if self._listeners is None else self._listeners.by_node,
             )
         except BaseException:
+            self._close_listeners()
             self._remove_directory()
             raise
         try:
@@ -391,6 +406,13 @@ class Cluster:
         """The node that is the active controller, None where there is none now."""
         return self._nodes.controller
 
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where its brokers listen, as Kafka's clients take it. Raises InvalidRequest without `serve`."""
+        if self._listeners is None:
+            raise InvalidRequest("the cluster listens on no port: it was made without serve=True")
+        return self._listeners.bootstrap_servers
+
     def node(self, node_id: int) -> Node:
         """The node itself, for those who want to look inside. Raises InvalidRequest where it does not run."""
         node = self._nodes.node(node_id)
@@ -479,11 +501,16 @@ class Cluster:
         self._is_closed = True
         self._pending.close()
         errors = self._nodes.close()
+        self._close_listeners()
         self._network.shutdown()
         self._pending.fail_all()
         self._remove_directory()
         if errors:
             raise errors[0]
+
+    def _close_listeners(self) -> None:
+        if self._listeners is not None:
+            self._listeners.close()
 
     def _remove_directory(self) -> None:
         if self._is_temporary:

@@ -6,11 +6,14 @@ node starts, stops or is killed at a time. Looks at what nodes know take no lock
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kreplica.broker.node import Node
+from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_format import format_nodes
 from kreplica.cluster.settings import Layout, node_config, write_layout
 from kreplica.common.errors import ClusterClosed, InvalidRequest, KreplicaError
@@ -18,17 +21,22 @@ from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.records import Endpoint
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.local_node import LocalNode
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.workers import ThreadWorkers
 
+if TYPE_CHECKING:
+    from kreplica.runtime.local_listener import LocalListener
+
 
 class ClusterNodes:
     """The nodes of `layout` in `directory`; those that are new there are formatted, none is started.
 
-    `on_failure(node_id, error)`: a node cannot go on. Raises InvalidConfig, InconsistentClusterId,
-    InvalidFile, KafkaStorageError; where settings make no sense, nothing is written.
+    `on_failure(node_id, error)`: a node cannot go on. `listeners`: of those that serve others. Raises
+    InvalidConfig, InconsistentClusterId, InvalidFile, KafkaStorageError; where settings make no sense,
+    nothing is written.
     """
 
     def __init__(
@@ -39,11 +47,15 @@ class ClusterNodes:
         network: LocalNetwork,
         clock: Clock,
         on_failure: Callable[[int, BaseException], None],
+        listeners: Mapping[int, LocalListener] | None = None,
     ) -> None:
         self.layout = layout
         self._network = network
         self._lock = RLock()
-        configs = {n: node_config(layout, n, directory, settings) for n in layout.roles}
+        doors = listeners or {}
+        configs = {
+            n: _listening(node_config(layout, n, directory, settings), doors.get(n)) for n in layout.roles
+        }
         format_nodes(
             configs,
             storage=FileStorage(),
@@ -53,7 +65,9 @@ class ClusterNodes:
         )
         write_layout(directory, layout)
         self._is_closed = False  # guarded by _lock
-        self._nodes = {n: LocalNode(each, network, clock, on_failure) for n, each in configs.items()}
+        self._nodes = {
+            n: LocalNode(each, network, clock, on_failure, doors.get(n)) for n, each in configs.items()
+        }
 
     # ---- lives --------------------------------------------------------------------------------------------
 
@@ -177,3 +191,12 @@ class ClusterNodes:
         if not live:
             raise InvalidRequest("no node of the cluster runs")
         return max(live, key=lambda node: node.loader.applied.offset).loader.published
+
+
+def _listening(config: NodeConfig, listener: LocalListener | None) -> NodeConfig:
+    """The node's configuration, with what clients are told of where it listens."""
+    if listener is None or listener.address is None:
+        return config
+    host, port = listener.address
+    endpoint = Endpoint(name="PLAINTEXT", host=host, port=port, security_protocol=0)
+    return dataclasses.replace(config, endpoints=(endpoint,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
@@ -21,9 +22,15 @@ from kreplica.runtime.revocable_storage import RevocableStorage
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.workers import ThreadWorkers
 
+if TYPE_CHECKING:
+    from kreplica.runtime.local_listener import LocalListener
+
 
 class LocalNode:
-    """See the module. `on_failure(node_id, error)` is told when the node cannot go on; it is still there."""
+    """See the module. `on_failure(node_id, error)` is told when the node cannot go on; it is still there.
+
+    `listener`: where it serves clients that are no part of the program.
+    """
 
     def __init__(
         self,
@@ -31,12 +38,14 @@ class LocalNode:
         network: LocalNetwork,
         clock: Clock,
         on_failure: Callable[[int, BaseException], None],
+        listener: LocalListener | None = None,
     ) -> None:
         self.config = config
         self.is_paused = False
         self._network = network
         self._clock = clock
         self._on_failure = on_failure
+        self._listener = listener
         self._endpoint: LocalEndpoint | None = None
         self._storage: RevocableStorage | None = None
         self._node: Node | None = None
@@ -60,7 +69,8 @@ class LocalNode:
     def start(self) -> Node:
         """Start the node on its directory as it is; returns when its logs are loaded.
 
-        Raises InvalidRequest if it runs, and as Node.startup; then it does not run.
+        Raises InvalidRequest if it runs, OSError where its port is taken, and as Node.startup; then it does
+        not run.
         """
         node_id = self.config.node_id
         if self._node is not None:
@@ -78,9 +88,13 @@ class LocalNode:
             image=LmdbImageDirectory,
         )
         node = Node(self.config, ports, lambda error: self._failed(endpoint, error))
-        self._network.register(endpoint, node.handle)
+        listener = self._listener
         try:
+            handle = node.handle if listener is None else listener.join(node, endpoint, self._clock)
+            self._network.register(endpoint, handle)
             node.startup()
+            if listener is not None:
+                listener.open()
         except BaseException:
             self._leave()
             raise
@@ -131,3 +145,5 @@ class LocalNode:
         self.is_paused = False
         if endpoint is not None:
             self._network.leave(endpoint)
+        if self._listener is not None:
+            self._listener.close()

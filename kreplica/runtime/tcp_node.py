@@ -16,12 +16,12 @@ from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.request_channel import RequestChannel
-from kreplica.common.errors import BrokerNotAvailable, InvalidRequest
+from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future
-from kreplica.common.types import Uuid
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
+from kreplica.runtime.published_topics import PublishedTopics
 from kreplica.runtime.revocable_storage import RevocableStorage
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
@@ -171,17 +171,3 @@ class _Life:
             server.close()
         self._transport.close()
         self._thread.stop()
-
-
-class PublishedTopics:
-    """Implements `kreplica.broker.message_conversion.TopicIds` by what the node knows of the cluster."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def topic_id(self, topic: str) -> Uuid | None:
-        """The id of the topic of that name. Raises BrokerNotAvailable before the node is open."""
-        if not self._node.is_open:
-            raise BrokerNotAvailable(f"node {self._node.config.node_id} is not open")
-        found = self._node.loader.published.topics.get(topic)
-        return None if found is None else found.topic_id

@@ -18,8 +18,9 @@ def test_the_fixture_and_its_marker(pytester, monkeypatch, is_lost):
         f"""
         import pytest
 
-        @pytest.mark.kreplica(brokers=1)
+        @pytest.mark.kreplica(brokers=1, serve=True)
         def test_it(kreplica_cluster):
+            assert kreplica_cluster.bootstrap_servers.startswith("127.0.0.1:")
             kreplica_cluster.create_topic("orders", replication_factor=1)
             assert kreplica_cluster.nodes == [1]
             kreplica_cluster.append("orders", 0, [b"v"]).result(timeout=20)

@@ -1,0 +1,100 @@
+"""LocalListener: the port of a node in a LocalNetwork, for clients that are no part of the program.
+
+    socket ──▶ TcpServer ──▶ a loop of the node ──▶ RequestChannel ──▶ Node.handle
+
+Between nodes messages still go by the network; here only Kafka's frames come in. The port stays the same over
+the node's lives, and nobody listens there while it is dead. A request waits while the node is paused, and is
+never answered once it is gone. Ownership: whoever made the event loop's thread stops it after `close`.
+Thread rule: as LocalNode.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from kio.schema.envelope.v0.request import EnvelopeRequest
+
+from kreplica.broker.forwarding_manager import ForwardingManager
+from kreplica.broker.node import Node
+from kreplica.broker.request_channel import RequestChannel
+from kreplica.common.future import Future
+from kreplica.common.ports import Clock, Loop
+from kreplica.runtime.event_loop import EventLoopThread
+from kreplica.runtime.local_network import Handler, LocalEndpoint
+from kreplica.runtime.published_topics import PublishedTopics
+from kreplica.runtime.tcp_server import TcpServer
+from kreplica.runtime.tcp_transport import Address
+
+LOOPBACK = "127.0.0.1"
+
+
+class LocalListener:
+    """See the module. `has_port`: a node that is no broker has none, and opens others' envelopes only.
+
+    Takes a free port at once. Raises OSError.
+    """
+
+    def __init__(self, thread: EventLoopThread, *, has_port: bool) -> None:
+        self._thread = thread
+        self._server: TcpServer | None = None
+        self._channel: RequestChannel | None = None
+        self._loop: Loop | None = None
+        self.address: Address | None = None
+        if has_port:
+            self._server = TcpServer(thread, self._receive)
+            self.address = self._server.bind(LOOPBACK, 0)
+
+    def join(self, node: Node, endpoint: LocalEndpoint, clock: Clock) -> Handler:
+        """Begin a life of the node; the handler of what other nodes send it.
+
+        Raises OSError where somebody else took the port meanwhile.
+        """
+        if self._server is None and self.address is not None:
+            server = TcpServer(self._thread, self._receive)
+            server.bind(*self.address)
+            self._server = server
+        self._loop = endpoint.loop("listener")
+        forwarding = ForwardingManager(
+            node.config.node_id,
+            controller=node.active_controller,
+            transport=endpoint,
+            loop=endpoint.loop("forwarding"),
+            clock=clock,
+        )
+        channel = RequestChannel(node.handle, PublishedTopics(node), forwarding=forwarding)
+        self._channel = channel
+
+        def handle(request: Any) -> Future[Any]:
+            return (
+                channel.open_envelope(request) if type(request) is EnvelopeRequest else node.handle(request)
+            )
+
+        return handle
+
+    def open(self) -> None:
+        """Serve clients from now on."""
+        if self._server is not None:
+            self._server.start()
+
+    def close(self) -> None:
+        """Let the port and all connections go."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _receive(self, frame: memoryview, client_host: str) -> Future[Any]:
+        answer: Future[Any] = Future()
+        channel, loop = self._channel, self._loop
+        assert channel is not None
+        assert loop is not None
+        loop.post(lambda: channel.receive(frame, client_host).add_done_callback(partial(_pass_on, answer)))
+        return answer
+
+
+def _pass_on(answer: Future[Any], done: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)

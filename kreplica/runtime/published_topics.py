@@ -1,0 +1,21 @@
+"""PublishedTopics: the ids of topics, as a node's RequestChannel asks for them. No state; any thread."""
+
+from __future__ import annotations
+
+from kreplica.broker.node import Node
+from kreplica.common.errors import BrokerNotAvailable
+from kreplica.common.types import Uuid
+
+
+class PublishedTopics:
+    """Implements `kreplica.broker.message_conversion.TopicIds` by what the node knows of the cluster."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def topic_id(self, topic: str) -> Uuid | None:
+        """The id of the topic of that name. Raises BrokerNotAvailable before the node is open."""
+        if not self._node.is_open:
+            raise BrokerNotAvailable(f"node {self._node.config.node_id} is not open")
+        found = self._node.loader.published.topics.get(topic)
+        return None if found is None else found.topic_id
