@@ -40,6 +40,7 @@ from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
+from kreplica.broker.controller_registration_manager import ControllerRegistrationManager
 from kreplica.broker.group_apis import GroupApis, GroupPublisher, make_groups
 from kreplica.broker.handover_requests import HandoverRequests
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
@@ -233,7 +234,15 @@ class Node:
             loader.metadata.topics,
             lambda name, operation: event(name, lambda term: operation(term.machines)),
         )
-        loader.install_publishers([self.controller, listener])
+        registration = ControllerRegistrationManager(
+            config.node_id,
+            incarnation_id=Uuid.generate(ports.random),
+            endpoints=config.endpoints,
+            controller=self.active_controller,
+            transport=ports.transport,
+            loop=ports.loop("controller-registration"),
+        )
+        loader.install_publishers([self.controller, listener, registration])
 
     def _make_broker(self) -> None:
         config, ports = self.config, self._ports

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kreplica.common.types import TopicPartition
-from tests.support.sockets import eventually
+from tests.support.sockets import until
 from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
 
 AT = TopicPartition("orders", 0)
@@ -53,7 +53,7 @@ def test_records_are_replicated_and_survive_their_leader(cluster: TcpCluster, cl
     def is_in_sync() -> bool:
         return leader in client.metadata.refresh("orders").result(WAIT_S).partitions[0].isr
 
-    eventually(is_in_sync)
+    until(is_in_sync)
 
 
 def test_a_node_leaves_in_order(cluster: TcpCluster, client: TcpClient) -> None:

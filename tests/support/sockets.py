@@ -43,9 +43,9 @@ def read_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(found)
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Return once it holds. Raises AssertionError where it does not in time."""
+def until(ask: Callable[[], bool]) -> None:
+    """Ask again, which waits for an answer each time, until it is true. Raises AssertionError where it does
+    not become so in time."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
+    while not ask():
         assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0)

@@ -99,7 +99,7 @@ def test_a_node_that_is_cut_off_or_paused_is_out_of_sync_until_it_is_back(sim):
     assert sim.run_until(lambda: other not in sim.partition("t").isr)
     sim.resume(other)
     sim.check()
-    assert set(sim.partition("t").isr) == {1, 2, 3}
+    assert sim.run_until(lambda: set(sim.partition("t").isr) == {1, 2, 3})
 
 
 def test_what_is_appended_with_too_few_in_sync_times_out_in_virtual_time(sim):

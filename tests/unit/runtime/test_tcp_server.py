@@ -19,7 +19,7 @@ from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import RECEIVE_BYTES
 from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
-from tests.support.sockets import connected, eventually, framed, read_exactly, read_frame
+from tests.support.sockets import connected, framed, read_exactly, read_frame, until
 
 WAIT_S = 20.0
 Address = tuple[str, int]
@@ -144,14 +144,22 @@ def test_a_slice_of_a_log_is_sent_as_it_is_and_let_go(start: Start, tmp_path: Pa
         region.write(0, content)
         region.publish(len(content))
 
-        def receive(_frame: memoryview, _client_host: str) -> Future[Any]:
+        def receive(frame: memoryview, _client_host: str) -> Future[Any]:
+            if bytes(frame) == body(1):
+                return resolved([framed(b"done")])
             return resolved([len(content).to_bytes(4, "big"), region.slice(0, len(content))])
 
         with connected(start(receive)) as client:
             client.sendall(framed(body(0)) * 3)
             for _ in range(3):
                 assert read_frame(client) == content
-        eventually(lambda: region.pins == 0)
+
+            def is_let_go() -> bool:
+                # What it sent before it has done with when it answers again, or soon after.
+                client.sendall(framed(body(1)))
+                return read_frame(client) == b"done" and region.pins == 0
+
+            until(is_let_go)
 
 
 def test_no_more_is_asked_while_enough_is_under_way(start: Start) -> None:

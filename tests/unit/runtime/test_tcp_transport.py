@@ -28,7 +28,7 @@ from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import TcpTransport, TcpTransportConfig
 from tests.support.messages import written
-from tests.support.sockets import eventually, framed, read_frame
+from tests.support.sockets import framed, read_frame, until
 
 WAIT_S = 20.0
 LONG_MS = 20_000
@@ -193,18 +193,20 @@ def test_one_that_comes_back_is_found_again(peer: Peer, transport: TcpTransport)
     def fails() -> bool:
         return transport.send(PEER, ASKED, timeout_ms=LONG_MS).exception(WAIT_S) is not None
 
-    eventually(fails)
+    until(fails)
     peer.start()
 
     def works() -> bool:
         reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
-        eventually(lambda: reply.done() or not peer.asked.empty())
-        if reply.done():
+        # It comes to the peer, or fails: whichever is first.
+        reply.add_done_callback(lambda done: peer.asked.put((None, done)))
+        request, answer = peer.next()
+        if request is None:
             return False
-        peer.next()[1].set_result(told(3))
+        answer.set_result(told(3))
         return reply.result(WAIT_S) == told(3)
 
-    eventually(works)
+    until(works)
 
 
 def test_one_that_cannot_be_reached_is_left_alone_for_a_while(

@@ -1,0 +1,127 @@
+"""ControllerRegistrationManager: tells the active controller where this controller listens (KIP-919).
+
+Every life of a controller registers: whenever the cluster's metadata has another one of this node, or none,
+and its version knows such registrations. Thread rule: the methods of a publisher are the quorum's loop's; the
+rest runs in the manager's own, which owns the state.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kio.schema.controller_registration.v0.request import ControllerRegistrationRequest, Feature, Listener
+from kio.schema.controller_registration.v0.response import ControllerRegistrationResponse
+
+from kreplica.common.controller_requests import ControllerRequests
+from kreplica.common.future import Future
+from kreplica.common.ports import Loop, Transport
+from kreplica.common.types import Uuid
+from kreplica.common.wire import error_of, uuid_of
+from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.metadata.metadata_delta import MetadataDelta
+from kreplica.metadata.records import Endpoint
+
+LOGGER = logging.getLogger(__name__)
+
+# 3.7-IV0, the first that has a record of it.
+FIRST_VERSION = 15
+REQUEST_TIMEOUT_MS = 2_000
+RETRY_MS = 200
+
+
+class ControllerRegistrationManager:
+    """Implements `kreplica.metadata.metadata_loader.MetadataPublisher` for the controller `node_id`.
+
+    `incarnation_id`: of this life. `controller()`: the active controller's node id, None where it is not
+    known.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        *,
+        incarnation_id: Uuid,
+        endpoints: Sequence[Endpoint],
+        controller: Callable[[], int | None],
+        transport: Transport,
+        loop: Loop,
+    ) -> None:
+        self._node_id = node_id
+        self._incarnation_id = incarnation_id
+        self._endpoints = endpoints
+        self._loop = loop
+        self._requests = ControllerRequests(
+            controller,
+            transport=transport,
+            loop=loop,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            retry_backoff_ms=RETRY_MS,
+        )
+        # The quorum's loop's: whether a registration was missing when the metadata was last looked at.
+        self._was_missing = False
+        # The loop's own:
+        self._is_missing = False
+        self._is_asking = False
+
+    def on_metadata_update(
+        self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
+    ) -> None:
+        """Register soon, where the cluster does not know this life of the controller."""
+        del delta, applied
+        known = metadata.controllers.get(self._node_id)
+        is_other = known is None or known.incarnation_id != self._incarnation_id
+        is_missing = is_other and metadata.features.get(METADATA_VERSION, 0) >= FIRST_VERSION
+        if is_missing != self._was_missing:
+            self._was_missing = is_missing
+            self._loop.post(partial(self._look, is_missing))
+
+    def on_leader_change(self, leader: Any) -> None:
+        """Whoever leads is asked at the next try."""
+
+    def _look(self, is_missing: bool) -> None:
+        self._is_missing = is_missing
+        if is_missing and not self._is_asking:
+            self._is_asking = True
+            self._requests.ask(self._request, self._take)
+
+    def _request(self) -> ControllerRegistrationRequest | None:
+        if not self._is_missing:
+            self._is_asking = False
+            return None
+        return ControllerRegistrationRequest(
+            controller_id=self._node_id,
+            incarnation_id=uuid_of(self._incarnation_id),
+            zk_migration_ready=False,
+            listeners=tuple(
+                Listener(
+                    name=each.name, host=each.host, port=each.port, security_protocol=each.security_protocol
+                )
+                for each in self._endpoints
+            ),
+            features=tuple(
+                Feature(
+                    name=each.name,
+                    min_supported_version=each.min_supported_version,
+                    max_supported_version=each.max_supported_version,
+                )
+                for each in SUPPORTED_FEATURES
+            ),
+        )
+
+    def _take(self, reply: Future[ControllerRegistrationResponse]) -> bool:
+        error = reply.exception()
+        if error is None:
+            error = error_of(reply.result().error_code, reply.result().error_message)
+        if error is not None:
+            LOGGER.info("controller %d: registers later: %s", self._node_id, error)
+            return True
+        # It is committed; the metadata says so in a moment.
+        self._is_missing = self._is_asking = False
+        return False
