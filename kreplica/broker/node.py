@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -441,10 +441,13 @@ class Node:
         return self._shutdown
 
     def close(self) -> None:
-        """Close all files in order. None of the node's tasks may run any more. Raises KafkaStorageError."""
-        if self.broker is not None:
-            self.broker.shutdown()
-        self._let_go(in_order=True)
+        """Close all files in order. None of the node's tasks may run any more. Raises KafkaStorageError; all
+        is let go then, too."""
+        try:
+            if self.broker is not None:
+                self.broker.shutdown()
+        finally:
+            self._let_go(in_order=True)
 
     def abandon(self) -> None:
         """Let go of all files as they are, as the end of the process would; nothing is written. None of the
@@ -458,24 +461,17 @@ class Node:
             node_id = self.config.node_id
             self._resolve_ready(BrokerNotAvailable(f"node {node_id} was ended before it was ready"))
         self.is_open = False
-        raft, self._raft = self._raft, None
-        if raft is not None:
-            raft.close()
-        log, self._log = self._log, None
-        if log is not None:
-            if in_order:
-                log.close()
-            else:
-                log.abandon()
-        image, self._image = self._image, None
-        if image is not None:
-            if in_order:
-                image.close()
-            else:
-                image.abandon()
-        locks, self._locks = self._locks, []
-        for lock in locks:
-            lock.release()
+        raft, log, image, locks = self._raft, self._log, self._image, self._locks
+        self._raft, self._log, self._image, self._locks = None, None, None, []
+        # The last first; each of them, whatever becomes of the others.
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.callback(lock.release)
+            for each in (image, log):
+                if each is not None:
+                    stack.callback(each.close if in_order else each.abandon)
+            if raft is not None:
+                stack.callback(raft.close)
 
 
 class Stop:

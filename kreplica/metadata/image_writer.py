@@ -147,12 +147,14 @@ class ImageWriter:
         self._tell(events)
 
     def close(self) -> None:
-        """Write what is left, and let the store go."""
-        self.write()
-        self._image = None
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        """Write what is left, and let the store go. Raises KafkaStorageError; it is let go then, too."""
+        try:
+            self.write()
+        finally:
+            self._image = None
+            store, self._store = self._store, None
+            if store is not None:
+                store.close()
 
     def abandon(self) -> None:
         """Let the store go as the end of the process would: what is left is not written."""

@@ -207,13 +207,13 @@ def test_invariants_are_checked_after_every_event(sim):
 
 
 def test_a_random_run_of_a_seed():
-    one, again = (kreplica.Simulation.run(3, events=500) for _ in range(2))
+    one, again = (kreplica.Simulation.run(4, events=500) for _ in range(2))
     assert one.violation is None
     assert one.event_hash == again.event_hash
     assert one.counts["acked"]
-    assert kreplica.Simulation.run(3, minutes=0.01).virtual_ms >= 600
+    assert kreplica.Simulation.run(4, minutes=0.01).virtual_ms >= 600
     with switched_on("show_the_uncommitted"):
-        failed = kreplica.Simulation.run(3, events=500)
+        failed = kreplica.Simulation.run(4, events=500)
     assert failed.violation is not None
     assert "violated: " in failed.story[-1]
 

@@ -1,0 +1,207 @@
+"""Clusters in one process, with real threads and files: what changes the quorum, and disks without room."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
+
+from kreplica.broker.node_format import read_properties
+from kreplica.cluster import Cluster
+from kreplica.common.errors import StorageFull
+from kreplica.common.wire import error_of, uuid_of
+from kreplica.runtime import local_node
+from kreplica.runtime.storage import FileStorage
+
+WAIT_S = 30
+VOTERS = {1001, 1002, 1003}
+
+
+def values(cluster: Cluster, topic: str, partition: int = 0) -> list[bytes | None]:
+    return [record.value for record in cluster.read(topic, partition)]
+
+
+# ---- the quorum -------------------------------------------------------------------------------------------
+
+
+def directory_id(cluster: Cluster, node_id: int) -> Any:
+    config = cluster._nodes.local(node_id).config
+    found = read_properties(config, FileStorage(), config.metadata_directory)
+    assert found is not None
+    assert found.directory_id is not None
+    return uuid_of(found.directory_id)
+
+
+def voters(cluster: Cluster, node_id: int) -> set[int]:
+    """As that node knows them."""
+    return set(cluster.node(node_id).raft.voters.voters)
+
+
+def begins_at(directory: Path, node_id: int) -> int:
+    """The first offset of the node's metadata log."""
+    log = directory / f"node-{node_id}" / "__cluster_metadata-0"
+    return min(int(path.stem) for path in log.glob("*.log"))
+
+
+def ask(cluster: Cluster, request: Any) -> None:
+    """Ask the active controller, whoever it is, until it is done."""
+
+    def is_done() -> bool:
+        controller = cluster.controller
+        if controller is None:
+            return False
+        reply = cluster.node(controller).handle(request).result(WAIT_S)
+        return error_of(reply.error_code) is None
+
+    for _ in range(100):
+        if is_done():
+            return
+    raise AssertionError(f"not done: {request}")
+
+
+def test_voters_change_while_the_cluster_goes_on(tmp_path: Path) -> None:
+    with Cluster(2, tmp_path, controllers=3) as cluster:
+        cluster.create_topic("orders", replication_factor=2)
+        leader = cluster.controller
+        assert leader is not None
+        ask(
+            cluster,
+            RemoveRaftVoterRequest(
+                cluster_id=cluster.cluster_id,
+                voter_id=leader,
+                voter_directory_id=directory_id(cluster, leader),
+            ),
+        )
+        left = VOTERS - {leader}
+        cluster._wait(lambda: cluster.controller in left, WAIT_S, "another controller")
+        cluster._wait(lambda: voters(cluster, leader) == left, WAIT_S, "what the removed one knows")
+        # Two are left, of which both are needed; the third only listens.
+        cluster.kill(leader)
+        cluster.create_topic("payments", replication_factor=2)
+        cluster.start(leader)
+        ask(
+            cluster,
+            AddRaftVoterRequest(
+                cluster_id=cluster.cluster_id,
+                timeout=timedelta(seconds=WAIT_S),
+                voter_id=leader,
+                voter_directory_id=directory_id(cluster, leader),
+                listeners=(),
+            ),
+        )
+        cluster._wait(lambda: voters(cluster, leader) == VOTERS, WAIT_S, "three voters")
+        # It counts again: one of the others may go.
+        cluster.kill(min(left))
+        cluster.create_topic("returns", replication_factor=2)
+        assert cluster.append("orders", 0, [b"a"]).result(WAIT_S).base_offset == 0
+    with Cluster(2, tmp_path, controllers=3) as cluster:
+        assert cluster.topics() == ["orders", "payments", "returns"]
+        assert voters(cluster, leader) == VOTERS
+        assert values(cluster, "orders") == [b"a"]
+
+
+def test_a_node_that_is_added_begins_with_a_snapshot(tmp_path: Path) -> None:
+    small = {
+        "metadata.log.segment.bytes": 1 << 12,
+        "controller.quorum.max.batch.size.bytes": 1 << 12,
+        "metadata.log.cleanup.interval.ms": 50,
+        "metadata.log.max.record.bytes.between.snapshots": 1 << 10,
+        "metadata.max.retention.bytes": 1 << 10,
+    }
+    with Cluster(3, tmp_path, config=small) as cluster:
+        for number in range(30):
+            cluster.create_topic(f"topic-{number}", partitions=4)
+        cluster.append("topic-7", 0, [b"a"]).result(WAIT_S)
+        cluster._wait(
+            lambda: all(begins_at(tmp_path, each) > 0 for each in cluster.nodes),
+            WAIT_S,
+            "logs that no longer begin at the beginning",
+        )
+    with Cluster(4, tmp_path, config=small) as cluster:
+        added = cluster.node(4)
+        assert begins_at(tmp_path, 4) > 0
+        assert len(added.loader.published.topics) == 30
+        cluster.reassign("topic-7", 0, [4, 1, 2])
+        cluster.elect("topic-7", 0)
+        assert cluster.partition("topic-7").leader == 4
+        assert values(cluster, "topic-7") == [b"a"]
+        assert cluster.failures == []
+
+
+# ---- a full disk ------------------------------------------------------------------------------------------
+
+
+class SmallDisk(FileStorage):
+    """A disk on which the files below `full` find no room any more."""
+
+    full: str | None = None
+
+    def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Any:
+        if create and not self.exists(path):
+            self._ask(path)
+        return super().open_region(path, capacity, writable=writable, create=create)
+
+    def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
+        self._ask(path)
+        super().write_file_atomically(path, data, flush_name=flush_name)
+
+    def write_file(self, path: str, data: bytes) -> None:
+        self._ask(path)
+        super().write_file(path, data)
+
+    def make_directory(self, path: str) -> None:
+        if not self.is_directory(path):
+            self._ask(path)
+        super().make_directory(path)
+
+    def _ask(self, path: str) -> None:
+        if SmallDisk.full is not None and path.startswith(SmallDisk.full):
+            raise StorageFull(f"{path}: no space left on device")
+
+
+@pytest.fixture
+def small_disk(monkeypatch: pytest.MonkeyPatch) -> type[SmallDisk]:
+    monkeypatch.setattr(local_node, "FileStorage", SmallDisk)
+    monkeypatch.setattr(SmallDisk, "full", None)
+    return SmallDisk
+
+
+# A follower that cannot append what it fetches leaves the ISR after this.
+SOON = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 500}
+
+
+def test_one_nodes_full_disk_holds_up_nobody_else(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
+    with Cluster(3, tmp_path, config=SOON) as cluster:
+        cluster.create_topic("orders")
+        cluster.append("orders", 0, [b"a"]).result(WAIT_S)
+        first = cluster.partition("orders").leader
+        other = next(each for each in cluster.nodes if each != first)
+        small_disk.full = str(tmp_path / f"node-{other}")
+        # It has no room for another log; the other brokers are enough.
+        cluster.create_topic("payments", assignment={0: [first, other, 6 - first - other]})
+        cluster.append("payments", 0, [b"a"]).result(WAIT_S)
+        assert other not in cluster.partition("payments").isr
+        cluster.append("orders", 0, [b"b"]).result(WAIT_S)
+        assert not cluster.node(other).broker.log_manager.offline_directories
+
+        small_disk.full = None
+        for topic in ("orders", "payments"):
+            view = cluster.partition(topic)
+            cluster._wait(lambda view=view: set(view.isr) == {1, 2, 3}, WAIT_S, "all in sync")
+        assert cluster.failures == []
+
+
+def test_a_cluster_lets_go_of_a_full_disk(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
+    cluster = Cluster(1, tmp_path)
+    cluster.create_topic("orders")
+    cluster.append("orders", 0, [b"a"]).result(WAIT_S)
+    small_disk.full = str(tmp_path / "node-1")
+    with pytest.raises(StorageFull):
+        cluster.close()
+    small_disk.full = None
+    with Cluster(1, tmp_path) as again:
+        assert values(again, "orders") == [b"a"]
