@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kio.schema.alter_partition.v3.request import AlterPartitionRequest
@@ -203,6 +203,24 @@ class ScriptedController:
         for request, future in waiting:
             future.set_result(self._answer_to(request, error))
         return len(waiting)
+
+    def about_to_join(self) -> list[int]:
+        """The brokers that requests which wait would take into an ISR."""
+        joining: set[int] = set()
+        with self._lock:
+            for request, _ in self.waiting:
+                for state, asked in self._asked_for(request):
+                    if self._objection(request.broker_id, state, asked) is None:
+                        joining |= {each.broker_id for each in asked.new_isr_with_epochs} - set(state.isr)
+        return sorted(joining)
+
+    def _asked_for(self, request: AlterPartitionRequest) -> Iterator[tuple[LeaderAndIsr, Asked]]:
+        for topic in request.topics:
+            assert topic.topic_id is not None
+            for asked in topic.partitions:
+                state = self._partition(topic.topic_id.bytes, asked.partition_index)
+                if state is not None:
+                    yield state, asked
 
     def _answer_to(self, request: AlterPartitionRequest, error: ErrorCode | None) -> AlterPartitionResponse:
         changed: list[LeaderAndIsr] = []

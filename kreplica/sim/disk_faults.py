@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from random import Random
 
 from kreplica.common.errors import StorageIOError
 from kreplica.sim.cluster import SimCluster
 
 CHANGES = ("create", "write", "rename", "remove", "make_directory")
+FLUSHES = ("flush", "sync_directory")
 
 
 class DiskFaults:
     """Of `cluster`; `counts` is the observer's."""
 
-    def __init__(self, cluster: SimCluster, counts: Counter[str]) -> None:
+    def __init__(self, cluster: SimCluster, counts: Counter[str], random: Random) -> None:
         self._cluster = cluster
         self._counts = counts
-        self._random = cluster.random
+        self._random = random
 
     # ---- room ---------------------------------------------------------------------------------------------
 
@@ -39,8 +41,18 @@ class DiskFaults:
     def fail(self, broker_id: int) -> None:
         """The disk refuses all changes, or flushes, too."""
         self._counts["broken disks"] += 1
-        refused = CHANGES if self._random.randrange(2) else (*CHANGES, "flush", "sync_directory")
+        refused = CHANGES if self._random.randrange(2) else (*CHANGES, *FLUSHES)
         self._cluster.brokers[broker_id].disk_fault = partial(_refuse, refused)
+
+    def fail_once(self, broker_id: int) -> None:
+        """The disk refuses one or two changes or flushes, of any file or of one log's, and seems to be well
+        again."""
+        self._counts["passing disk errors"] += 1
+        refused = self._random.choice((CHANGES, FLUSHES, (*CHANGES, *FLUSHES)))
+        logs = [f"/{log.topic_partition}/" for log in self._cluster.program(broker_id).log_manager.logs()]
+        where = self._random.choice(("/", *sorted(logs)))
+        times = 1 + self._random.randrange(2)
+        self._cluster.brokers[broker_id].disk_fault = _Passing(refused, where, times)
 
     def is_failing(self, broker_id: int) -> bool:
         return self._cluster.brokers[broker_id].disk_fault is not None
@@ -48,6 +60,21 @@ class DiskFaults:
     def replace(self, broker_id: int) -> None:
         """The machine, which is off, has a disk that works."""
         self._cluster.brokers[broker_id].disk_fault = None
+
+
+class _Passing:
+    """Refuses so many of the operations on paths with `where` in them; what a flush has lost then stays
+    lost."""
+
+    def __init__(self, refused: tuple[str, ...], where: str, times: int) -> None:
+        self._refused = refused
+        self._where = where
+        self._times = times
+
+    def __call__(self, operation: str, path: str) -> None:
+        if operation in self._refused and self._where in path and self._times > 0:
+            self._times -= 1
+            _refuse(self._refused, operation, path)
 
 
 def _refuse(refused: tuple[str, ...], operation: str, path: str) -> None:

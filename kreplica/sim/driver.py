@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from kreplica.common.types import TopicPartition
+from kreplica.sim.actions import Actions
 from kreplica.sim.broker_factory import broker_factory
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.faults import Faults
@@ -30,14 +31,20 @@ HEALED_WITHIN_MS = 3_000
 
 
 class RandomDriver:
-    """One run. `counts` tells what has happened in it, under the observer's names."""
+    """One run. `counts` tells what has happened in it, under the observer's names.
+
+    `without`: the numbers of the actions that are left out.
+    """
 
     def __init__(
         self,
         seed: int,
         workload: Workload | None = None,
         invariants: Sequence[type[Invariant]] = INVARIANTS,
+        *,
+        without: Container[int] = (),
     ) -> None:
+        self.actions = Actions(seed, without)
         self.workload = workload or draw_workload(random.Random(f"{seed}/workload"))
         self.counts: Counter[str] = Counter()
         self.cluster = SimCluster(broker_factory(self.workload.replica_config), seed=seed)
@@ -45,8 +52,17 @@ class RandomDriver:
         self.observer = Observer(self.cluster, self.counts)
         unclean = [topic.name for topic in self.workload.topics if topic.unclean]
         self.will = ControllersWill(self.cluster, self.observer, unclean, self.checker.view.note_decisions)
-        self.faults = Faults(self.cluster, self.will, self.counts)
-        self.load = Load(self.cluster, self.checker, self.counts)
+        self.faults = Faults(
+            self.cluster,
+            self.will,
+            self.counts,
+            self.actions.random,
+            self.workload.faults,
+            self.workload.straggling,
+        )
+        self.load = Load(
+            self.cluster, self.checker, self.counts, self.actions.random, self.workload.value_bytes
+        )
         self._begin()
 
     def run(self, events: int = 2_000) -> None:
@@ -84,15 +100,15 @@ class RandomDriver:
     def _operate(self) -> None:
         if not self.faults.is_calm:
             self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
-            self.load.operate()
+            self.actions.run(self.load.operate)
 
     def _strike(self) -> None:
         if not self.faults.is_calm:
             self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
-            self.faults.strike()
+            self.actions.run(self.faults.strike)
 
     def _later(self, mean_ms: int, kind: str, summary: str, action: Callable[[], None]) -> None:
-        delay_ms = self.cluster.random.expovariate(1 / mean_ms)
+        delay_ms = self.actions.delay_ms(mean_ms)
         self.cluster.scheduler.add(kind, summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
 
     def _heal(self) -> None:

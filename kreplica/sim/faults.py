@@ -7,61 +7,81 @@ one thread.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from random import Random
 from typing import Any
 
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.disk_faults import DiskFaults
+from kreplica.sim.leader_changes import CONDITIONS, LeaderChanges
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.rot_faults import RotFaults
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 
-CONDITIONS = LinkConditions(delay_us=(100, 4_000), loss=0.005, duplication=0.005)
 CALM = LinkConditions(delay_us=(100, 1_000))
 SESSION_TIMEOUT_MS = 80
 REPAIR_MS = 150
+RESTART_MS = 10
 # After the faults, until somebody looks at what does not become well by itself.
 OPERATOR_MS = 1_500
 
 
 class Faults:
-    """Of `cluster`; the controller hears of them by `will`."""
+    """Of `cluster`; the controller hears of them by `will`. `weights`: how often each kind is drawn;
+    `straggling`: the chance that a message takes long."""
 
-    def __init__(self, cluster: SimCluster, will: ControllersWill, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        cluster: SimCluster,
+        will: ControllersWill,
+        counts: Counter[str],
+        random: Random,
+        weights: Mapping[str, int],
+        straggling: float = 0.0,
+    ) -> None:
+        self._conditions = dataclasses.replace(CONDITIONS, straggling=straggling)
         self.is_calm = True
         self._cluster = cluster
         self._controller = cluster.controller
         self._will = will
         self._counts = counts
-        self._random = cluster.random
-        self._disks = DiskFaults(cluster, counts)
-        self._bits = RotFaults(cluster.brokers, lambda _: cluster.brokers, counts, cluster.random)
-        # How often each is drawn, for all together.
-        self._kinds: tuple[tuple[int, Callable[[int], None]], ...] = (
-            (5, self._kill),
-            (6, self._power_cut),
-            (1, self._power_cut_all),
-            (3, self._pause),
-            (4, self._cut),
-            (2, self._slow_link),
-            (2, self._jump_date),
-            (2, self._slow_disk),
-            (3, self._fill_disk),
-            (2, self._break_disk),
-            (12, self._rot),
-            (3, self._isolate),
-            (3, self._move),
-            (2, self._configure),
-            (2, self._retain),
-        )
+        self._random = random
+        self._disks = DiskFaults(cluster, counts, random)
+        self._bits = RotFaults(cluster.brokers, lambda _: cluster.brokers, counts, random)
+        self._leaders = LeaderChanges(cluster, will, counts, random, self._later, self._restart)
+        self._kinds: dict[str, Callable[[int], None]] = {
+            "kill": self._kill,
+            "power cut": self._power_cut,
+            "power cut of all": self._power_cut_all,
+            "quick restart": self._restart,
+            "pause": self._pause,
+            "cut": self._cut,
+            "slow link": self._slow_link,
+            "slow answers": self._slow_answers,
+            "date jump": self._jump_date,
+            "slow disk": self._slow_disk,
+            "full disk": self._fill_disk,
+            "broken disk": self._break_disk,
+            "passing disk error": self._fail_once,
+            "rot": self._rot,
+            "isolation": self._isolate,
+            "move": self._leaders.move,
+            "elections in turns": self._leaders.take_turns,
+            "late word": self._leaders.tell_late,
+            "slow controller": self._leaders.hold_requests,
+            "config change": self._configure,
+            "retention": self._retain,
+        }
+        self._drawn = list(weights), list(weights.values())
 
     def begin(self) -> None:
         """From now on things go wrong."""
         self.is_calm = self._will.is_calm = False
-        self._cluster.network.set_conditions(CONDITIONS)
+        self._cluster.network.set_conditions(self._conditions)
 
     def strike(self) -> None:
         """One fault, of a broker drawn by chance."""
@@ -69,12 +89,8 @@ class Faults:
         broker = self._cluster.brokers[broker_id]
         if not broker.is_alive or broker.is_paused:
             return
-        drawn = self._random.randrange(sum(weight for weight, _ in self._kinds))
-        for weight, kind in self._kinds:
-            drawn -= weight
-            if drawn < 0:
-                kind(broker_id)
-                return
+        kinds, weights = self._drawn
+        self._kinds[self._random.choices(kinds, weights)[0]](broker_id)
 
     def heal(self) -> None:
         """Nothing goes wrong any more, and what did is repaired now."""
@@ -93,6 +109,7 @@ class Faults:
                 self._start(broker_id)
             elif broker_id in self._controller.fenced:
                 self._will.unfence(broker_id, broker.life)
+        self._leaders.heal()
         self._bits.look()
         delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
         self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
@@ -125,6 +142,14 @@ class Faults:
         # It must not lead, or count, before it has fetched again what it lost (KIP-966).
         self._will.fence(broker_id)
         self._later(REPAIR_MS, f"start {broker_id}", partial(self._start, broker_id))
+
+    def _restart(self, broker_id: int) -> None:
+        """It is gone, with what was not flushed or without, and there again at once."""
+        if not self._cluster.brokers[broker_id].is_alive:
+            return
+        self._counts["quick restarts"] += 1
+        self._random.choice((self._kill, self._power_cut))(broker_id)
+        self._later(RESTART_MS, f"start {broker_id}", partial(self._start, broker_id))
 
     def _power_cut_all(self, _: int) -> None:
         self._counts["outages of all"] += 1
@@ -186,6 +211,12 @@ class Faults:
         life = self._cluster.brokers[broker_id].life
         self._later(REPAIR_MS, f"another disk for {broker_id}", partial(self._take_down, broker_id, life))
 
+    def _fail_once(self, broker_id: int) -> None:
+        """Its disk fails for a moment, which is enough."""
+        self._disks.fail_once(broker_id)
+        life = self._cluster.brokers[broker_id].life
+        self._later(REPAIR_MS, f"another disk for {broker_id}", partial(self._take_down, broker_id, life))
+
     def _take_down(self, broker_id: int, life: Any) -> None:
         broker = self._cluster.brokers[broker_id]
         if broker.life is life and broker.is_alive and not self.is_calm:
@@ -202,11 +233,7 @@ class Faults:
         other = self._any_broker()
         if other == broker_id:
             return
-        both_ways = self._random.random() < 0.5
-        self._counts["two-way partitions" if both_ways else "one-way partitions"] += 1
-        network = self._cluster.network
-        network.cut(broker_id, other, both_ways=both_ways)
-        self._later(300, f"heal {broker_id} {other}", partial(network.heal, broker_id, other))
+        self._leaders.cut(broker_id, other, 300)
 
     def _slow_link(self, broker_id: int) -> None:
         """A follower is slow: what it asks and gets takes its time, and comes in any order."""
@@ -217,6 +244,10 @@ class Faults:
             for way in ((broker_id, other), (other, broker_id)):
                 network.change_link(*way, delay_us=(1_000, 80_000), in_order=False)
                 self._later(200, f"quicken {way}", partial(self._quicken, way))
+
+    def _slow_answers(self, broker_id: int) -> None:
+        others = [each for each in self._cluster.brokers if each != broker_id]
+        self._leaders.slow_down(broker_id, self._random.choice(others))
 
     def _quicken(self, way: tuple[int, int]) -> None:
         if not self.is_calm:
@@ -245,14 +276,6 @@ class Faults:
         for other, broker in self._cluster.brokers.items():
             if other != broker_id and broker.is_alive:
                 self._kill(other)
-
-    def _move(self, _: int) -> None:
-        """Let another replica in sync lead, as a preferred election would, or the same one in another
-        epoch."""
-        state = self._random.choice(list(self._controller.partitions.values()))
-        candidates = [each for each in state.isr if self._will.may_lead(each)]
-        if candidates and state.leader in candidates:
-            self._will.elect(state, self._random.choice(candidates), state.isr)
 
     def _configure(self, _: int) -> None:
         """Change how many must be in sync."""

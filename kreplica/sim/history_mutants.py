@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower
 from kreplica.log import log_reader, truncation
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
@@ -78,7 +81,7 @@ def count_diverging_fetches(update_follower_fetch_state: Replacement) -> Replace
 
 @history_mutant(ReplicaFetcher, "_fetched")
 def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
-    """A diverging answer is applied, whoever is fetched from by now (KAFKA-13207)."""
+    """A diverging answer is applied, whomever the follower fetches from by now (KAFKA-13207)."""
 
     def take(fetcher: Any, response: Any) -> None:
         for topic_id, number, answer in fetch_answers(response):
@@ -86,7 +89,9 @@ def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
                 is_meant = (told.topic_id, topic_partition.partition) == (topic_id, number)
                 if is_meant and answer.diverging_epoch.end_offset >= 0:
                     partition = fetcher._partitions.get(topic_partition)
-                    partition.truncate_to(answer.diverging_epoch.end_offset)
+                    # A leader refuses, and so does a disk that fails.
+                    with suppress(NotLeaderOrFollower, KafkaStorageError):
+                        partition.truncate_to(answer.diverging_epoch.end_offset)
         fetched(fetcher, response)
 
     return take
@@ -98,13 +103,12 @@ def forget_marks_without_a_leader(_: Replacement) -> Replacement:
 
     def checkpoint(manager: Any) -> None:
         for directory in manager.log_manager._online():
-            directory._marks.write(
-                {
-                    topic_partition: log.high_watermark
-                    for topic_partition, log in directory.logs.items()
-                    if _is_led(manager, topic_partition)
-                }
-            )
+            led = {
+                topic_partition: log.high_watermark
+                for topic_partition, log in directory.logs.items()
+                if _is_led(manager, topic_partition)
+            }
+            manager.log_manager._write(directory, partial(directory._marks.write, led))
 
     return checkpoint
 
@@ -180,8 +184,8 @@ def trust_the_same_leader(follow: Replacement) -> Replacement:
 
     def go_on(manager: Any, partition: Any, told: Any) -> None:
         follow(manager, partition, told)
-        if leaders.get(partition) == told.leader:
-            fetcher = manager.fetcher_of(partition.topic_partition)
+        fetcher = manager.fetcher_of(partition.topic_partition)
+        if fetcher is not None and leaders.get(partition) == told.leader:
             state = fetcher.state_of(partition.topic_partition)
             fetcher._put(state._replace(state=ReplicaState.FETCHING))
         leaders[partition] = told.leader

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from random import Random
 from typing import Any
 
 from kreplica._core.batch_builder import BatchBuilder
@@ -39,17 +40,26 @@ class IdempotentProducer:
 
 
 class Load:
-    """Client operations, one by one, on partitions drawn by chance. `pending`: requests without an answer."""
+    """Client operations, one by one, on partitions drawn by chance. `pending`: requests without an answer;
+    `value_bytes`: the least size of a value."""
 
-    def __init__(self, cluster: SimCluster, checker: InvariantChecker, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        cluster: SimCluster,
+        checker: InvariantChecker,
+        counts: Counter[str],
+        random: Random,
+        value_bytes: int = 0,
+    ) -> None:
         self.pending = 0
         self._cluster = cluster
         self._controller = cluster.controller
         self._checker = checker
         self._view = checker.view
         self._counts = counts
-        self._random = cluster.random
+        self._random = random
         self._values = 0
+        self._value_bytes = value_bytes
         self._positions: Counter[TopicPartition] = Counter()
         self._producer_ids = 0
         self._producers: dict[TopicPartition, IdempotentProducer] = {}
@@ -83,7 +93,7 @@ class Load:
     def _new_values(self) -> list[bytes]:
         count = 1 + self._random.randrange(3)
         self._values += count
-        return [b"%d" % value for value in range(self._values - count, self._values)]
+        return [b"%0*d" % (self._value_bytes, value) for value in range(self._values - count, self._values)]
 
     def _produce(self, at: TopicPartition) -> None:
         acks = self._random.choice((-1, -1, -1, 1, 0))

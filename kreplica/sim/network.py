@@ -32,13 +32,16 @@ Handler = Callable[[Any], Future[Any]]
 class LinkConditions:
     """What one direction between two nodes is like.
 
-    `delay_us`: the least and the most microseconds a message takes. `loss`, `duplication`: the chance that
-    a message never arrives, that a request arrives twice. `is_cut`: nothing arrives.
+    `delay_us`: the least and the most microseconds a message takes. `loss`, `duplication`, `straggling`: the
+    chance that a message never arrives, that a request arrives twice, that a message takes as long as
+    `straggler_us` says, whatever comes after it. `is_cut`: nothing arrives.
     """
 
     delay_us: tuple[int, int] = (0, 0)
     loss: float = 0.0
     duplication: float = 0.0
+    straggling: float = 0.0
+    straggler_us: tuple[int, int] = (20_000, 140_000)
     in_order: bool = True
     is_cut: bool = False
 
@@ -265,9 +268,11 @@ class SimNetwork:
         if conditions.loss and self._random.random() < conditions.loss:
             self.counts["lost"] += 1
             return
-        least, most = conditions.delay_us
+        straggles = bool(conditions.straggling) and self._random.random() < conditions.straggling
+        least, most = conditions.straggler_us if straggles else conditions.delay_us
         delay_us = least if least == most else least + self._random.randrange(most - least + 1)
-        self._travel(message, delay_us * 1000, in_order=message.is_request and conditions.in_order)
+        in_order = message.is_request and conditions.in_order and not straggles
+        self._travel(message, delay_us * 1000, in_order=in_order)
 
     def _travel(self, message: Message, delay_ns: int, *, in_order: bool) -> None:
         if in_order:

@@ -19,6 +19,9 @@ from kreplica.sim.cluster import SimCluster
 from kreplica.sim.observer import Observer
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
+# Who was deaf hears of one decision after the other, each so long after the one before at most.
+HEARD_WITHIN_MS = 10
+
 
 class ControllersWill:
     """`unclean_topics`: those that would rather have a leader than all that was committed. `note()` is called
@@ -39,6 +42,8 @@ class ControllersWill:
         self._random = cluster.random
         self._note = note
         self._unclean_topics = unclean_topics
+        # Who hears nothing now, and what was said to it meanwhile, each to one of its lives.
+        self._deaf: dict[int, list[tuple[Any, LeaderAndIsr]]] = {}
         self._controller.on_change = self._isr_changed
         self._controller.on_handover = self._hand_over
 
@@ -92,6 +97,22 @@ class ControllersWill:
             self.hand_out(state)
         return state
 
+    def deafen(self, broker_id: int) -> None:
+        """From now on the broker hears of no decision."""
+        self._deaf.setdefault(broker_id, [])
+
+    def hear(self, broker_id: int, *, in_order: bool) -> None:
+        """Now it hears of what was decided: one after the other, or only of how everything stands."""
+        said = self._deaf.pop(broker_id, [])
+        broker = self._cluster.brokers[broker_id]
+        words = [state for life, state in said if life is broker.life]
+        if not in_order:
+            words = list({state.topic_partition: state for state in words}.values())
+        most_ms = 0
+        for state in words:
+            most_ms += 1 + self._random.randrange(HEARD_WITHIN_MS)
+            self._say(broker, state, most_ms, least_ms=most_ms - 1)
+
     def hand_out(self, state: LeaderAndIsr) -> None:
         """Let all replicas hear of the state."""
         for broker_id in state.replicas:
@@ -134,6 +155,9 @@ class ControllersWill:
         if not broker.is_alive:
             return
         told = dataclasses.replace(state, is_new=False)
+        if broker_id in self._deaf:
+            self._deaf[broker_id].append((broker.life, told))
+            return
         most_ms, chance = 20, self._random.randrange(20)
         if chance == 0 and not self.is_calm:
             most_ms = 200
@@ -141,12 +165,13 @@ class ControllersWill:
         if chance < 3 and not self.is_calm:
             self._say(broker, told, 100)
 
-    def _say(self, broker: Any, state: LeaderAndIsr, most_ms: int) -> None:
+    def _say(self, broker: Any, state: LeaderAndIsr, most_ms: int, *, least_ms: int = 0) -> None:
+        least_ns, most_ns = least_ms * NANOSECONDS_PER_MS, most_ms * NANOSECONDS_PER_MS
         self._cluster.scheduler.add(
             "decision",
             f"{state.topic_partition} leader {state.leader} epoch {state.leader_epoch}",
             partial(self._tell, broker.program, state),
-            delay_ns=self._random.randrange(most_ms * NANOSECONDS_PER_MS),
+            delay_ns=least_ns + self._random.randrange(most_ns - least_ns),
             incarnation=broker.life,
         )
 

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kreplica.common.config import LogConfig
 from kreplica.common.ports import Random
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.broker_factory import LOG_CONFIG
+
+# By how much a seed may change how often a kind of fault is drawn, and how often one is that it is about.
+FACTORS = (0, 0, 1, 1, 3)
+OFTEN, MOST_OFTEN = 40, 6
+# How often each kind of fault is drawn, for all together, where a seed does not say otherwise.
+FAULTS: Mapping[str, int] = {
+    "kill": 5,
+    "power cut": 6,
+    "power cut of all": 1,
+    "quick restart": 4,
+    "pause": 3,
+    "cut": 4,
+    "slow link": 2,
+    "slow answers": 2,
+    "date jump": 2,
+    "slow disk": 2,
+    "full disk": 3,
+    "broken disk": 2,
+    "passing disk error": 2,
+    "rot": 16,
+    "isolation": 3,
+    "move": 3,
+    "elections in turns": 4,
+    "late word": 3,
+    "slow controller": 4,
+    "config change": 2,
+    "retention": 2,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +51,20 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Faults come every `fault_every_ms` on average, client operations every `operation_every_ms`."""
+    """Faults come every `fault_every_ms` on average, client operations every `operation_every_ms`.
+
+    `faults`: how often each kind of FAULTS is drawn, for all together; `value_bytes`: the least size of a
+    value; `straggling`: the chance that a message takes long while others do not.
+    """
 
     topics: tuple[TopicPlan, ...]
     replica_config: ReplicaConfig
     brokers: int = 3
     operation_every_ms: int = 4
     fault_every_ms: int = 40
+    value_bytes: int = 0
+    straggling: float = 0.0
+    faults: Mapping[str, int] = field(default_factory=lambda: FAULTS)
 
 
 def draw_workload(random: Random) -> Workload:
@@ -49,6 +85,9 @@ def draw_workload(random: Random) -> Workload:
         num_replica_fetchers=choice(1, 2),
         truncation_on_fetch=random.randrange(4) > 0,
     )
+    # Such that a batch may have pages of the disk to itself, or only parts of them.
+    value_bytes = choice(0, 0, 0, 1_500)
+    most_bytes = 4 * value_bytes
     topics = tuple(
         TopicPlan(
             name=name,
@@ -58,8 +97,10 @@ def draw_workload(random: Random) -> Workload:
                     "min.insync.replicas": choice(1, 2, 2, 3),
                     "durability": durability,
                     # A power cut may take the end of a segment and leave the next one, which is damage.
-                    "segment.bytes": 2_048 if durability == "fsync_quorum" else 65_536,
-                    "retention.bytes": choice(-1, 6_000),
+                    "segment.bytes": 2_048 + most_bytes
+                    if durability == "fsync_quorum"
+                    else 65_536 + most_bytes * 1_000,
+                    "retention.bytes": choice(-1, 6_000 + 3 * most_bytes),
                 }
             ),
             unclean=random.randrange(2) == 0,
@@ -67,4 +108,23 @@ def draw_workload(random: Random) -> Workload:
         for name, partitions in (("t", 1), ("u", choice(1, 2)))
         for durability in (("page_cache", "page_cache", "fsync", "fsync_quorum")[random.randrange(4)],)
     )
-    return Workload(topics=topics, replica_config=replica_config)
+    return Workload(
+        topics=topics,
+        replica_config=replica_config,
+        value_bytes=value_bytes,
+        straggling=choice(0, 0, 1, 5, 15) / 100,
+        operation_every_ms=choice(2, 4, 4, 10),
+        fault_every_ms=choice(20, 40, 40, 80),
+        faults=FAULTS if random.randrange(4) == 0 else _draw_faults(random),
+    )
+
+
+def _draw_faults(random: Random) -> Mapping[str, int]:
+    """Some kinds of faults not at all, and others the more often: what hides a bug in one seed is away in
+    another (swarm testing; Groce and others, 2012)."""
+    faults = {name: weight * FACTORS[random.randrange(len(FACTORS))] for name, weight in FAULTS.items()}
+    names = list(FAULTS)
+    for _ in range(random.randrange(MOST_OFTEN)):
+        faults[names[random.randrange(len(names))]] += OFTEN
+    # There is always something.
+    return {**faults, "cut": max(faults["cut"], 1)}

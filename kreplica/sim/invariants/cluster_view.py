@@ -17,10 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.log.checkpoint import REPLICATION_CHECKPOINT
 from kreplica.sim.invariants.controllers_word import ControllersWord
 from kreplica.sim.invariants.replica_view import Cell, ReplicaView
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.node import SimBroker
+from kreplica.sim.node import DIRECTORY, SimBroker
+
+MARKS = f"{DIRECTORY}/{REPLICATION_CHECKPOINT}"
 
 
 class PartitionView:
@@ -344,7 +347,7 @@ class ClusterView:
                 if former > 0:
                     # It was down and up again in one event.
                     replica.end(lost=broker.lost_power)
-                replica.begin(broker.program)
+                replica.begin(broker.program, has_marks=broker.storage.exists(MARKS))
             elif is_new:
                 replica.end(lost=broker.lost_power)
             if broker.is_alive:

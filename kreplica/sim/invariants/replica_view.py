@@ -40,12 +40,17 @@ class ReplicaView:
     `deleted_before`: below it a power cut may have brought back what was deleted. `is_harmed`: a power cut
     took something of it that it has not fetched again since.
     `is_anew`: it was no replica for a while, deleted all it had, and has been in no ISR since.
+    `began_with`: the high watermark that this life of its broker found on its disk, until somebody has asked;
+    `kept_mark`: what was surely in the checkpoint of high watermarks, as far as it was not cut since: a life
+    that began after a power cut had nothing else to go by (`is_from_checkpoint`).
     `member_epochs`: of a leader, the broker epoch in which each member of its own ISR came into it.
     """
 
     __slots__ = (
+        "_is_new",
         "agreed",
         "batch_start",
+        "began_with",
         "broker_epoch",
         "broker_id",
         "cells",
@@ -59,10 +64,12 @@ class ReplicaView:
         "former_log_start",
         "high_watermark",
         "is_anew",
+        "is_from_checkpoint",
         "is_harmed",
         "is_leader",
         "is_running",
         "isr",
+        "kept_mark",
         "leader",
         "leader_epoch",
         "log",
@@ -98,6 +105,10 @@ class ReplicaView:
         self.former_high_watermark = -1
         self.former_epoch = -1
         self.former_log_start = -1
+        self.began_with: int | None = None
+        self.kept_mark = 0
+        self.is_from_checkpoint = False
+        self._is_new = True
         self.batch_start = 0  # the base offset of the last batch that was seen
         self.program: Any = None
         self.foreign: Any = None  # a log of this name, of another topic
@@ -153,10 +164,15 @@ class ReplicaView:
 
     # ---- looking ------------------------------------------------------------------------------------------
 
-    def begin(self, program: Any) -> None:
-        """The broker runs, in a new life: what its log holds is read anew."""
+    def begin(self, program: Any, *, has_marks: bool = True) -> None:
+        """The broker runs, in a new life: what its log holds is read anew. `has_marks`: whether it found a
+        checkpoint of high watermarks."""
+        if not has_marks:
+            # What was lowered while the disk was full is told by none.
+            self.kept_mark = 0
         self.program = program
-        self.is_running = True
+        self.is_running = self._is_new = True
+        self.is_from_checkpoint = self.lost_power
         self.is_leader = False
         self.leader_epoch = -1
         self.partition = self.log = self.state = None
@@ -229,6 +245,8 @@ class ReplicaView:
         if high_watermark != self.high_watermark:
             self.high_watermark = high_watermark
             changed = True
+        if self._is_new and log.stopped_at is None:
+            self._is_new, self.began_with = False, high_watermark
         return changed
 
     def _present_log(self) -> Any:
@@ -316,7 +334,8 @@ class ReplicaView:
                 offset = damage.stop_offset
                 continue
             data = log.read(offset, READ_BYTES, isolation="log_end").records
-            assert data is not None, f"{self}: nothing at offset {offset}"
+            if data is None:
+                raise InvariantViolated("Readable", f"{self}: nothing at offset {offset}")
             for batch in batches(data):
                 self._see(batch)
                 offset = batch.next_offset
@@ -349,4 +368,5 @@ class ReplicaView:
         del self.cells[end:]
         self.agreed = min(self.agreed, end)
         self.on_disk = min(self.on_disk, end)
+        self.kept_mark = min(self.kept_mark, end)
         self.batch_start = min(self.batch_start, max(end - 1, 0))

@@ -39,7 +39,8 @@ class OneFetcher:
 
 
 class NeverBack:
-    """15. A replica's high watermark and leader epoch never go back while its broker lives.
+    """15. A replica's high watermark and leader epoch never go back while its broker lives, and no life of it
+    begins with a high watermark below one that was in the checkpoint (KAFKA-1647).
 
     But for an unclean election, a power cut that brought back what it now cuts off, and a follower that has
     dropped everything to begin again above its end.
@@ -58,6 +59,17 @@ class NeverBack:
             if went_back and not _may_go_back(partition, replica):
                 facts = f"the HW of {replica} was {replica.former_high_watermark}; {partition}"
                 raise InvariantViolated(self.name, facts)
+            self._check_start(partition, replica)
+
+    def _check_start(self, partition: PartitionView, replica: ReplicaView) -> None:
+        began_with, replica.began_with = replica.began_with, None
+        if began_with is not None:
+            if began_with < replica.kept_mark and not _may_go_back(partition, replica):
+                facts = f"{replica} begins below {replica.kept_mark}, with which it began before; {partition}"
+                raise InvariantViolated(self.name, facts)
+            if replica.is_from_checkpoint:
+                replica.kept_mark = began_with
+        replica.kept_mark = min(replica.kept_mark, replica.high_watermark)
 
 
 def _may_go_back(partition: PartitionView, replica: ReplicaView) -> bool:
