@@ -53,6 +53,17 @@ def fails(future, match):
         future.result(0)
 
 
+def test_a_straggler_comes_after_what_was_sent_later():
+    world = World(delay_us=(100, 100), straggling=0.3, straggler_us=(50_000, 50_000))
+    futures = [world.send(number) for number in range(30)]
+    world.scheduler.run_for(10)
+    quick = list(world.got)
+    assert quick == sorted(quick)
+    assert 10 < len(quick) < 30
+    world.scheduler.run_until(lambda: all(future.done() for future in futures))
+    assert sorted(world.got) == list(range(30))
+
+
 def test_a_request_is_answered():
     world = World(delay_us=(500, 500))
     future = world.send(7)
