@@ -22,12 +22,13 @@ from kio.schema.delete_records.v2.request import (
 )
 
 from kreplica.client.fetcher import EARLIEST
-from kreplica.common.errors import OffsetOutOfRange
+from kreplica.common.errors import CorruptMessage, OffsetOutOfRange
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.sim.history import Assign, Operation, Poll, Polled, Send, Sent, Status
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
+from kreplica.sim.nodes.node_transactions import NodeTransactions
 from kreplica.sim.nodes.node_workload import draw_topic_settings
 from kreplica.sim.nodes.sim_client import SimClient
 from kreplica.sim.nodes.voter_changes import VoterChanges
@@ -79,10 +80,13 @@ class NodeLoad:
         administrator = cluster.add_client()
         self._admin, self._endpoint = administrator.admin, administrator.endpoint
         self._voters = VoterChanges(cluster, administrator, random)
+        self._transactions = NodeTransactions(cluster, checker, counts, random, self._await)
         self._kinds: tuple[tuple[int, Callable[[], None]], ...] = (
             (44, self._produce_once),
             (12, self._produce_plainly),
             (34, self._consume),
+            (8, self._produce_in_transaction),
+            (6, self._read_committed),
             (2, self._create_topic),
             (1, self._delete_topic),
             (1, self._add_partitions),
@@ -163,6 +167,11 @@ class NodeLoad:
         told: Status = "ok" if status == "ok" else "info"
         self.sends[place] = Send(process, told, sent)
 
+    def _produce_in_transaction(self) -> None:
+        at = self._any_partition()
+        if at is not None:
+            self._transactions.produce(at, lambda: [value.encode() for value in self._new_values("t-")])
+
     # ---- consumers ----------------------------------------------------------------------------------------
 
     def _consume(self) -> None:
@@ -184,7 +193,14 @@ class NodeLoad:
         if error is not None:
             self._counts["polls that failed"] += 1
             return
-        records = polled(at, offset, answer.result())
+        try:
+            records = polled(at, offset, answer.result())
+        except CorruptMessage:
+            if self._cluster.as_bytes:
+                raise
+            # The answer shares the memory of the leader, where a bit has flipped since.
+            self._counts["polls that failed"] += 1
+            return
         if records:
             self._counts["polled"] += len(records)
             self.operations.append(Poll(consumer.name, records))
@@ -193,6 +209,11 @@ class NodeLoad:
                 # Now and then somebody reads from the beginning again.
                 consumer.positions[at] = 0
                 self.operations.append(Assign(consumer.name, [at]))
+
+    def _read_committed(self) -> None:
+        at = self._any_partition()
+        if at is not None:
+            self._transactions.read(at)
 
     def _reset(self, consumer: Consumer, at: TopicPartition) -> None:
         self._counts["polls out of range"] += 1

@@ -21,6 +21,7 @@ EXPECTED = (
     *("acked", "sent plainly", "polled", "values promised to producers", "values given to consumers"),
     *("topics created", "topics deleted", "partitions added", "reassignments", "config changes"),
     *("records deleted", "voters added", "voters removed"),
+    *("transactions committed", "transactions aborted", "read as committed", "aborted records left out"),
     *("preferred elections", "unclean elections asked for", "reassignments cancelled"),
     *("leader changes", "ISR shrinks", "ISR expansions", "eligible though out of sync", "brokers fenced"),
     *("elections of the last leader", "unclean elections", "AlterPartition rejections", "truncations"),
