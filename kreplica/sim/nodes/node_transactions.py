@@ -1,7 +1,7 @@
 """NodeTransactions: transactional producers of a run of whole nodes, and readers of what is committed.
 
-Nodes have no coordinator of transactions, so one is scripted, as for brokers (kreplica.sim.transactions): what
-it and its producers send is carried out by the methods of whoever leads. Thread rule: one thread.
+Nodes have no coordinator of transactions, so one is scripted, as for brokers (kreplica.sim.transactions):
+what it and its producers send is carried out by the methods of whoever leads. Thread rule: one thread.
 """
 
 from __future__ import annotations
