@@ -28,6 +28,7 @@ PURE = bool(os.environ.get("KREPLICA_PURE"))
 # A module that has a plain C companion names it here; the companion is compiled into that module alone.
 COMPANIONS: dict[str, list[str]] = {
     "crc32c": ["crc32c.c"],
+    "disk_thread": ["disk_queue.c"],
     "offset_map": ["offset_map.c"],
     "region": ["file.c", "growth.c", "guard.c", "mapping.c", "prefault.c"],
 }

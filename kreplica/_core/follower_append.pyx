@@ -15,11 +15,13 @@ from kreplica._core.records cimport BatchIterator
 from kreplica._core.status cimport OK
 
 
-cdef void _append_run(LogSegment segment, LogState state, FetchedRun *run) noexcept nogil:
+cdef void append_batches(LogSegment segment, LogState state, FetchedRun *run) noexcept nogil:
     cdef Append next = run.last
     cdef BatchHeader h
     while parse_header(run.data + run.used, run.size - run.used, &h) == OK:
-        if h.producer_id >= 0 or h.leader_epoch != next.leader_epoch or h.attributes & (CONTROL | TRANSACTIONAL):
+        if h.leader_epoch != next.leader_epoch or h.attributes & (CONTROL | TRANSACTIONAL):
+            return
+        if h.producer_id >= 0 and not run.with_producers:
             return
         next.data = run.data + run.used
         next.size = h.size
@@ -27,6 +29,7 @@ cdef void _append_run(LogSegment segment, LogState state, FetchedRun *run) noexc
         if segment.append_native(&next, state) != OK:
             return
         run.last = next
+        run.has_producers = run.has_producers or h.producer_id >= 0
         run.used += h.size
 
 
@@ -43,15 +46,17 @@ def append_run(LogSegment segment not None, BatchIterator fetched not None, LogS
     run.data = <const uint8_t *> fetched.view.buf + fetched.position
     run.size = fetched.view.len - fetched.position
     run.used = 0
+    run.with_producers = False
+    run.has_producers = False
     run.last.leader_epoch = leader_epoch
     run.last.append_time = -1
     run.last.latest = INT64_MAX
     run.last.flags = MAY_ROLL
     if run.size >= RELEASE_GIL_BYTES:
         with nogil:
-            _append_run(segment, state, &run)
+            append_batches(segment, state, &run)
     else:
-        _append_run(segment, state, &run)
+        append_batches(segment, state, &run)
     if run.used == 0:
         return None
     fetched.position += run.used

@@ -25,6 +25,7 @@ cdef enum AppendFlag:
     ONLY_PLAIN = 2                # refuse (END) what needs a decision: producer ids, transactions, codecs
     CHECK_RECORDS = 4             # walk the records of an uncompressed batch
     MAY_ROLL = 8                  # refuse (NEEDS_ROLL) what belongs into a new segment
+    WITH_PRODUCER = 16            # ONLY_PLAIN: the caller sees to the producer's state
 
 cdef struct Append:
     const uint8_t *data
@@ -65,6 +66,10 @@ cdef struct Landing:
     int64_t max_timestamp
     bint publishes                # the state's file is mapped
     bint landed                   # the batch is in the log, whatever happens after
+
+
+cdef inline int32_t epoch_of(const Append *a) noexcept nogil:
+    return a.leader_epoch if a.flags & AS_LEADER else a.header.leader_epoch
 
 
 cdef inline int64_t timestamp_of_records(const BatchHeader *h) noexcept nogil:

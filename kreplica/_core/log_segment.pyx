@@ -202,7 +202,8 @@ cdef class LogSegment:
         if status != OK:
             return status
         if a.flags & ONLY_PLAIN:
-            if h.producer_id >= 0 or h.attributes & (CODEC_MASK | CONTROL | TRANSACTIONAL):
+            if ((h.producer_id >= 0 and not a.flags & WITH_PRODUCER)
+                    or h.attributes & (CODEC_MASK | CONTROL | TRANSACTIONAL)):
                 return END
             if h.max_timestamp > a.latest or h.size > a.max_size:
                 return END
@@ -235,10 +236,13 @@ cdef class LogSegment:
         to.segment = <void *> self
         to.append.position = load_length(&self.region.r)
         to.target = self.region.r.base + to.append.position
-        to.publishes = (<LogState> to.state).can_publish()
+        to.publishes = not (<LogState> to.state).shared and (<LogState> to.state).can_publish()
         to.landed = False
         status = kr_guard_call(step, to)
         if to.landed:
+            if (<LogState> to.state).shared:
+                (<LogState> to.state).appended_aside(to.last_offset + 1, to.append.position + to.append.header.size,
+                                                     epoch_of(to.append))
             # A page of an index or of the state that is lost costs a longer search, not the append: the index is
             # rebuilt at the next open.
             self.region.advanced()
@@ -253,9 +257,9 @@ cdef class LogSegment:
         publish_length(&self.region.r, to.append.position + size)
         to.landed = True
         self.committed(to.append.position, size, to.last_offset, to.max_timestamp)
-        (<LogState> to.state).appended(
-            to.last_offset + 1, to.append.position + size,
-            to.append.leader_epoch if to.append.flags & AS_LEADER else to.append.header.leader_epoch, to.publishes)
+        if not (<LogState> to.state).shared:
+            (<LogState> to.state).appended(to.last_offset + 1, to.append.position + size, epoch_of(to.append),
+                                           to.publishes)
 
     cdef LogAppendInfo _info(self, int64_t base_offset, int64_t last_offset, int32_t leader_epoch,
                              int64_t max_timestamp, int64_t append_time, int32_t count, int64_t size,

@@ -21,6 +21,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
+from kreplica._core.backing cimport pthread_mutex_t
 from kreplica._core.region cimport Region
 
 cdef enum:
@@ -45,12 +46,17 @@ cdef struct Standing:
 
 cdef class LogState:
     cdef readonly Region region   # None: published to nobody
-    cdef Standing now             # the writer's own copy; guarded by the log's lock
+    cdef Standing now             # the writer's own copy; guarded by the log's lock, where it is shared by `lock`
     cdef public bint follows      # the HW follows the log end at each append: a log that is its only replica
     cdef public bint stable       # no transaction holds the last stable offset back, so that it follows the HW
     cdef str boot_id
     cdef object process_id
     cdef bint begun               # the file is this writer's
+    # A disk thread appends, while the holder of the log's lock moves the other offsets.
+    cdef readonly bint shared
+    cdef bint unpublished         # `now` has moved since the last publication; guarded by `lock`
+    cdef pthread_mutex_t lock     # held for a copy at most
+    cdef pthread_mutex_t turn     # whose turn it is to publish, while pages may be waited for
 
     cdef void publish(self) noexcept nogil
     # Whether the file is mapped; to be asked before the guard is entered.
@@ -58,4 +64,6 @@ cdef class LogState:
     # After an append, under the guard: the new end, in one publication if `publishes` (can_publish).
     cdef void appended(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch,
                        bint publishes) noexcept nogil
+    # The same where the state is shared, outside of the guard.
+    cdef void appended_aside(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch) noexcept nogil
     cdef int _begin(self) except -1

@@ -10,6 +10,9 @@ from libc.string cimport memcmp, memcpy, memset
 
 from collections import namedtuple
 
+from kreplica._core.backing cimport (
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+)
 from kreplica._core.crc32c cimport crc32c as checksum
 from kreplica._core.region cimport Region, kr_guard_call, kr_load_acquire, kr_store_release
 from kreplica._core.status cimport OK
@@ -90,6 +93,12 @@ cdef class LogState:
         self.process_id = process_id
         self.begun = region is None
         memset(&self.now, 0, sizeof(Standing))
+        pthread_mutex_init(&self.lock, NULL)
+        pthread_mutex_init(&self.turn, NULL)
+
+    def __dealloc__(self):
+        pthread_mutex_destroy(&self.lock)
+        pthread_mutex_destroy(&self.turn)
 
     cdef int _begin(self) except -1:
         # The whole file in one write: until then it says where a former writer stood, which recovery needs.
@@ -110,11 +119,23 @@ cdef class LogState:
         # A state page that cannot be written costs readers elsewhere their news, never the append its
         # success; the region remembers the fault and the next flush reports it.
         cdef Publication what
-        if not self.can_publish():
+        cdef Standing copied
+        if not self.shared:
+            if self.can_publish():
+                what.base = self.region.r.base
+                what.standing = &self.now
+                kr_guard_call(_publish, &what)
             return
-        what.base = self.region.r.base
-        what.standing = &self.now
-        kr_guard_call(_publish, &what)
+        pthread_mutex_lock(&self.turn)
+        pthread_mutex_lock(&self.lock)
+        copied = self.now
+        self.unpublished = False
+        pthread_mutex_unlock(&self.lock)
+        if self.can_publish():
+            what.base = self.region.r.base
+            what.standing = &copied
+            kr_guard_call(_publish, &what)
+        pthread_mutex_unlock(&self.turn)
 
     cdef void appended(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch,
                        bint publishes) noexcept nogil:
@@ -130,6 +151,14 @@ cdef class LogState:
             what.base = self.region.r.base
             what.standing = &self.now
             _publish(&what)
+
+    cdef void appended_aside(self, int64_t log_end_offset, int64_t valid_length, int64_t leader_epoch) noexcept nogil:
+        pthread_mutex_lock(&self.lock)
+        kr_store_release(&self.now.log_end_offset, log_end_offset)
+        self.now.valid_length = valid_length
+        self.now.leader_epoch = leader_epoch
+        pthread_mutex_unlock(&self.lock)
+        self.publish()
 
     # ---- the Python edge --------------------------------------------------------------------------------
 
@@ -147,7 +176,7 @@ cdef class LogState:
 
     @property
     def log_end_offset(self):
-        return self.now.log_end_offset
+        return kr_load_acquire(&self.now.log_end_offset)
 
     @property
     def valid_length(self):
@@ -169,26 +198,63 @@ cdef class LogState:
     def update(self, *, log_start_offset=None, high_watermark=None, last_stable_offset=None, log_end_offset=None,
                active_base_offset=None, valid_length=None, flush_offset=None, leader_epoch=None):
         """Change the named fields in one publication."""
-        if log_start_offset is not None:
-            self.now.log_start_offset = log_start_offset
-        if high_watermark is not None:
-            self.now.high_watermark = high_watermark
-        if last_stable_offset is not None:
-            self.now.last_stable_offset = last_stable_offset
-        if log_end_offset is not None:
-            self.now.log_end_offset = log_end_offset
-        if active_base_offset is not None:
-            self.now.active_base_offset = active_base_offset
-        if valid_length is not None:
-            self.now.valid_length = valid_length
-        if flush_offset is not None:
-            self.now.flush_offset = flush_offset
-        if leader_epoch is not None:
-            self.now.leader_epoch = leader_epoch
+        pthread_mutex_lock(&self.lock)
+        try:
+            if log_start_offset is not None:
+                self.now.log_start_offset = log_start_offset
+            if high_watermark is not None:
+                self.now.high_watermark = high_watermark
+            if last_stable_offset is not None:
+                self.now.last_stable_offset = last_stable_offset
+            if log_end_offset is not None:
+                self.now.log_end_offset = log_end_offset
+            if active_base_offset is not None:
+                self.now.active_base_offset = active_base_offset
+            if valid_length is not None:
+                self.now.valid_length = valid_length
+            if flush_offset is not None:
+                self.now.flush_offset = flush_offset
+            if leader_epoch is not None:
+                self.now.leader_epoch = leader_epoch
+        finally:
+            pthread_mutex_unlock(&self.lock)
         if not self.begun:
             self._begin()
         else:
             self.publish()
+
+    def take_over(self, standing):
+        """Stand where a LogStanding says, in one publication."""
+        self.update(
+            log_start_offset=standing.log_start_offset, log_end_offset=standing.log_end_offset,
+            high_watermark=standing.high_watermark, last_stable_offset=standing.last_stable_offset,
+            active_base_offset=standing.active_base_offset, valid_length=standing.valid_length,
+            leader_epoch=standing.leader_epoch, flush_offset=standing.flush_offset,
+        )
+
+    def advance(self, int64_t high_watermark, int64_t last_stable_offset):
+        """Move the two marks. Where the state is shared they are published with the next append or `PublishJob`, since
+        the page may have to be waited for."""
+        pthread_mutex_lock(&self.lock)
+        self.now.high_watermark = high_watermark
+        self.now.last_stable_offset = last_stable_offset
+        self.unpublished = self.shared
+        pthread_mutex_unlock(&self.lock)
+        if not self.begun:
+            self._begin()
+        elif not self.shared:
+            self.publish()
+
+    def share(self):
+        """From now on a disk thread appends, and this thread moves the other offsets meanwhile."""
+        if not self.begun:
+            self._begin()
+        self.shared = True
+
+    @property
+    def is_unpublished(self):
+        """Whether a mark was moved that nobody else can see yet."""
+        return self.unpublished
 
     def count_cut(self, int64_t cuts=1):
         """The log is about to lose bytes, or has: with the next publication readers open its files anew."""

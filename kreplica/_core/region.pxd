@@ -16,9 +16,10 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from kreplica._core.backing cimport (
-    kr_fetch_add, kr_file, kr_growth, kr_guarded, kr_load_acquire, kr_mapping, kr_store_release,
-    pthread_mutex_t,
+    kr_fetch_add, kr_file, kr_growth, kr_growth_flushed, kr_guarded, kr_load_acquire, kr_mapping, kr_set_fault,
+    kr_store_release, pthread_mutex_t,
 )
+from kreplica._core.status cimport IO_FAILED, OK
 
 cdef struct region_t:
     uint8_t *base           # NULL while unmapped (cold); stable while mapped
@@ -113,6 +114,22 @@ cdef inline bint is_writable(Region region, int64_t need) noexcept nogil:
 # OK when [0, need) may be written now; a few nanoseconds when it already may, else ready and reserve.
 cdef inline int ensure_writable(Region region, int64_t need) noexcept nogil:
     return 0 if is_writable(region, need) else region.reserve(need)
+
+
+# As Region.flush of the bytes [start, stop), without the GIL: a status.
+cdef inline int flush_now(Region region, int64_t start, int64_t stop) noexcept nogil:
+    cdef int64_t length = load_length(&region.r)
+    cdef int error, status = region.usable(True)
+    if status != OK:
+        return status
+    error = region.sync(start, stop)
+    kr_growth_flushed(&region.growth, length)
+    if region.growth.huge:
+        kr_store_release(&region.r.watermark, 0)
+    if error:
+        kr_set_fault(&region.r.fault, IO_FAILED)
+        region.r.error = error
+    return IO_FAILED if error else OK
 
 
 cdef class Slice:

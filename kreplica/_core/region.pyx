@@ -17,10 +17,10 @@ from kreplica._core.backing cimport (
     KR_PAGE_FAULT, guard_call, guard_install, kr_fetch_add, kr_file_destroy, kr_file_flush, kr_file_init,
     kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed, kr_file_replace,
     kr_file_resize, kr_file_size, kr_generation_address, kr_grow, kr_growth_advance, kr_growth_destroy,
-    kr_growth_flushed, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded, kr_guarded_copy,
+    kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded, kr_guarded_copy,
     kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
-    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_fault, kr_set_map_budget,
-    kr_store_release, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget,
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
     status_of,
 )
 from kreplica._core.status cimport (
@@ -469,19 +469,11 @@ cdef class Region:
         After a failure nothing is ever written to the region again, for the system may have forgotten what it
         could not write; reads go on.
         """
-        cdef int64_t length = load_length(&self.r)
-        cdef int64_t end = length if stop is None else stop
-        cdef int error
-        self.raise_for(self.usable(True), "flushing")
+        cdef int64_t end = load_length(&self.r) if stop is None else stop
+        cdef int status
         with nogil:
-            error = self.sync(start, end)
-            kr_growth_flushed(&self.growth, length)
-            if self.growth.huge:
-                kr_store_release(&self.r.watermark, 0)
-        if error:
-            kr_set_fault(&self.r.fault, IO_FAILED)
-            self.r.error = error
-            self.raise_for(IO_FAILED, "flushing")
+            status = flush_now(self, start, end)
+        self.raise_for(status, "flushing")
 
     def trim(self):
         """Give the slack between the length and the end of the file back to the disk."""

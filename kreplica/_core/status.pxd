@@ -12,6 +12,7 @@ cdef enum Status:
     NEEDS_GROWTH = 3              # the region must be grown before this append
     NEEDS_LOOK = 5                # a scan met a batch that its caller has to look at
     FULL = 4                      # an index or a table has no slot left
+    HELD = 6                      # not done, since what it was to follow was not
     # Malformed records and batches (Kafka: CORRUPT_MESSAGE, and friends)
     SHORT_INPUT = -1              # a field lies past the end of what is left
     BAD_BATCH_LENGTH = -2         # below the header, negative, or past the end of the file

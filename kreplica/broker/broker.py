@@ -16,7 +16,7 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import Clock, Loop, Random, Scheduler, Storage, Transport, Workers
+from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.common.types import TopicPartition
 from kreplica.log.log_manager import LogManager
 from kreplica.replica.metadata_cache import MetadataCache
@@ -29,7 +29,7 @@ class Broker:
 
     `broker_epoch()`: the epoch in which it is registered; `controller()`: the active controller's node id,
     None where it is not known. `new_loop(name)`: a Loop for one of its objects. `config`: what a log gets
-    that has no configuration of its own, `configs` by topic. `locked`: see LogManager.
+    that has no configuration of its own, `configs` by topic. `locked`, `disk`: see LogManager.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Broker:
         log_manager_config: LogManagerConfig | None = None,
         metrics: MetricRegistry | None = None,
         locked: Container[str] = (),
+        disk: Callable[[str], Disk] | None = None,
     ) -> None:
         self.broker_id = broker_id
         self.metrics = metrics or MetricRegistry()
@@ -71,6 +72,7 @@ class Broker:
             configs=configs,
             settings=log_manager_config,
             locked=locked,
+            disk=disk,
         )
         self.replica_manager = ReplicaManager(
             replica_config or ReplicaConfig(),

@@ -273,6 +273,7 @@ class Node:
             replica_config=config.replica,
             metrics=self.metrics,
             locked=config.all_directories,
+            disk=ports.disk,
         )
         self.publisher = BrokerMetadataPublisher(
             config.node_id,

@@ -9,7 +9,7 @@ from typing import Literal
 from kreplica.broker.broker_config import BrokerConfig
 from kreplica.common.config import LogConfig, LogManagerConfig, MetadataLogConfig
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.ports import Clock, Loop, Random, Scheduler, Storage, Transport, Workers
+from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.metadata.image_writer import ImageDirectory
@@ -69,6 +69,7 @@ class NodePorts:
     """The machine, as one life of a node has it.
 
     `loop(name)` makes a Loop; `image(path)` says where the metadata image is that belongs at `path`.
+    `disk(directory)`: what makes the appends of a log directory, None where whoever asks for them does.
     """
 
     storage: Storage
@@ -79,3 +80,4 @@ class NodePorts:
     random: Random
     loop: Callable[[str], Loop]
     image: Callable[[str], ImageDirectory]
+    disk: Callable[[str], Disk] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from kreplica._core.disk_thread import DiskJob, Lane
 from kreplica._core.region import Region
 from kreplica.common.future import Future
 
@@ -144,6 +145,45 @@ class Workers(Protocol):
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Do all tasks; returns when the last one is done. Raises what the first failing one raised, then."""
+        ...
+
+
+class Disk(Protocol):
+    """Does the work of a disk for the loops of a node, job by job, in a thread that never holds them up.
+
+    The jobs of a Lane build on each other: where one is not done (its status is not 0), those behind it come
+    back held, having done nothing, until `free`.
+    """
+
+    def submit(
+        self,
+        job: DiskJob,
+        done: Callable[[DiskJob], object],
+        lane: Lane | None = None,
+        *,
+        lazily: bool = False,
+    ) -> None:
+        """Have the job done after those before it; then `done(job)` is called in the node's loop.
+
+        `lazily`: within some ms will do.
+        """
+        ...
+
+    def settle(self, lane: Lane) -> None:
+        """Wait until no job of the lane is under way; who submitted them may not have heard yet."""
+        ...
+
+    def is_finished(self, job: DiskJob) -> bool:
+        """Whether the job is done, or held, though who submitted it may not have heard yet."""
+        ...
+
+    def free(self, lane: Lane) -> None:
+        """Do the jobs of a held lane again; none is under way."""
+        ...
+
+    @property
+    def waiting_ms(self) -> float:
+        """For how long the oldest job that is not done has been waiting; 0 where there is none."""
         ...
 
 

@@ -58,7 +58,7 @@ class LogFlusher:
 
     def _flush_to_end(self) -> int:
         log = self._log
-        with log.lock:
+        with log.offsets_lock:
             self._bound = log.state.log_end_offset
         try:
             if log.durable:
@@ -68,7 +68,7 @@ class LogFlusher:
         except BaseException as error:
             log.fail(error)
             raise
-        with log.lock:
+        with log.offsets_lock:
             # A truncation may have come in between: only what still stands counts.
             end = self._bound
             log.state.update(flush_offset=max(log.state.flush_offset, end))

@@ -26,7 +26,7 @@ from kreplica.common.errors import (
     UnknownTopicOrPartition,
 )
 from kreplica.common.locks import RLock
-from kreplica.common.ports import Clock, Random, Scheduler, Storage, Workers
+from kreplica.common.ports import Clock, Disk, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log import log_creation, log_jobs, log_loader
 from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
@@ -57,6 +57,7 @@ class LogManager:
     and `cleaner`: of the periodic work. `on_damage(log, damage)` is called, with no lock held, when a range
     of a log is found to have rotted while it runs. A directory that cannot be opened is offline; `startup`
     raises only if all are. `locked`: the directories that the caller has locked, and will let go.
+    `disk(path)`: what makes the appends of a directory, None where whoever asks for them does.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class LogManager:
         cleaner: CleanerConfig | None = None,
         on_damage: OnDamage | None = None,
         locked: Container[str] = (),
+        disk: Callable[[str], Disk] | None = None,
     ) -> None:
+        self.disk = disk
         # Told the id of each directory that goes offline, with the lock held: it should only post.
         self.on_directory_failed: Callable[[Uuid], object] = lambda _: None
         self._storage = storage
@@ -205,6 +208,8 @@ class LogManager:
         self.cleaner.manager.watch(log)
         if self._on_damage is not None:
             log.on_damage = self._on_damage
+        if self.disk is not None and log.is_writable:
+            log.use_disk(self.disk(directory.path))
         with self._lock:
             if directory.failure is None:
                 directory.logs[log.topic_partition] = log

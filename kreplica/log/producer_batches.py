@@ -83,6 +83,14 @@ def feed(producers: ProducerStateManager, local: LocalLog, segment: LogSegment, 
         complete(producers, local, segment, done)
 
 
+def note_replicated(producers: ProducerStateManager, batch: RecordBatch) -> None:
+    """A leader's batch is in a follower's log, and no transaction is open there: it is not checked again."""
+    if batch.producer_id >= 0:
+        info = producers.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
+        take_in(info, batch, batch.base_offset)
+        producers.update(info)
+
+
 def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
     """Feed the log's batches from `map_end_offset` to `stop`, skipping natively what no producer state
     needs."""

@@ -88,6 +88,11 @@ class ProducerStateManager:
     def is_empty(self) -> bool:
         return not self._producers and not self._unreplicated
 
+    @property
+    def has_transactions(self) -> bool:
+        """Whether one is open."""
+        return bool(self._ongoing)
+
     def last_entry(self, producer_id: int) -> ProducerStateEntry | None:
         return None if self._producers is None else self._producers.get(producer_id)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import batches
 from kreplica.common.errors import CorruptMessage
+from kreplica.log import damage_search
 
 if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
@@ -54,3 +55,30 @@ def _is_older(segment: LogSegment, timestamp: int) -> bool:
         return all(batch.record_count == 0 and batch.max_timestamp < timestamp for batch in left)
     except CorruptMessage:
         return False
+
+
+def delete_old_segments(log: UnifiedLog) -> int:
+    """As UnifiedLog.delete_old_segments."""
+    with log.lock:
+        log.require_writable()
+        found = due(log, log.time_ms())
+        if not found:
+            return 0
+        if len(found) == len(log.local.segments):
+            log.roll()
+        segments = log.local.segments
+        if not segments[0].base_offset < segments.active.base_offset:
+            return 0
+        # On disk before a file goes: of several that go, a power cut may bring back any.
+        start = max(log.state.log_start_offset, segments[len(found)].base_offset)
+        log.state.update(log_start_offset=start)
+        log.flush_state()
+        gone = log.local.remove(found)
+        log.epochs.truncate_from_start(start)
+        log.producers.on_log_start_offset_incremented(start)
+        log.producers.delete_snapshots_before(start)
+        first = log.local.segments[0].base_offset
+        damage_search.forget(log, lambda known: known.stop_offset > first)
+    for path in gone:
+        log.on_deleted(path)
+    return len(found)

@@ -4,7 +4,8 @@ Around the segments (LocalLog) it keeps what gives offsets their meaning: the hi
 offset, leader epochs, producers' state, retention, durability, and what recovery found. Thread rule: `lock`
 guards every change (appends, rolls, truncation, retention, the high watermark); readers take the published
 standing and the immutable collection of segments and hold no lock. A flush runs outside `lock`, so appends
-go on meanwhile.
+go on meanwhile. Where a disk thread appends (`use_disk`), it does so while nobody holds `lock`; what may
+change meanwhile, the high watermark above all, is guarded by `offsets_lock` alone.
 
 Time comes from the Clock, files from the Storage: see common/ports.py.
 """
@@ -12,8 +13,10 @@ Time comes from the Clock, files from the Storage: see common/ports.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
+from kreplica._core.append_job import AppendJob
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_segment import LogSegment
@@ -28,16 +31,16 @@ from kreplica.common.errors import (
     ReadOnlyLog,
 )
 from kreplica.common.locks import RLock
-from kreplica.common.ports import Clock
+from kreplica.common.ports import Clock, Disk
 from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition, Uuid
 from kreplica.log import (
     careful_append,
-    damage_search,
     log_reader,
     retention,
     segment_replacement,
     truncation,
 )
+from kreplica.log.append_queue import AppendQueue, SettledLock
 from kreplica.log.damage import NO_DAMAGE, Damage, Damages
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
@@ -84,11 +87,13 @@ class UnifiedLog:
         "leader_epoch",
         "local",
         "lock",
+        "offsets_lock",
         "on_cut",
         "on_damage",
         "on_deleted",
         "on_truncating",
         "producers",
+        "queue",
         "recovered",
         "state",
         "stopped_at",
@@ -130,7 +135,10 @@ class UnifiedLog:
         # Called with the log and a Damage that was found while it runs, by whoever found it; no lock is held.
         self.on_damage: OnDamage = _ignore
         self.time_ms = clock.time_ms
-        self.lock = RLock()
+        self.offsets_lock = RLock()
+        self.lock: AbstractContextManager[Any] = self.offsets_lock
+        # Where a disk thread makes the appends.
+        self.queue: AppendQueue | None = None
         # Guarded by lock:
         self.active = local.segments.active
         self.damages = damages if stopped_at is None else damages.with_added(stopped_at)
@@ -212,7 +220,7 @@ class UnifiedLog:
         return self.local.segments.size
 
     def snapshot(self) -> LogSnapshot:
-        with self.lock:
+        with self.offsets_lock:
             at = self.state
             offsets = at.log_start_offset, at.last_stable_offset, at.high_watermark, at.log_end_offset
             return LogSnapshot(*offsets, self.leader_epoch, self.local.segments)
@@ -295,6 +303,26 @@ class UnifiedLog:
         self._latest_ms = now_ms + self._ahead_ms
         return careful_append.as_leader(self, records, leader_epoch, origin, now_ms)
 
+    def use_disk(self, disk: Disk) -> None:
+        """Have a disk thread make the appends that are submitted to `queue` from now on."""
+        self.queue = AppendQueue(self, disk)
+        self.lock = SettledLock(self.offsets_lock, self.queue)
+        self.state.share()
+
+    def may_append(self, leader_epoch: int) -> bool:
+        """Whether batches of that epoch may follow without any change of the log but them."""
+        return self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
+
+    def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
+        """What `append_as_leader` does in one call, for a disk thread; None where that would take the careful
+        path."""
+        if leader_epoch != self._plain_epoch:
+            return None
+        job = AppendJob(
+            records, self.active, self.state, leader_epoch, latest=self._latest_ms, max_bytes=self._max_bytes
+        )
+        return job if job.is_plain else None
+
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
         """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old."""
         with self.lock:
@@ -354,17 +382,17 @@ class UnifiedLog:
 
     def update_high_watermark(self, offset: int) -> int:
         """Set the high watermark to `offset`, kept within [log start, log end]; returns what it became."""
-        with self.lock:
+        with self.offsets_lock:
             state = self.state
             offset = max(state.log_start_offset, min(offset, state.log_end_offset))
-            state.update(high_watermark=offset, last_stable_offset=min(offset, state.last_stable_offset))
+            state.advance(offset, min(offset, state.last_stable_offset))
             self.publish_stable_offset()
             return offset
 
     def maybe_increment_high_watermark(self, offset: int) -> int | None:
         """Move the high watermark up to `offset`; returns the former one if it moved. Raises
         OffsetOutOfRange."""
-        with self.lock:
+        with self.offsets_lock:
             state = self.state
             if offset > state.log_end_offset:
                 raise OffsetOutOfRange(f"high watermark {offset} past the log's end {self.log_end_offset}")
@@ -373,9 +401,11 @@ class UnifiedLog:
                 return None
             if state.stable:
                 # As nearly always: no transaction is open, or completed and not replicated.
-                state.update(high_watermark=offset, last_stable_offset=offset)
+                state.advance(offset, offset)
             else:
                 self.update_high_watermark(offset)
+            if self.queue is not None:
+                self.queue.publish_soon()
             return before
 
     def publish_stable_offset(self) -> None:
@@ -389,7 +419,7 @@ class UnifiedLog:
         state.stable = unstable is None
         stable = high_watermark if unstable is None else min(unstable, high_watermark)
         if stable != state.last_stable_offset:
-            state.update(last_stable_offset=stable)
+            state.advance(high_watermark, stable)
 
     def maybe_increment_log_start_offset(self, offset: int) -> bool:
         """Drop everything below `offset` for readers; raises OffsetOutOfRange above the high watermark."""
@@ -415,16 +445,7 @@ class UnifiedLog:
         with self.lock:
             self.local.limit_to(standing, anew=anew, check=check)
             self.active = self.local.segments.active
-            self.state.update(
-                log_start_offset=standing.log_start_offset,
-                log_end_offset=standing.log_end_offset,
-                high_watermark=standing.high_watermark,
-                last_stable_offset=standing.last_stable_offset,
-                active_base_offset=standing.active_base_offset,
-                valid_length=standing.valid_length,
-                leader_epoch=standing.leader_epoch,
-                flush_offset=standing.flush_offset,
-            )
+            self.state.take_over(standing)
 
     # ---- roll, retention, truncation ----------------------------------------------------------------------
 
@@ -449,28 +470,7 @@ class UnifiedLog:
 
         Never one that holds an offset at or above the high watermark.
         """
-        with self.lock:
-            self.require_writable()
-            due = retention.due(self, self.time_ms())
-            if not due:
-                return 0
-            if len(due) == len(self.local.segments):
-                self.roll()
-            if not self.local.segments[0].base_offset < self.local.segments.active.base_offset:
-                return 0
-            # On disk before a file goes: of several that go, a power cut may bring back any.
-            start = max(self.state.log_start_offset, self.local.segments[len(due)].base_offset)
-            self.state.update(log_start_offset=start)
-            self.flush_state()
-            gone = self.local.remove(due)
-            self.epochs.truncate_from_start(start)
-            self.producers.on_log_start_offset_incremented(start)
-            self.producers.delete_snapshots_before(start)
-            first = self.local.segments[0].base_offset
-            damage_search.forget(self, lambda known: known.stop_offset > first)
-        for path in gone:
-            self.on_deleted(path)
-        return len(due)
+        return retention.delete_old_segments(self)
 
     def truncate_to(self, offset: int) -> bool:
         """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten."""
@@ -555,7 +555,8 @@ class UnifiedLog:
 
     def fail(self, error: BaseException) -> None:
         """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""
-        with self.lock:
+        # Not the other one: what is under way on a disk that has failed may never end.
+        with self.offsets_lock:
             self._failure = self._failure or error
             self.choose_path()
 

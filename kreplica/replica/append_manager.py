@@ -31,6 +31,7 @@ from kreplica.replica.produce import (
     response_of,
     response_to,
 )
+from kreplica.replica.queued_produce import QueuedProduce, only_answer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -51,7 +52,7 @@ class AppendManager:
 
     `on_appended(partition, change)`: records were appended, and the high watermark may have moved.
     `on_error` (topic partition, error): an append failed, perhaps because of the disk. Both are called with
-    no lock held.
+    no lock held. `uses_disk`: the logs have queues, by which a disk thread appends.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class AppendManager:
         *,
         on_appended: Callable[[Partition, LeaderHwChange], None],
         on_error: Callable[[TopicPartition, KreplicaError], None],
+        uses_disk: bool = False,
     ) -> None:
+        self._uses_disk = uses_disk
         self._broker_id = broker_id
         self._partitions = partitions
         self._delayed = delayed
@@ -91,6 +94,14 @@ class AppendManager:
         NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the append, which may
         still be committed then.
         """
+        if self._uses_disk:
+            queued = QueuedProduce(self, self._delayed, required_acks, timeout_ms, origin)
+            queued.submit(
+                {topic_partition: records},
+                internal_topics_allowed=origin is not AppendOrigin.CLIENT,
+                leader_epoch=leader_epoch,
+            )
+            return only_answer(topic_partition, queued.future)
         return self._append_one(
             topic_partition,
             lambda partition: partition.append_records_to_leader(
@@ -127,14 +138,14 @@ class AppendManager:
         origin: AppendOrigin,
     ) -> Future[PartitionResponse]:
         try:
-            partition = self._partition_to_write(
+            partition = self.partition_to_write(
                 topic_partition, required_acks, origin is not AppendOrigin.CLIENT
             )
             # Taken before the append, so that it is never that of a later term.
             mark = partition.watermark
             info, change = append(partition)
         except KreplicaError as error:
-            return failed(self._refused(topic_partition, error))
+            return failed(self.refused(topic_partition, error))
         self._count(info)
         response = response_of(info)
         if required_acks == ACKS_ALL:
@@ -158,6 +169,10 @@ class AppendManager:
         With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
         request whose partitions all failed does not wait.
         """
+        if self._uses_disk:
+            queued = QueuedProduce(self, self._delayed, required_acks, timeout_ms, origin)
+            queued.submit(entries_per_partition, internal_topics_allowed=internal_topics_allowed)
+            return queued.future
         responses: dict[TopicPartition, PartitionResponse] = {}
         waiting: dict[TopicPartition, ProducePartitionStatus] = {}
         moved: list[tuple[Partition, LeaderHwChange]] = []
@@ -167,7 +182,7 @@ class AppendManager:
                     topic_partition, records, required_acks, internal_topics_allowed, origin
                 )
             except KreplicaError as error:
-                responses[topic_partition] = response_to(self._refused(topic_partition, error))
+                responses[topic_partition] = response_to(self.refused(topic_partition, error))
                 continue
             responses[topic_partition] = status.response
             waiting[topic_partition] = status
@@ -189,16 +204,17 @@ class AppendManager:
         origin: AppendOrigin,
     ) -> tuple[Partition, ProducePartitionStatus, LeaderHwChange]:
         """Append to the partition's leader here. Raises as `append` fails; nothing is appended then."""
-        partition = self._partition_to_write(topic_partition, required_acks, internal_topics_allowed)
+        partition = self.partition_to_write(topic_partition, required_acks, internal_topics_allowed)
         mark = partition.watermark
         info, change = partition.append_records_to_leader(records, origin, required_acks)
         self._count(info)
         status = ProducePartitionStatus(partition, mark, info.last_offset + 1, response_of(info))
         return partition, status, change
 
-    def _partition_to_write(
+    def partition_to_write(
         self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
     ) -> Partition:
+        """The partition of an append that may be tried. Raises as `append` fails."""
         if topic_partition.topic in INTERNAL_TOPICS and not internal_topics_allowed:
             raise InvalidTopic(f"{topic_partition.topic} is written by the brokers themselves")
         partition = self._partitions.get_or_error(topic_partition)
@@ -208,12 +224,17 @@ class AppendManager:
             raise InvalidRequiredAcks(f"acks {required_acks}: 0, 1 or -1 (all)")
         return partition
 
+    def appended(self, partition: Partition, info: LogAppendInfo, change: LeaderHwChange) -> None:
+        """An append by a log's queue was made."""
+        self._count(info)
+        self._on_appended(partition, change)
+
     def _count(self, info: LogAppendInfo) -> None:
         self._bytes_in.mark(info.size)
         self._messages_in.mark(info.record_count)
 
-    def _refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError:
-        """What to answer."""
+    def refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError:
+        """What to answer to an append that failed so."""
         self._failed.mark()
         self._on_error(topic_partition, error)
         if isinstance(error, LogClosed):

@@ -82,9 +82,10 @@ class DelayedRequests:
         responses: Mapping[TopicPartition, PartitionResponse],
         waiting: Mapping[TopicPartition, ProducePartitionStatus],
         timeout_ms: int,
+        future: Future[dict[TopicPartition, PartitionResponse]] | None = None,
     ) -> Future[dict[TopicPartition, PartitionResponse]]:
-        """The same for an append to several partitions."""
-        operation = DelayedProduce(responses, waiting)
+        """The same for an append to several partitions; `future`: one that was given out already."""
+        operation = DelayedProduce(responses, waiting, future)
         parts: list[tuple[int, int, Watermark | None]] = [
             (status.partition.key, status.required_offset, status.mark) for status in waiting.values()
         ]

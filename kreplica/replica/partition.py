@@ -204,15 +204,38 @@ class Partition(PartitionStanding):
         """
         with self.leader_isr_update_lock:
             log = self.require_leader(required_acks)
-            if leader_epoch is not None and leader_epoch != self.term.leader_epoch:
-                text = f"{self.topic_partition}: led in epoch {self.term.leader_epoch}, not {leader_epoch}"
-                raise FencedLeaderEpoch(text)
+            self.require_epoch(leader_epoch)
             end = log.state.log_end_offset
             info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
             change = self._appended(log, end)
         if wait and log.durable:
             change = partition_append.make_durable(self, log, info, change)
         return info, change
+
+    def submit_to_leader(
+        self,
+        records: Buffer,
+        origin: AppendOrigin,
+        required_acks: int,
+        leader_epoch: int | None,
+        appended: partition_append.Appended,
+    ) -> None:
+        """The same by the log's queue: `appended(info or error, change)` is called in the node's loop.
+
+        Raises what can be told at once: NotLeaderOrFollower, FencedLeaderEpoch, NotEnoughReplicas.
+        """
+        partition_append.submit_to_leader(self, records, origin, required_acks, leader_epoch, appended)
+
+    def require_epoch(self, leader_epoch: int | None) -> None:
+        """Raise FencedLeaderEpoch where it leads in another epoch; None: any will do."""
+        if leader_epoch is not None and leader_epoch != self.term.leader_epoch:
+            text = f"{self.topic_partition}: led in epoch {self.term.leader_epoch}, not {leader_epoch}"
+            raise FencedLeaderEpoch(text)
+
+    def appended_aside(self, log: UnifiedLog, info: LogAppendInfo) -> LeaderHwChange:
+        """An append that was submitted is in `log`, which this broker may no longer lead."""
+        with self.leader_isr_update_lock:
+            return self._appended(log, info.base_offset) if self.leader_log_if_local is log else SAME
 
     def append_values_to_leader(
         self, values: Sequence[RecordLike], required_acks: int = 0, *, wait: bool = True
@@ -266,6 +289,15 @@ class Partition(PartitionStanding):
         the role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
         """
         return partition_append.append_records_to_follower(self, records, leader_epoch, leader_log_start)
+
+    def submit_to_follower(
+        self, records: Buffer, leader_epoch: int, leader_log_start: int, appended: partition_append.Followed
+    ) -> None:
+        """The same by the log's queue: `appended(info or None or error)` is called in the node's loop.
+
+        Raises NotLeaderOrFollower and FencedLeaderEpoch at once.
+        """
+        partition_append.submit_to_follower(self, records, leader_epoch, leader_log_start, appended)
 
     def update_follower_high_watermark(self, leader_high_watermark: int, leader_epoch: int) -> bool:
         """Take over the leader's high watermark, as far as this log goes; whether it moved.

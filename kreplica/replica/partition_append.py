@@ -10,20 +10,29 @@ from typing import TYPE_CHECKING, NoReturn
 from kreplica._core.records import batches
 from kreplica.common.errors import (
     FencedLeaderEpoch,
+    KreplicaError,
     NotEnoughReplicas,
     NotLeaderOrFollower,
     OffsetOutOfRange,
     OffsetsOutOfOrder,
     PolicyViolation,
 )
-from kreplica.replica.partition_effects import INCREASED, LeaderHwChange
+from kreplica.log.queued_append import FollowerAppend, LeaderAppend
+from kreplica.replica.partition_effects import INCREASED, SAME, LeaderHwChange
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Buffer
 
     from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.common.types import AppendOrigin
     from kreplica.log.unified_log import UnifiedLog
     from kreplica.replica.partition import Partition
+
+    # How an append that was submitted went: its info, or the error for which nothing was appended.
+    Appended = Callable[[LogAppendInfo | KreplicaError, LeaderHwChange], None]
+    Followed = Callable[[LogAppendInfo | KreplicaError | None], None]
 
 # What a deletion of records is asked with instead of an offset: all that is committed.
 HIGH_WATERMARK = -1
@@ -48,6 +57,49 @@ def make_durable(
     """Wait for the disk, holding nothing; what is flushed may be committed by that."""
     log.wait_durable(info)
     return INCREASED if partition.maybe_increment_leader_hw() is INCREASED else change
+
+
+def submit_to_leader(
+    partition: Partition,
+    records: Buffer,
+    origin: AppendOrigin,
+    required_acks: int,
+    leader_epoch: int | None,
+    appended: Appended,
+) -> None:
+    """As Partition.submit_to_leader."""
+    with partition.leader_isr_update_lock:
+        log = partition.require_leader(required_acks)
+        partition.require_epoch(leader_epoch)
+        epoch = partition.term.leader_epoch
+    assert log.queue is not None
+
+    def made(info: LogAppendInfo) -> None:
+        try:
+            change = partition.appended_aside(log, info)
+            if log.durable:
+                change = make_durable(partition, log, info, change)
+        except KreplicaError as error:
+            appended(_bare(error), SAME)
+        else:
+            appended(info, change)
+
+    def declined() -> None:
+        try:
+            info, change = partition.append_records_to_leader(
+                records, origin, required_acks, leader_epoch=leader_epoch
+            )
+        except KreplicaError as error:
+            appended(_bare(error), SAME)
+        else:
+            appended(info, change)
+
+    log.queue.submit(LeaderAppend(log, records, epoch, origin, made, declined))
+
+
+def _bare(error: KreplicaError) -> KreplicaError:
+    # It may be kept for long, and the frames that it came through hold the records.
+    return error.with_traceback(None)
 
 
 def delete_records_on_leader(partition: Partition, offset: int) -> tuple[int, int]:
@@ -113,9 +165,7 @@ def append_records_to_follower(
     """As Partition.append_records_to_follower."""
     with partition.leader_isr_update_lock:
         log = _follower_log(partition, leader_epoch)
-        if log.log_end_offset <= leader_log_start and log.size and not _may_be_elected(partition):
-            # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether
-            # its records join on to it. A power cut may undo the deletion on both.
+        if _begins_anew(partition, log, leader_log_start):
             log.truncate_fully_and_start_at(log.log_end_offset)
         try:
             info = log.append_as_follower(records, leader_epoch, wait=False)
@@ -132,10 +182,48 @@ def append_records_to_follower(
                 raise
             log.truncate_fully_and_start_at(first.base_offset)
             info = log.append_as_follower(records, leader_epoch, wait=False)
+    _wait_durable(log, info)
+    return info
+
+
+def submit_to_follower(
+    partition: Partition, records: Buffer, leader_epoch: int, leader_log_start: int, appended: Followed
+) -> None:
+    """As Partition.submit_to_follower."""
+    with partition.leader_isr_update_lock:
+        log = _follower_log(partition, leader_epoch)
+        begins_anew = _begins_anew(partition, log, leader_log_start)
+    assert log.queue is not None
+
+    def made(info: LogAppendInfo | None) -> None:
+        try:
+            _wait_durable(log, info)
+        except KreplicaError as error:
+            appended(_bare(error))
+        else:
+            appended(info)
+
+    def declined(rest: memoryview, info: LogAppendInfo | None) -> None:
+        try:
+            last = append_records_to_follower(partition, rest, leader_epoch, leader_log_start)
+        except KreplicaError as error:
+            appended(_bare(error))
+        else:
+            appended(last or info)
+
+    log.queue.submit(FollowerAppend(log, records, leader_epoch, made, declined, with_care=begins_anew))
+
+
+def _begins_anew(partition: Partition, log: UnifiedLog, leader_log_start: int) -> bool:
+    # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether its
+    # records join on to it. A power cut may undo the deletion on both.
+    return log.log_end_offset <= leader_log_start and bool(log.size) and not _may_be_elected(partition)
+
+
+def _wait_durable(log: UnifiedLog, info: LogAppendInfo | None) -> None:
     # With durability fsync the leader's disk counts, with fsync_quorum this one's, too.
     if info is not None and log.durable and log.config.durability != "fsync":
         log.wait_durable(info)
-    return info
 
 
 def update_follower_high_watermark(

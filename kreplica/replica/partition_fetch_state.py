@@ -43,6 +43,12 @@ class PartitionFetchState(NamedTuple):
     lag: int | None = None
     delayed_until_ms: int = 0
 
+    def asks(self, log_start_offset: int) -> FetchData:
+        """What a fetch says of the partition, whose log begins at `log_start_offset`."""
+        return FetchData(
+            self.topic_id, self.fetch_offset, log_start_offset, self.leader_epoch, self.last_fetched_epoch
+        )
+
     @property
     def is_truncating(self) -> bool:
         return self.state is ReplicaState.TRUNCATING

@@ -115,10 +115,11 @@ class DelayedProduce:
         self,
         responses: Mapping[TopicPartition, PartitionResponse],
         waiting: Mapping[TopicPartition, ProducePartitionStatus],
+        future: Future[dict[TopicPartition, PartitionResponse]] | None = None,
     ) -> None:
         self._responses = dict(responses)
         self._waiting = waiting
-        self.future: Future[dict[TopicPartition, PartitionResponse]] = Future()
+        self.future = Future[dict[TopicPartition, PartitionResponse]]() if future is None else future
 
     def complete(self, given_up: KreplicaError | None = None) -> None:
         """Answer, with what each partition has come to; `given_up`: the error of those that wait still."""

@@ -35,14 +35,10 @@ from kreplica.common.ports import Cancellable, Clock, Loop
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kreplica.replica.fetch_session_handler import FetchSessionHandler
+from kreplica.replica.fetcher_metrics import FetcherMetrics
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.offset_truncation import OffsetTruncationState, offset_truncation_state
-from kreplica.replica.partition_fetch_state import (
-    FetchData,
-    InitialFetchState,
-    PartitionFetchState,
-    ReplicaState,
-)
+from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState, ReplicaState
 from kreplica.replica.remote_leader_endpoint import (
     RemoteLeaderEndPoint,
     epoch_answers,
@@ -58,7 +54,11 @@ if TYPE_CHECKING:
     from kio.schema.list_offsets.v8.response import ListOffsetsResponse
     from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochResponse
 
+    from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.replica.partition import Partition
+
+    # How the append of what came went: nothing was new, or the error for which nothing was appended.
+    Appended = LogAppendInfo | KreplicaError | None
 
 FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
 States = dict[TopicPartition, PartitionFetchState]
@@ -92,14 +92,9 @@ class ReplicaFetcher:
         self._clock = clock
         self._loop = loop
         self._quota = quota
-        self._metrics = metrics
+        self.metrics = FetcherMetrics(metrics, name)
         self._on_moved = on_moved
         self._on_storage_failure = on_storage_failure
-        tags = {"clientId": name}
-        self._byte_rate = metrics.meter("FetcherStats", "BytesPerSec", tags)
-        self._request_rate = metrics.meter("FetcherStats", "RequestsPerSec", tags)
-        self._total_time = metrics.duration("FetcherStats", "totalTime", tags)
-        self._request_time = metrics.duration("FetcherStats", "requestTime", tags)
         self._lock = RLock()
         # Guarded by _lock:
         self._states: States = {}
@@ -119,6 +114,9 @@ class ReplicaFetcher:
         # The loop's own:
         self._session = FetchSessionHandler()
         self._in_flight = False
+        # Of the last answer, appends that the disk thread has not made yet.
+        self._appending = 0
+        self._is_taking = False  # the answer is being taken apart
         self._waits_until_ms = 0
         self._alarm: Cancellable | None = None
         self._closed = False
@@ -148,9 +146,7 @@ class ReplicaFetcher:
         self.failed.pop(topic_partition, None)
         self._forget(topic_partition)
         self._by_id[wanted.topic_id, topic_partition.partition] = topic_partition
-        topic, number = topic_partition
-        tags = {"clientId": self.name, "topic": topic, "partition": str(number)}
-        self._metrics.gauge("FetcherLagMetrics", "ConsumerLag", partial(self.lag_of, topic_partition), tags)
+        self.metrics.watch_lag(topic_partition, partial(self.lag_of, topic_partition))
         self._put(state)
 
     def remove_partitions(self, topic_partitions: Iterable[TopicPartition]) -> States:
@@ -171,9 +167,7 @@ class ReplicaFetcher:
             kept.pop(topic_partition, None)
         if state is not None:
             self._by_id.pop((state.topic_id, topic_partition.partition), None)
-            topic, number = topic_partition
-            tags = {"clientId": self.name, "topic": topic, "partition": str(number)}
-            self._metrics.remove("FetcherLagMetrics", "ConsumerLag", tags)
+            self.metrics.forget_lag(topic_partition)
         return state
 
     def _put(self, state: PartitionFetchState) -> None:
@@ -212,16 +206,15 @@ class ReplicaFetcher:
         self._closed = True
         with self._lock:
             self.remove_partitions(list(self._states))
-            for name in ("BytesPerSec", "RequestsPerSec", "totalTime", "requestTime"):
-                self._metrics.remove("FetcherStats", name, {"clientId": self.name})
+            self.metrics.close()
             if self._alarm is not None:
                 self._alarm.cancel()
 
     # ---- the step -----------------------------------------------------------------------------------------
 
     def do_work(self) -> None:
-        """Send the request that is due, if none is in flight."""
-        if self._in_flight or self._closed or self._now_ms() < self._waits_until_ms:
+        """Send the request that is due, if none is in flight and the last answer is appended."""
+        if self._in_flight or self._appending or self._closed or self._now_ms() < self._waits_until_ms:
             return
         with self._lock:
             self._end_delays()
@@ -263,9 +256,9 @@ class ReplicaFetcher:
         self._in_flight = False
         if self._closed:
             return
-        self._request_rate.mark()
+        self.metrics.request_rate.mark()
         now_ns = self._clock.monotonic_ns()
-        self._request_time.update((now_ns - started_ns) / 1e6)
+        self.metrics.request_time.update((now_ns - started_ns) / 1e6)
         if reply.exception() is None:
             try:
                 answered(reply.result())
@@ -277,7 +270,7 @@ class ReplicaFetcher:
         else:
             self._session.failed(is_unknown=False)
             self._back_off()
-        self._total_time.update((self._clock.monotonic_ns() - started_ns) / 1e6)
+        self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / 1e6)
         self.do_work()
 
     # ---- truncate -----------------------------------------------------------------------------------------
@@ -421,9 +414,9 @@ class ReplicaFetcher:
         told = {}
         for topic_partition in names:
             if topic_partition not in out:
-                data = self._fetch_data(self._states[topic_partition])
-                if data is not None:
-                    told[topic_partition] = data
+                state, partition = self._states[topic_partition], self._partitions.get(topic_partition)
+                if partition is not None and partition.log is not None:
+                    told[topic_partition] = state.asks(partition.log.log_start_offset)
         fetch = self._session.build(told, [*self._gone, *out])
         self._changed.clear()
         self._gone.clear()
@@ -441,23 +434,7 @@ class ReplicaFetcher:
                     self._held_back[state.topic_partition] = None
 
     def _must_wait(self, state: PartitionFetchState) -> bool:
-        quota = self._quota
-        return (
-            quota.is_throttled(state.topic_partition) and not state.is_in_sync and quota.is_quota_exceeded()
-        )
-
-    def _fetch_data(self, state: PartitionFetchState) -> FetchData | None:
-        partition = self._partitions.get(state.topic_partition)
-        log = None if partition is None else partition.log
-        if log is None:
-            return None
-        return FetchData(
-            state.topic_id,
-            state.fetch_offset,
-            log.log_start_offset,
-            state.leader_epoch,
-            state.last_fetched_epoch,
-        )
+        return self._quota.holds_back(state.topic_partition, is_in_sync=state.is_in_sync)
 
     def _fetched(self, response: FetchResponse) -> None:
         if response.error_code:
@@ -467,11 +444,15 @@ class ReplicaFetcher:
                 self._back_off()
             return
         self._session.answered(response.session_id)
-        for topic_id, number, answer in fetch_answers(response):
-            with self._lock:
-                topic_partition = self._by_id.get((topic_id, number))
-                if topic_partition is not None:
-                    self._take_answer(topic_partition, answer)
+        self._is_taking = True
+        try:
+            for topic_id, number, answer in fetch_answers(response):
+                with self._lock:
+                    topic_partition = self._by_id.get((topic_id, number))
+                    if topic_partition is not None:
+                        self._take_answer(topic_partition, answer)
+        finally:
+            self._is_taking = False
         self._tell()
 
     def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
@@ -496,9 +477,7 @@ class ReplicaFetcher:
     def _process_partition_data(
         self, state: PartitionFetchState, answer: FetchAnswer, partition: Partition
     ) -> bool:
-        """Append what came, and take over the leader's high watermark and log start; whether anything
-        moved.
-        """
+        """Append what came, and take over the leader's marks behind it; whether anything moved by now."""
         log, epoch = partition.local_log, state.leader_epoch
         if log.log_end_offset != state.fetch_offset:
             # Something else has cut or filled the log: fetch again, from where it ends now.
@@ -507,13 +486,42 @@ class ReplicaFetcher:
             self._put(state._replace(fetch_offset=log.log_end_offset, last_fetched_epoch=epoch))
             return False
         records: Any = answer.records
-        moved = False
-        if records is not None and len(records):
+        if records is None or not len(records):
+            return self._take_marks(state, answer, None, partition)
+        self.metrics.byte_rate.mark(len(records))
+        if self._quota.is_throttled(state.topic_partition):
+            self._quota.record(len(records))
+        if log.queue is None:
             info = partition.append_records_to_follower(records, epoch, answer.log_start_offset)
-            moved = info is not None
-            self._byte_rate.mark(len(records))
-            if self._quota.is_throttled(state.topic_partition):
-                self._quota.record(len(records))
+            return self._take_marks(state, answer, info, partition)
+        self._appending += 1
+        try:
+            partition.submit_to_follower(
+                records, epoch, answer.log_start_offset, partial(self._appended, state, answer)
+            )
+        except BaseException:
+            self._appending -= 1
+            raise
+        return False
+
+    def _appended(self, state: PartitionFetchState, answer: FetchAnswer, result: Appended) -> None:
+        """The disk thread is done with what came for one partition."""
+
+        self._appending -= 1
+        with self._lock:
+            if self._states.get(state.topic_partition) is state:
+                self._apply(state, partial(self._take_marks, state, answer, result))
+        if not self._is_taking:
+            self._tell()
+            self.do_work()
+
+    def _take_marks(
+        self, state: PartitionFetchState, answer: FetchAnswer, appended: Appended, partition: Partition
+    ) -> bool:
+        """Take over the leader's high watermark and log start, behind what was appended."""
+        if isinstance(appended, KreplicaError):
+            raise appended
+        log, epoch, moved = partition.local_log, state.leader_epoch, appended is not None
         moved |= partition.update_follower_high_watermark(answer.high_watermark, epoch)
         started = answer.log_start_offset > log.log_start_offset and (
             partition.maybe_increment_log_start_offset(answer.log_start_offset, epoch)

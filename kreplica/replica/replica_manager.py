@@ -123,6 +123,7 @@ class ReplicaManager:
             self.metrics,
             on_appended=self._appended,
             on_error=self._check_storage,
+            uses_disk=log_manager.disk is not None,
         )
         # The short ways for one partition, without a step in between.
         self.append = self.appends.append

@@ -78,6 +78,10 @@ class ReplicationQuotaManager:
         """Whether throttled replicas have had more than the quota of late."""
         return self.bytes_per_second < UNLIMITED and self.rate() > self.bytes_per_second
 
+    def holds_back(self, topic_partition: TopicPartition, *, is_in_sync: bool) -> bool:
+        """Whether the partition has to wait now: only one out of sync ever does (KIP-73)."""
+        return self.is_throttled(topic_partition) and not is_in_sync and self.is_quota_exceeded()
+
     def rate(self) -> float:
         """Bytes a second, over the windows."""
         with self._lock:

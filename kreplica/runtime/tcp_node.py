@@ -19,6 +19,7 @@ from kreplica.broker.request_channel import RequestChannel
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future
 from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.disk_threads import NodeDisks
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
 from kreplica.runtime.published_topics import PublishedTopics
@@ -118,6 +119,7 @@ class _Life:
         self._address = address
         self._thread = EventLoopThread(f"kreplica-node-{config.node_id}")
         self._loops = NodeLoops(self._thread)
+        self._disks = NodeDisks(self._loops)
         self._transport = TcpTransport(self._loops, address, client_id=f"{CLIENT_ID_PREFIX}{config.node_id}")
         ports = NodePorts(
             storage=self.storage,
@@ -128,6 +130,7 @@ class _Life:
             random=random.SystemRandom(),
             loop=self._loops.loop,
             image=LmdbImageDirectory,
+            disk=self._disks.disk,
         )
         self.node = Node(config, ports, on_failure)
         forwarding = ForwardingManager(
@@ -170,4 +173,5 @@ class _Life:
         for _, server in self._servers:
             server.close()
         self._transport.close()
+        self._disks.leave()
         self._thread.stop()

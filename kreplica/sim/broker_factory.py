@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from kreplica.broker.broker import Broker
@@ -10,10 +11,12 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidConfig
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
+from kreplica.sim.disk import SimDisk
 from kreplica.sim.node import BrokerPorts
 
 CLUSTER_ID = "simulated-cluster-----"
 # Small enough that thousands of logs fit, large enough that segments roll only where a test wants that.
+LONGEST_APPEND_MS = 6
 LOG_CONFIG = LogConfig(segment_bytes=65_536, segment_index_bytes=4_096)
 
 
@@ -29,9 +32,9 @@ def replica_config_of(settings: Mapping[str, str]) -> ReplicaConfig:
 
 
 def broker_factory(
-    replica_config: ReplicaConfig | None = None,
+    replica_config: ReplicaConfig | None = None, *, with_disks: bool = False
 ) -> Callable[[BrokerPorts, ScriptedController], Broker]:
-    """What a cluster makes its brokers with."""
+    """What a cluster makes its brokers with. `with_disks`: appends are made aside, some ms later."""
 
     def make_broker(ports: BrokerPorts, controller: ScriptedController) -> Broker:
         broker = Broker(
@@ -51,6 +54,7 @@ def broker_factory(
             config=LOG_CONFIG,
             configs=controller.configs(),
             replica_config=replica_config,
+            disk=partial(_new_disk, ports) if with_disks else None,
         )
         broker.replica_manager.repairs.on_wants_handover = lambda partition: controller.handover_wanted(
             ports.broker_id, partition.topic_partition
@@ -58,3 +62,7 @@ def broker_factory(
         return broker
 
     return make_broker
+
+
+def _new_disk(ports: BrokerPorts, directory: str) -> SimDisk:
+    return SimDisk(ports.loop(f"disk {directory}"), lambda: ports.random.randrange(LONGEST_APPEND_MS))

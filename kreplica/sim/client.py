@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic
 from kio.schema.fetch.v17.response import FetchResponse
 
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.records import batches
 from kreplica.common.errors import CorruptMessage
 from kreplica.common.future import Future
@@ -69,10 +70,14 @@ class ProduceRequest:
         replicas, at = broker.replica_manager, self.topic_partition
         partition = replicas.partitions.get(at)
         epoch = -1 if partition is None else partition.leader_epoch
-        if self.batch is None:
+        batch = self.batch
+        if batch is None and partition is not None and partition.log is not None and partition.log.queue:
+            # Only ready batches can be appended aside.
+            batch = BatchBuilder().build(self.values, now_ms=partition.log.time_ms())
+        if batch is None:
             append = partial(replicas.append_values, at, self.values)
         else:
-            append = partial(replicas.append, at, self.batch, origin=self.origin)
+            append = partial(replicas.append, at, batch, origin=self.origin)
         appended = append(required_acks=self.acks, timeout_ms=self.timeout_ms)
         appended.add_done_callback(lambda done: answer.set_result(_produced(done, self.acks, epoch)))
         return answer

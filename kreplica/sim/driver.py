@@ -33,7 +33,8 @@ HEALED_WITHIN_MS = 3_000
 class RandomDriver:
     """One run. `counts` tells what has happened in it, under the observer's names.
 
-    `without`: the numbers of the actions that are left out.
+    `without`: the numbers of the actions that are left out. `with_disks`: see
+    broker_factory.
     """
 
     def __init__(
@@ -43,11 +44,14 @@ class RandomDriver:
         invariants: Sequence[type[Invariant]] = INVARIANTS,
         *,
         without: Container[int] = (),
+        with_disks: bool = False,
     ) -> None:
         self.actions = Actions(seed, without)
         self.workload = workload or draw_workload(random.Random(f"{seed}/workload"))
         self.counts: Counter[str] = Counter()
-        self.cluster = SimCluster(broker_factory(self.workload.replica_config), seed=seed)
+        self.cluster = SimCluster(
+            broker_factory(self.workload.replica_config, with_disks=with_disks), seed=seed
+        )
         self.checker = InvariantChecker(self.cluster, invariants)
         self.observer = Observer(self.cluster, self.counts)
         unclean = [topic.name for topic in self.workload.topics if topic.unclean]

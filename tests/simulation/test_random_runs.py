@@ -21,10 +21,11 @@ EVENTS = 2_000
 SAID_EVERY = 100
 
 
-def test_no_seed_violates_an_invariant(capsys):
+@pytest.mark.parametrize("with_disks", [False, True])
+def test_no_seed_violates_an_invariant(capsys, with_disks):
     counts: Counter[str] = Counter()
     for number, seed in enumerate(range(FIRST_SEED, FIRST_SEED + SEEDS), 1):
-        driver = RandomDriver(seed)
+        driver = RandomDriver(seed, with_disks=with_disks)
         try:
             driver.run(EVENTS)
         except Exception as error:

@@ -109,10 +109,6 @@ int64_t kr_growth_advance(kr_growth *growth, int64_t length) {
     return length + larger(window / 2, LOOK_EVERY);
 }
 
-void kr_growth_flushed(kr_growth *growth, int64_t length) {
-    __atomic_store_n(&growth->flushed, length, __ATOMIC_RELAXED);
-}
-
 int64_t kr_growth_stop(kr_growth *growth, int64_t length) {
     kr_forget(&growth->task);
     if (growth->huge) kr_prefer_huge_pages(growth->base, growth->capacity, growth->huge = 0);

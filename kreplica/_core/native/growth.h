@@ -45,7 +45,9 @@ int kr_grow(kr_growth *growth, uint8_t *base, int64_t length, int64_t need);
 /* The writer has come to `length`: the watermark at which it should call again. */
 int64_t kr_growth_advance(kr_growth *growth, int64_t length);
 /* The bytes below `length` were flushed: the writer should call kr_growth_advance soon. */
-void kr_growth_flushed(kr_growth *growth, int64_t length);
+static inline void kr_growth_flushed(kr_growth *growth, int64_t length) {
+    __atomic_store_n(&growth->flushed, length, __ATOMIC_RELAXED);
+}
 /* Nothing is done ahead any more, until the writer advances again. Returns the watermark to begin with. */
 int64_t kr_growth_stop(kr_growth *growth, int64_t length);
 /* The file was given this size, all of it allocated, after kr_growth_stop. */

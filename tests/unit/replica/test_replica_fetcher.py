@@ -264,9 +264,9 @@ def test_an_answer_that_was_dropped_is_told_again() -> None:
 def test_a_leader_that_is_gone_is_not_asked_without_pause() -> None:
     at = Replicas()
     at.cluster.kill(1)
-    before = fetcher(at, 2)._request_rate.count
+    before = fetcher(at, 2).metrics.request_rate.count
     at.pass_time(10_000)
-    assert fetcher(at, 2)._request_rate.count - before <= 12
+    assert fetcher(at, 2).metrics.request_rate.count - before <= 12
 
 
 def test_a_log_that_was_cut_behind_its_back_is_fetched_from_where_it_ends() -> None:
@@ -368,10 +368,10 @@ def test_a_follower_that_has_no_session_waits_for_news_all_the_same(slots: int) 
     at = Replicas(partitions=3, config=ReplicaConfig(max_incremental_fetch_session_cache_slots=slots))
     append(at, 1, b"a")
     at.pass_time(1_000)
-    before = [fetcher(at, follower)._request_rate.count for follower in (2, 3)]
+    before = [fetcher(at, follower).metrics.request_rate.count for follower in (2, 3)]
     at.pass_time(10_000)
     for follower, count in zip((2, 3), before, strict=True):
-        assert fetcher(at, follower)._request_rate.count - count <= 21
+        assert fetcher(at, follower).metrics.request_rate.count - count <= 21
         assert at.partition(follower).high_watermark == 1
     append(at, 1, b"b")
     at.settle()
@@ -389,7 +389,7 @@ def test_a_topic_that_is_created_again_is_another_one() -> None:
     for broker in (2, 3, 1):
         at.manager(broker).stop_replicas({T0: True})
         at.manager(broker).become_leader_or_follower([again], at.controller.epoch)
-    rate = fetcher(at, 2, 1)._request_rate
+    rate = fetcher(at, 2, 1).metrics.request_rate
     before = rate.count
     while at.manager(1).fetches.now_ms() < 3_000 and rate.count - before < 50:
         at.cluster.scheduler.step()

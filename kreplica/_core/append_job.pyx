@@ -1,0 +1,172 @@
+"""Appends as jobs of a disk thread: a leader's batch, a follower's run, and the publication of where a log stands.
+
+A job declines what needs a decision, as the calls of LogSegment do, and then holds its lane. Contract: append_job.pxd.
+"""
+
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
+
+from cpython.buffer cimport Py_buffer, PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+
+from kreplica._core.disk_thread cimport DiskJob
+from kreplica._core.follower_append cimport append_batches
+from kreplica._core.log_segment cimport (
+    AS_LEADER, CHECK_RECORDS, MAY_ROLL, ONLY_PLAIN, WITH_PRODUCER, LogSegment,
+)
+from kreplica._core.log_state cimport LogState
+from kreplica._core.record_batch cimport CODEC_MASK, CONTROL, TRANSACTIONAL, parse_header
+from kreplica._core.status cimport END, OK
+
+
+cdef Py_buffer *_view_of(data) except NULL:
+    # In memory of its own, so that the collector does not follow it: where a job that was never done is garbage
+    # together with a memoryview that it holds, the memoryview would be cleared first, which fails.
+    cdef Py_buffer *view = <Py_buffer *> PyMem_Malloc(sizeof(Py_buffer))
+    if view == NULL:
+        raise MemoryError
+    try:
+        PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
+    except BaseException:
+        PyMem_Free(view)
+        raise
+    return view
+
+
+cdef void _let_go(Py_buffer *view):
+    if view != NULL:
+        PyBuffer_Release(view)
+        PyMem_Free(view)
+
+
+cdef class AppendJob(DiskJob):
+    """A leader's append of one ready batch at the log's end, as `state` has it when it is done.
+
+    By itself it takes plain batches alone, as LogSegment.append_plain; `latest` and `max_bytes` as there. A batch that
+    was `checked` before may have a codec. Of one with a producer id the caller sees to the producer's state.
+    `expected`: it is declined where it would not get that offset.
+    """
+
+    def __init__(self, data, LogSegment segment not None, LogState state not None, int32_t leader_epoch, *,
+                 int64_t latest=INT64_MAX, int64_t max_bytes=INT64_MAX, bint checked=False, int64_t append_time=-1,
+                 int64_t expected=-1):
+        if self.view != NULL:
+            raise ValueError("a job is made once")
+        segment.know()
+        self.segment = segment
+        self.state = state
+        self.view = _view_of(data)
+        self.append.data = <const uint8_t *> self.view.buf
+        self.append.size = self.view.len
+        self.append.leader_epoch = leader_epoch
+        self.append.append_time = append_time
+        self.append.latest = latest
+        self.append.max_size = max_bytes
+        self.append.flags = AS_LEADER | MAY_ROLL
+        if not checked:
+            self.append.flags |= ONLY_PLAIN | WITH_PRODUCER | CHECK_RECORDS
+        self.expected = expected
+        self.append.header.producer_id = -1
+        self.append.header.attributes = 0
+        self.append.header.last_offset_delta = 0
+        parse_header(self.append.data, self.append.size, &self.append.header)
+
+    def __dealloc__(self):
+        _let_go(self.view)
+
+    cdef int perform(self) noexcept nogil:
+        self.append.base_offset = self.state.now.log_end_offset
+        if self.expected >= 0 and self.expected != self.append.base_offset:
+            return END
+        return self.segment.append_native(&self.append, self.state)
+
+    @property
+    def producer_id(self):
+        """The batch's, -1 of none; of a batch that cannot be read, too."""
+        return self.append.header.producer_id
+
+    @property
+    def is_plain(self):
+        """Whether nothing in the header asks for a decision that the core leaves to others."""
+        return not self.append.header.attributes & (CODEC_MASK | CONTROL | TRANSACTIONAL)
+
+    @property
+    def offset_count(self):
+        """How many offsets the batch takes."""
+        return self.append.header.last_offset_delta + 1
+
+    def expect(self, int64_t offset):
+        """Decline where the batch would get another offset."""
+        self.expected = offset
+
+    def info(self):
+        """The LogAppendInfo of one that is done."""
+        cdef int64_t base = self.append.base_offset
+        return self.segment._info(
+            base, base + self.append.header.last_offset_delta, self.append.leader_epoch,
+            self.append.append_time if self.append.append_time >= 0 else self.append.header.max_timestamp,
+            self.append.append_time, self.append.header.record_count, self.append.header.size, self.append.position,
+            self.state)
+
+
+cdef class RunJob(DiskJob):
+    """A follower's append of the batches in `data` as they are, from the first on, up to one that needs a decision.
+
+    `with_producers`: one with a producer id needs none; the caller then notes those of `bytes_used`.
+    """
+
+    def __init__(self, data, LogSegment segment not None, LogState state not None, int32_t leader_epoch, *,
+                 bint with_producers=False):
+        if self.view != NULL:
+            raise ValueError("a job is made once")
+        segment.know()
+        self.segment = segment
+        self.state = state
+        self.view = _view_of(data)
+        self.run.data = <const uint8_t *> self.view.buf
+        self.run.size = self.view.len
+        self.run.used = 0
+        self.run.with_producers = with_producers
+        self.run.has_producers = False
+        self.run.last.leader_epoch = leader_epoch
+        self.run.last.append_time = -1
+        self.run.last.latest = INT64_MAX
+        self.run.last.flags = MAY_ROLL
+
+    def __dealloc__(self):
+        _let_go(self.view)
+
+    cdef int perform(self) noexcept nogil:
+        append_batches(self.segment, self.state, &self.run)
+        return OK if self.run.used == self.run.size else END
+
+    @property
+    def bytes_used(self):
+        """Of the batches that were appended."""
+        return self.run.used
+
+    @property
+    def has_producers(self):
+        """Whether one of them has a producer id."""
+        return self.run.has_producers
+
+    def info(self):
+        """The LogAppendInfo of the last batch that was appended, or None."""
+        if self.run.used == 0:
+            return None
+        return self.segment._info(
+            self.run.last.header.base_offset,
+            self.run.last.header.base_offset + self.run.last.header.last_offset_delta,
+            self.run.last.header.leader_epoch, self.run.last.header.max_timestamp, -1,
+            self.run.last.header.record_count, self.run.last.header.size, self.run.last.position, self.state)
+
+
+cdef class PublishJob(DiskJob):
+    """Publishes where the log stands, see LogState.advance."""
+
+    def __init__(self, LogState state not None):
+        self.state = state
+
+    cdef int perform(self) noexcept nogil:
+        if self.state.unpublished:
+            self.state.publish()
+        return OK

@@ -1,0 +1,240 @@
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#include "disk_queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/eventfd.h>
+#endif
+
+enum { STACK_BYTES = 256 << 10 };
+/* How long after its last job the thread looks by itself for what was submitted lazily. */
+#define DOZE_NS (20 * 1000 * 1000)
+
+static int64_t now_ns(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* ---- notices ------------------------------------------------------------------------------------------------- */
+
+static int open_wakes(int wakes[2]) {
+#ifdef __linux__
+    wakes[0] = wakes[1] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return wakes[0] < 0 ? errno : 0;
+#else
+    if (pipe(wakes)) return errno;
+    for (int i = 0; i < 2; i++) {
+        fcntl(wakes[i], F_SETFD, FD_CLOEXEC);
+        fcntl(wakes[i], F_SETFL, O_NONBLOCK);
+    }
+    return 0;
+#endif
+}
+
+static void close_wakes(int wakes[2]) {
+    if (wakes[0] >= 0) close(wakes[0]);
+    if (wakes[1] >= 0 && wakes[1] != wakes[0]) close(wakes[1]);
+    wakes[0] = wakes[1] = -1;
+}
+
+static void notify(const kr_disk_queue *queue) {
+    uint64_t one = 1;
+    /* Eight bytes are what an eventfd takes; a pipe that is full has notice enough. */
+    while (write(queue->wakes[1], &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+static void forget_notices(const kr_disk_queue *queue) {
+    uint64_t seen[64];
+    ssize_t got;
+    do {
+        got = read(queue->wakes[0], seen, sizeof seen);
+    } while ((got < 0 && errno == EINTR) || got == (ssize_t)sizeof seen);
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------------------- */
+
+/* Called under the lock. */
+static void finish(kr_disk_queue *queue, kr_job *job, int status) {
+    job->status = status;
+    job->finished = 1;
+    job->next = NULL;
+    if (job->lane) {
+        job->lane->in_flight--;
+        if (status != 0) job->lane->held = 1;
+    }
+    int is_first = !queue->done_first;
+    if (is_first)
+        queue->done_first = job;
+    else
+        queue->done_last->next = job;
+    queue->done_last = job;
+    pthread_cond_broadcast(&queue->finished);
+    if (is_first) notify(queue);
+}
+
+static kr_job *pop(kr_disk_queue *queue) {
+    kr_job *job = queue->first;
+    if (!job) return NULL;
+    queue->first = job->next;
+    if (!queue->first) queue->last = NULL;
+    return job;
+}
+
+/* Called under the lock, with nothing to do. */
+static void rest(kr_disk_queue *queue) {
+    int64_t until_ns = now_ns(CLOCK_REALTIME) + DOZE_NS;
+    struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
+    queue->dozing = 1;
+    int woken = pthread_cond_timedwait(&queue->wanted, &queue->lock, &until);
+    queue->dozing = 0;
+    if (woken != ETIMEDOUT) return;
+    queue->asleep = 1;
+    while (!queue->first && !queue->stopping) pthread_cond_wait(&queue->wanted, &queue->lock);
+    queue->asleep = 0;
+}
+
+static void *work(void *argument) {
+    kr_disk_queue *queue = argument;
+    pthread_mutex_lock(&queue->lock);
+    for (;;) {
+        kr_job *job = pop(queue);
+        if (!job) {
+            if (queue->stopping) break;
+            rest(queue);
+            continue;
+        }
+        if (queue->stopping > 1 || (job->lane && job->lane->held)) {
+            finish(queue, job, KR_HELD);
+            continue;
+        }
+        queue->current = job;
+        pthread_mutex_unlock(&queue->lock);
+        int status = job->run(job);
+        pthread_mutex_lock(&queue->lock);
+        queue->current = NULL;
+        finish(queue, job, status);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return NULL;
+}
+
+int kr_disk_start(kr_disk_queue *queue) {
+    memset(queue, 0, sizeof *queue);
+    queue->wakes[0] = queue->wakes[1] = -1;
+    int error = open_wakes(queue->wakes);
+    if (error) return error;
+    pthread_mutex_init(&queue->lock, NULL);
+    pthread_cond_init(&queue->wanted, NULL);
+    pthread_cond_init(&queue->finished, NULL);
+    pthread_attr_t attributes;
+    error = pthread_attr_init(&attributes);
+    if (!error) {
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        /* The process's signals are its other threads' business; those that a touch of memory raises stay. */
+        sigset_t blocked, before;
+        sigfillset(&blocked);
+        sigdelset(&blocked, SIGBUS);
+        sigdelset(&blocked, SIGSEGV);
+        sigdelset(&blocked, SIGFPE);
+        sigdelset(&blocked, SIGILL);
+        pthread_sigmask(SIG_SETMASK, &blocked, &before);
+        error = pthread_create(&queue->thread, &attributes, work, queue);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+    }
+    queue->running = !error;
+    if (error) kr_disk_destroy(queue);
+    return error;
+}
+
+void kr_disk_stop(kr_disk_queue *queue, int at_once) {
+    pthread_mutex_lock(&queue->lock);
+    int was_running = queue->running;
+    queue->running = 0;
+    queue->stopping = at_once ? 2 : 1;
+    pthread_cond_signal(&queue->wanted);
+    pthread_mutex_unlock(&queue->lock);
+    if (was_running) pthread_join(queue->thread, NULL);
+}
+
+void kr_disk_destroy(kr_disk_queue *queue) {
+    close_wakes(queue->wakes);
+    pthread_mutex_destroy(&queue->lock);
+    pthread_cond_destroy(&queue->wanted);
+    pthread_cond_destroy(&queue->finished);
+}
+
+/* ---- its users ----------------------------------------------------------------------------------------------- */
+
+void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily) {
+    job->next = NULL;
+    job->finished = 0;
+    job->submitted_ns = now_ns(CLOCK_MONOTONIC);
+    pthread_mutex_lock(&queue->lock);
+    if (job->lane) job->lane->in_flight++;
+    queue->length++;
+    if (!queue->running) {
+        finish(queue, job, KR_HELD);
+    } else {
+        if (queue->last)
+            queue->last->next = job;
+        else
+            queue->first = job;
+        queue->last = job;
+        if (queue->asleep || (queue->dozing && !lazily)) pthread_cond_signal(&queue->wanted);
+    }
+    pthread_mutex_unlock(&queue->lock);
+}
+
+kr_job *kr_disk_take(kr_disk_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    forget_notices(queue);
+    kr_job *taken = queue->done_first;
+    queue->done_first = queue->done_last = NULL;
+    for (kr_job *job = taken; job; job = job->next) queue->length--;
+    pthread_mutex_unlock(&queue->lock);
+    return taken;
+}
+
+void kr_disk_settle(kr_disk_queue *queue, kr_lane *lane) {
+    pthread_mutex_lock(&queue->lock);
+    /* What was submitted lazily is waited for now. */
+    if (lane->in_flight) pthread_cond_signal(&queue->wanted);
+    while (lane->in_flight) pthread_cond_wait(&queue->finished, &queue->lock);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+int64_t kr_disk_in_flight(kr_disk_queue *queue, kr_lane *lane) {
+    pthread_mutex_lock(&queue->lock);
+    int64_t in_flight = lane->in_flight;
+    pthread_mutex_unlock(&queue->lock);
+    return in_flight;
+}
+
+void kr_disk_free_lane(kr_disk_queue *queue, kr_lane *lane) {
+    pthread_mutex_lock(&queue->lock);
+    lane->held = 0;
+    pthread_mutex_unlock(&queue->lock);
+}
+
+int kr_disk_is_finished(kr_disk_queue *queue, kr_job *job) {
+    pthread_mutex_lock(&queue->lock);
+    int finished = job->finished;
+    pthread_mutex_unlock(&queue->lock);
+    return finished;
+}
+
+int64_t kr_disk_waiting_ns(kr_disk_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    const kr_job *oldest = queue->current ? queue->current : queue->first;
+    int64_t since_ns = oldest ? oldest->submitted_ns : 0;
+    pthread_mutex_unlock(&queue->lock);
+    return since_ns ? now_ns(CLOCK_MONOTONIC) - since_ns : 0;
+}

@@ -1,0 +1,209 @@
+"""AppendQueue: the appends of one log that the disk thread makes, in the order in which they were asked for.
+
+    submit ──▶ waiting ──job──▶ disk thread ──▶ finished ──▶ noted ──▶ its owner is told
+                  ▲                 │ declined: it holds the log's lane, and
+                  └─────────────────┘ those behind it come back, too
+
+An append that needs a decision (a roll, a transaction, a new leader epoch) is made by its owner in the
+loop, once nothing of the log is under way, and before any that came after it. So appends never overtake
+each other.
+
+Whoever else changes the log's end or its segments holds `UnifiedLog.lock`, which here is a SettledLock:
+none is under way then, and what they leave to be noted (producers' states) is noted. The high watermark
+alone moves meanwhile, under `offsets_lock`, and reaches the state file with the next append or by a job of
+its own, since that page may have to be waited for, too.
+
+Ownership: the log owns its queue; what waits in it is bounded by what connections may have under way.
+Thread rule: `submit`, and what it calls back, in the node's loop; `settle` under the log's lock in any
+thread. `offsets_lock` guards the tables.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kreplica._core.append_job import PublishJob
+from kreplica._core.disk_thread import DiskJob, Lane
+from kreplica.common.ports import Disk
+from kreplica.log.producer_append_info import ProducerAppendInfo
+
+if TYPE_CHECKING:
+    from kreplica.log.unified_log import UnifiedLog
+
+
+class QueuedAppend(Protocol):
+    """An append on its way."""
+
+    def make_job(self, queue: AppendQueue) -> DiskJob | None:
+        """What the disk thread is to do; None where it takes a decision. Under the log's lock."""
+        ...
+
+    def note(self) -> None:
+        """The job is done, or part of it: keep what the log has to know of it. Under the log's lock."""
+        ...
+
+    def finish(self) -> None:
+        """Tell the owner of an append that was made."""
+        ...
+
+    def make_carefully(self) -> None:
+        """Make it, or what is left of it, now, and tell the owner; whatever fails is the owner's, too."""
+        ...
+
+
+class _Entry:
+    """An append in the queue. `is_declined`: the core has left it to its owner."""
+
+    __slots__ = ("append", "is_declined", "is_noted", "job")
+
+    def __init__(self, append: QueuedAppend) -> None:
+        self.append = append
+        self.job: DiskJob | None = None
+        self.is_noted = False
+        self.is_declined = False
+
+
+class AppendQueue:
+    """See the module."""
+
+    __slots__ = (
+        "_disk",
+        "_in_flight",
+        "_is_going_on",
+        "_is_publishing",
+        "_lane",
+        "_log",
+        "_returned",
+        "_waiting",
+        "end",
+        "producers",
+    )
+
+    def __init__(self, log: UnifiedLog, disk: Disk) -> None:
+        self._log = log
+        self._disk = disk
+        self._lane = Lane()
+        # Guarded by the log's offsets_lock, as is what follows:
+        self._in_flight: deque[_Entry] = deque()
+        # Came back undone, in their order; before those that wait.
+        self._returned: list[_Entry] = []
+        self._waiting: deque[_Entry] = deque()
+        self._is_going_on = False
+        self._is_publishing = False
+        # Where the log will end when all that is under way is done; None where that cannot be told. And the
+        # states of producers as they will be then.
+        self.end: int | None = None
+        self.producers: dict[int, ProducerAppendInfo] = {}
+
+    def submit(self, append: QueuedAppend) -> None:
+        """Make the append after those before it, and tell its owner in the loop."""
+        self._waiting.append(_Entry(append))
+        if not self._is_going_on:
+            self._go_on()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no append is under way, or waits."""
+        return not self._in_flight and not self._waiting and not self._returned
+
+    def settle(self) -> None:
+        """Wait until nothing of the log is under way. Under the log's lock."""
+        if self._in_flight or self._is_publishing:
+            self._disk.settle(self._lane)
+            self._note_finished()
+
+    def publish_soon(self) -> None:
+        """A mark was moved that the state file does not have yet."""
+        if not self._is_publishing and not self._in_flight and self._log.state.is_unpublished:
+            self._is_publishing = True
+            self._disk.submit(PublishJob(self._log.state), self._published, self._lane, lazily=True)
+
+    # ---- the loop -----------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        if self._returned:
+            if self._in_flight:
+                # Those behind it are not all back.
+                return
+            self._disk.free(self._lane)
+            self._waiting.extendleft(reversed(self._returned))
+            self._returned.clear()
+        self._is_going_on = True
+        try:
+            while self._waiting and self._take_next():
+                pass
+        finally:
+            self._is_going_on = False
+
+    def _take_next(self) -> bool:
+        """Begin the next append; False where it has to wait for those under way."""
+        entry = self._waiting[0]
+        with self._log.offsets_lock:
+            if not self._in_flight:
+                self.end = self._log.log_end_offset
+                self.producers.clear()
+            job = None if entry.is_declined else entry.append.make_job(self)
+            if job is not None:
+                self._waiting.popleft()
+                entry.job, entry.is_noted = job, False
+                self._in_flight.append(entry)
+                self._disk.submit(job, self._back, self._lane)
+                return True
+        if self._in_flight:
+            return False
+        self._waiting.popleft()
+        entry.append.make_carefully()
+        return True
+
+    def _back(self, job: DiskJob) -> None:
+        with self._log.offsets_lock:
+            self._note_finished()
+            entry = self._in_flight.popleft()
+            assert entry.job is job
+            entry.job = None
+            if job.status:
+                entry.is_declined = not job.is_held
+                self._returned.append(entry)
+        if not job.status:
+            entry.append.finish()
+        if not self._in_flight:
+            if not self._is_going_on and (self._returned or self._waiting):
+                self._go_on()
+            self.publish_soon()
+
+    def _note_finished(self) -> None:
+        for entry in self._in_flight:
+            assert entry.job is not None
+            if not entry.is_noted:
+                if not self._disk.is_finished(entry.job):
+                    return
+                entry.is_noted = True
+                if not entry.job.is_held:
+                    entry.append.note()
+
+    def _published(self, _job: DiskJob) -> None:
+        self._is_publishing = False
+        if not self._in_flight:
+            self.publish_soon()
+
+
+class SettledLock:
+    """The lock of a log whose appends a disk thread makes: while it is held none is under way."""
+
+    __slots__ = ("_lock", "_queue")
+
+    def __init__(self, lock: Any, queue: AppendQueue) -> None:
+        self._lock = lock
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self._queue.settle()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

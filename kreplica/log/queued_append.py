@@ -1,0 +1,191 @@
+"""The appends that an AppendQueue carries: a leader's batch, and what a follower fetched.
+
+Both are the core's one call, made by the disk thread. What has to be decided for a batch before, its checks
+where it is compressed and its producer's sequence numbers, is decided in the loop when it is submitted, for
+the log's end as the appends before it will leave it; the core declines where it does not come so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kreplica._core.append_job import AppendJob, RunJob
+from kreplica._core.records import RecordBatch, batches
+from kreplica.common.errors import KreplicaError
+from kreplica.common.types import AppendOrigin
+from kreplica.log import producer_batches
+from kreplica.log.producer_append_info import ProducerAppendInfo
+from kreplica.log.producer_state_entry import ProducerStateEntry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.log.append_queue import AppendQueue
+    from kreplica.log.unified_log import UnifiedLog
+
+
+class LeaderAppend:
+    """A producer's batch for a log that is led in `leader_epoch`.
+
+    `appended(info)` is called once it is in the log, `declined()` where the caller has to append it by
+    itself.
+    """
+
+    __slots__ = (
+        "_appended",
+        "_declined",
+        "_job",
+        "_leader_epoch",
+        "_log",
+        "_origin",
+        "_producer",
+        "_records",
+    )
+
+    def __init__(
+        self,
+        log: UnifiedLog,
+        records: Buffer,
+        leader_epoch: int,
+        origin: AppendOrigin,
+        appended: Callable[[LogAppendInfo], None],
+        declined: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._records = records
+        self._leader_epoch = leader_epoch
+        self._origin = origin
+        self._appended = appended
+        self._declined = declined
+        self._job: AppendJob | None = None
+        self._producer: ProducerAppendInfo | None = None
+
+    def make_job(self, queue: AppendQueue) -> AppendJob | None:
+        self._producer = None
+        if not self._log.may_append(self._leader_epoch):
+            return None
+        try:
+            self._job = self._made(queue)
+        except KreplicaError:
+            # It is told in its turn, by the careful path.
+            self._job = None
+        return self._job
+
+    def _made(self, queue: AppendQueue) -> AppendJob | None:
+        log = self._log
+        job = log.plain_job(self._records, self._leader_epoch)
+        batch: RecordBatch | None = None
+        if job is None:
+            found = log.validator.validate(self._records, log.time_ms(), self._origin)
+            batch = found[0].batch
+            if len(found) > 1 or batch.is_control:
+                return None
+            job = AppendJob(
+                found[0].data,
+                log.active,
+                log.state,
+                self._leader_epoch,
+                checked=True,
+                append_time=found[0].append_time,
+            )
+        if job.producer_id >= 0:
+            batch = batch or next(batches(self._records))
+            if queue.end is None or not self._takes_in(queue, queue.end, batch):
+                return None
+            job.expect(queue.end)
+        if queue.end is not None:
+            queue.end += job.offset_count
+        return job
+
+    def _takes_in(self, queue: AppendQueue, offset: int, batch: RecordBatch) -> bool:
+        """Whether the batch follows on what is known of its producer, and on what is under way of it."""
+        if batch.is_control or batch.is_transactional:
+            return False
+        known = queue.producers.get(batch.producer_id) or self._log.producers.last_entry(batch.producer_id)
+        producer = ProducerAppendInfo(known or ProducerStateEntry(batch.producer_id), self._origin)
+        if producer_batches.take_in(producer, batch, offset) is not None:
+            # It was appended before.
+            return False
+        self._producer = queue.producers[batch.producer_id] = producer
+        return True
+
+    def note(self) -> None:
+        job, producers = self._job, self._log.producers
+        if self._producer is not None and job is not None and not job.status:
+            producers.map_end_offset = max(producers.map_end_offset, job.info().last_offset + 1)
+            producers.update(self._producer)
+
+    def finish(self) -> None:
+        assert self._job is not None
+        # The job holds the records, and whoever is told may hold this.
+        job, self._job = self._job, None
+        self._appended(job.info())
+
+    def make_carefully(self) -> None:
+        self._job = None
+        self._declined()
+
+
+class FollowerAppend:
+    """What was fetched from the leader of `leader_epoch`.
+
+    `appended(info)` is called once all of it is in the log, `declined(rest, info)` where the caller has to
+    append what is left by itself; `info` is then that of what was appended, or None. `with_care`: all is
+    left to it.
+    """
+
+    __slots__ = ("_appended", "_declined", "_info", "_job", "_leader_epoch", "_log", "_rest", "_with_care")
+
+    def __init__(
+        self,
+        log: UnifiedLog,
+        records: Buffer,
+        leader_epoch: int,
+        appended: Callable[[LogAppendInfo | None], None],
+        declined: Callable[[memoryview, LogAppendInfo | None], None],
+        *,
+        with_care: bool = False,
+    ) -> None:
+        self._log = log
+        self._rest = memoryview(records)
+        self._leader_epoch = leader_epoch
+        self._appended = appended
+        self._declined = declined
+        self._with_care = with_care
+        self._info: LogAppendInfo | None = None
+        self._job: RunJob | None = None
+
+    def make_job(self, queue: AppendQueue) -> RunJob | None:
+        log = self._log
+        queue.end = None
+        # A log that has seen a later leader epoch takes nothing from the one before.
+        if self._with_care or log.leader_epoch > self._leader_epoch or not log.may_append(log.leader_epoch):
+            return None
+        has_transactions = log.producers.has_transactions
+        self._job = RunJob(
+            self._rest, log.active, log.state, log.leader_epoch, with_producers=not has_transactions
+        )
+        return self._job
+
+    def note(self) -> None:
+        job, producers = self._job, self._log.producers
+        assert job is not None
+        info = job.info()
+        if info is None:
+            return
+        done, self._rest = self._rest[: job.bytes_used], self._rest[job.bytes_used :]
+        self._info = info
+        producers.map_end_offset = max(producers.map_end_offset, info.last_offset + 1)
+        if job.has_producers:
+            for batch in batches(done):
+                producer_batches.note_replicated(producers, batch)
+
+    def finish(self) -> None:
+        self._job = None
+        self._appended(self._info)
+
+    def make_carefully(self) -> None:
+        self._job = None
+        self._declined(self._rest, self._info)

@@ -1,0 +1,136 @@
+"""QueuedProduce: appends of one request to logs whose appends a disk thread makes.
+
+Each partition's append is submitted to its log's queue, and when all are made the request waits for the
+watermarks as any other. A watermark that has come to cover an append before that is none the less found by
+the wait: marks only go forward. Thread rule: the node's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from kreplica._core.log_append_info import LogAppendInfo
+from kreplica.common.errors import KreplicaError
+from kreplica.common.future import Future
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.replica.delayed_requests import DelayedRequests
+from kreplica.replica.partition_effects import LeaderHwChange
+from kreplica.replica.produce import (
+    ACKS_ALL,
+    PartitionResponse,
+    ProducePartitionStatus,
+    response_of,
+    response_to,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kreplica._core.purgatory import Watermark
+    from kreplica.replica.partition import Partition
+
+Responses = dict[TopicPartition, PartitionResponse]
+
+
+class AppendPolicy(Protocol):
+    """What AppendManager does for every append, made by a disk thread or not."""
+
+    def partition_to_write(
+        self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
+    ) -> Partition: ...
+
+    def refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError: ...
+
+    def appended(self, partition: Partition, info: LogAppendInfo, change: LeaderHwChange) -> None: ...
+
+
+class QueuedProduce:
+    """One request. `future`: of its partitions' answers, errors included."""
+
+    def __init__(
+        self,
+        policy: AppendPolicy,
+        delayed: DelayedRequests,
+        required_acks: int,
+        timeout_ms: int,
+        origin: AppendOrigin,
+    ) -> None:
+        self.future: Future[Responses] = Future()
+        self._policy = policy
+        self._delayed = delayed
+        self._required_acks = required_acks
+        self._timeout_ms = timeout_ms
+        self._origin = origin
+        self._responses: Responses = {}
+        self._waiting: dict[TopicPartition, ProducePartitionStatus] = {}
+        # Appends that were submitted and not made, and one more as long as some may follow.
+        self._left = 1
+
+    def submit(
+        self,
+        entries: Mapping[TopicPartition, Buffer],
+        *,
+        internal_topics_allowed: bool,
+        leader_epoch: int | None = None,
+    ) -> None:
+        """Begin; once."""
+        for topic_partition, records in entries.items():
+            try:
+                partition = self._policy.partition_to_write(
+                    topic_partition, self._required_acks, internal_topics_allowed
+                )
+                # Taken before the append, so that it is never that of a later term.
+                made = partial(self._made, partition, partition.watermark)
+                self._left += 1
+                try:
+                    partition.submit_to_leader(records, self._origin, self._required_acks, leader_epoch, made)
+                except BaseException:
+                    self._left -= 1
+                    raise
+            except KreplicaError as error:
+                self._responses[topic_partition] = response_to(self._policy.refused(topic_partition, error))
+        self._one_less()
+
+    def _made(
+        self,
+        partition: Partition,
+        mark: Watermark,
+        result: LogAppendInfo | KreplicaError,
+        change: LeaderHwChange,
+    ) -> None:
+        topic_partition = partition.topic_partition
+        if isinstance(result, KreplicaError):
+            self._responses[topic_partition] = response_to(self._policy.refused(topic_partition, result))
+        else:
+            response = self._responses[topic_partition] = response_of(result)
+            self._waiting[topic_partition] = ProducePartitionStatus(
+                partition, mark, result.last_offset + 1, response
+            )
+            self._policy.appended(partition, result, change)
+        self._one_less()
+
+    def _one_less(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        if self._required_acks == ACKS_ALL and self._waiting:
+            self._delayed.await_commits(self._responses, self._waiting, self._timeout_ms, self.future)
+        else:
+            self.future.set_result(self._responses)
+
+
+def only_answer(topic_partition: TopicPartition, future: Future[Responses]) -> Future[PartitionResponse]:
+    """The answer of a request for one partition; the future fails with its error."""
+    answer: Future[PartitionResponse] = Future()
+
+    def finish(done: Future[Responses]) -> None:
+        response = done.result()[topic_partition]
+        if response.error is None:
+            answer.set_result(response)
+        else:
+            answer.set_exception(response.error)
+
+    future.add_done_callback(finish)
+    return answer

@@ -1,0 +1,85 @@
+"""The disk threads of a node on an event loop: one for the appends of each log directory, so that a
+directory whose disk stands still holds up no other.
+
+`NodeDisks` is one life's: `leave` ends its threads, and what they had not begun is never done. The thread
+itself is native, see _core/disk_thread. Thread rule: `disk` any thread; what is done is told in the event
+loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from kreplica._core.disk_thread import DiskJob, DiskThread, Lane
+from kreplica.common.locks import Lock
+from kreplica.runtime.event_loop import NodeLoops
+
+
+class ThreadedDisk:
+    """Implements `kreplica.common.ports.Disk` by a native thread, whose notices the event loop watches."""
+
+    def __init__(self, life: NodeLoops) -> None:
+        self._life = life
+        self._thread = DiskThread()
+        self.settle = self._thread.settle
+        self.is_finished = self._thread.is_finished
+        self.free = self._thread.free
+        life.thread.post(self._watch)
+
+    def submit(
+        self,
+        job: DiskJob,
+        done: Callable[[DiskJob], object],
+        lane: Lane | None = None,
+        *,
+        lazily: bool = False,
+    ) -> None:
+        """As the port."""
+        job.done = done
+        self._thread.submit(job, lane, lazily=lazily)
+
+    @property
+    def waiting_ms(self) -> float:
+        """As the port."""
+        return self._thread.waiting_ms
+
+    def stop(self) -> None:
+        """End the thread after the job that it is at."""
+        self._life.thread.post(self._unwatch)
+        self._thread.stop(at_once=True)
+
+    def _watch(self) -> None:
+        self._life.thread.loop.add_reader(self._thread.fileno(), self._take)
+
+    def _unwatch(self) -> None:
+        self._life.thread.loop.remove_reader(self._thread.fileno())
+
+    def _take(self) -> None:
+        for job in self._thread.take():
+            done, job.done = job.done, None
+            self._life.run_task("disk", partial(done, job))
+
+
+class NodeDisks:
+    """The disks of one life of a node, by log directory."""
+
+    def __init__(self, life: NodeLoops) -> None:
+        self._life = life
+        self._lock = Lock()
+        # Guarded by _lock:
+        self._disks: dict[str, ThreadedDisk] = {}
+
+    def disk(self, directory: str) -> ThreadedDisk:
+        """That of the directory."""
+        with self._lock:
+            found = self._disks.get(directory)
+            if found is None:
+                found = self._disks[directory] = ThreadedDisk(self._life)
+            return found
+
+    def leave(self) -> None:
+        """End the threads; the life's tasks have ended."""
+        with self._lock:
+            for disk in self._disks.values():
+                disk.stop()

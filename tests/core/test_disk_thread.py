@@ -1,0 +1,275 @@
+"""A native thread that does jobs: their order, lanes that are held, notices, the end."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from pathlib import Path
+
+import pytest
+
+from kreplica._core.append_job import AppendJob, PublishJob, RunJob
+from kreplica._core.disk_thread import DiskJob, DiskThread, FlushJob, Lane
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_state import LogState, read_standing
+from kreplica._core.offset_index import OffsetIndex
+from kreplica._core.region import Region
+from kreplica._core.time_index import TimeIndex
+from kreplica.common.errors import LogClosed
+from tests.support.batches import build
+
+LATEST = 1 << 60
+BOOT = "0" * 36
+WAIT_S = 30
+
+
+def taken(disk: DiskThread, count: int) -> list[DiskJob]:
+    """The next `count` jobs, waited for as an event loop does."""
+    jobs: list[DiskJob] = []
+    while len(jobs) < count:
+        assert select.select([disk.fileno()], [], [], WAIT_S)[0], "no notice came"
+        jobs += disk.take()
+    assert len(jobs) == count
+    return jobs
+
+
+class Log:
+    """A segment and a state in files, and what appends to them."""
+
+    def __init__(self, directory: Path, *, max_bytes: int = 1 << 20) -> None:
+        def region(name: str, capacity: int) -> Region:
+            return Region(directory / name, capacity, writable=True, create=True)
+
+        self.state_region = region("state", 4096)
+        self.state = LogState(self.state_region, BOOT)
+        self.state.update(log_end_offset=0)
+        self.state.share()
+        self.segment = LogSegment(
+            region("0.log", 8 << 20),
+            OffsetIndex(region("0.index", 1 << 20), 0, 1 << 20),
+            TimeIndex(region("0.timeindex", 1 << 20), 0, 1 << 20),
+            0,
+            max_bytes=max_bytes,
+        )
+
+    def append(self, *values: bytes, **fields: object) -> AppendJob:
+        batch = build(list(values), **fields)
+        return AppendJob(batch, self.segment, self.state, 3, latest=LATEST, max_bytes=1 << 20)
+
+    def published(self) -> tuple[int, int]:
+        standing = read_standing(self.state_region.read(0, 256))
+        assert standing is not None
+        return standing.log_end_offset, standing.high_watermark
+
+
+@pytest.fixture
+def disk() -> DiskThread:
+    return DiskThread()
+
+
+def test_jobs_are_done_in_their_order(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    jobs = [log.append(b"%d" % number, b"again") for number in range(200)]
+    for job in jobs:
+        disk.submit(job, lane)
+    assert taken(disk, 200) == jobs
+    assert [job.info().base_offset for job in jobs] == list(range(0, 400, 2))
+    assert {job.info().leader_epoch for job in jobs} == {3}
+    assert log.state.log_end_offset == 400
+    assert log.published() == (400, 0)
+    assert disk.in_flight(lane) == 0
+
+
+def test_jobs_of_several_threads_are_each_done_once(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    made = [[log.append(b"x") for _ in range(50)] for _ in range(4)]
+
+    def submit(jobs: list[AppendJob]) -> None:
+        for job in jobs:
+            disk.submit(job, lane)
+
+    threads = [threading.Thread(target=submit, args=(jobs,)) for jobs in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    offsets = [job.info().base_offset for job in taken(disk, 200) if isinstance(job, AppendJob)]
+    assert offsets == list(range(200))
+
+
+def test_nothing_overtakes_a_job_that_was_declined(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    jobs = [log.append(b"a"), log.append(b"b", codec="gzip"), log.append(b"c"), log.append(b"d")]
+    for job in jobs:
+        disk.submit(job, lane)
+    disk.settle(lane)
+    late = log.append(b"e")
+    disk.submit(late, lane)
+    assert taken(disk, 5) == [*jobs, late]
+    assert jobs[0].status == 0
+    assert jobs[1].status != 0
+    assert not jobs[1].is_held
+    assert [job.is_held for job in (*jobs[2:], late)] == [True] * 3
+    assert log.state.log_end_offset == 1
+    disk.free(lane)
+    again = log.append(b"f")
+    disk.submit(again, lane)
+    taken(disk, 1)
+    assert again.info().base_offset == 1
+
+
+def test_a_held_lane_holds_no_other(disk: DiskThread, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one, two, first, second = Log(tmp_path / "one"), Log(tmp_path / "two"), Lane(), Lane()
+    disk.submit(one.append(b"x", codec="gzip"), first)
+    disk.submit(two.append(b"y"), second)
+    assert [job.status == 0 for job in taken(disk, 2)] == [False, True]
+
+
+def test_a_batch_of_a_producer_is_declined_where_it_would_get_another_offset(
+    disk: DiskThread, tmp_path: Path
+) -> None:
+    log, lane = Log(tmp_path), Lane()
+    jobs = []
+    for expected in (0, 1, 7):
+        job = log.append(b"x", producer_id=5, producer_epoch=0, base_sequence=expected)
+        assert job.producer_id == 5
+        job.expect(expected)
+        disk.submit(job, lane)
+        jobs.append(job)
+    taken(disk, 3)
+    assert [job.status == 0 for job in jobs] == [True, True, False]
+
+
+def test_a_run_of_a_follower_ends_where_a_decision_is_needed(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    first = build([b"a", b"b"], base_offset=0, leader_epoch=2)
+    second = build([b"c"], base_offset=5, leader_epoch=2, producer_id=1, producer_epoch=0, base_sequence=0)
+    third = build([b"d"], base_offset=6, leader_epoch=3)
+    refused = RunJob(first + second, log.segment, log.state, 2)
+    run = RunJob(second + third, log.segment, log.state, 2, with_producers=True)
+    disk.submit(refused, lane)
+    taken(disk, 1)
+    disk.free(lane)
+    disk.submit(run, lane)
+    taken(disk, 1)
+    assert (refused.status != 0, refused.bytes_used, refused.has_producers) == (True, len(first), False)
+    assert (run.status != 0, run.bytes_used, run.has_producers) == (True, len(second), True)
+    info = run.info()
+    assert info is not None
+    assert (info.last_offset, log.state.log_end_offset) == (5, 6)
+
+
+def test_marks_are_published_aside(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    disk.submit(log.append(b"x"), lane)
+    taken(disk, 1)
+    log.state.advance(1, 1)
+    assert log.state.is_unpublished
+    assert log.published() == (1, 0)
+    disk.submit(PublishJob(log.state), lane, lazily=True)
+    taken(disk, 1)
+    assert not log.state.is_unpublished
+    assert log.published() == (1, 1)
+
+
+def test_marks_go_out_with_the_next_append(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    for number in range(100):
+        disk.submit(log.append(b"x"), lane)
+        log.state.advance(number, number)
+    disk.settle(lane)
+    disk.submit(log.append(b"x"), lane)
+    taken(disk, 101)
+    assert log.published() == (101, 99)
+
+
+def test_what_was_submitted_lazily_is_done_without_another(disk: DiskThread) -> None:
+    lane = Lane()
+    for _ in range(3):
+        disk.submit(DiskJob(), lane, lazily=True)
+        taken(disk, 1)
+        disk.submit(DiskJob(), lane, lazily=True)
+        disk.settle(lane)
+        taken(disk, 1)
+
+
+def test_a_flush_fails_as_the_region_does(disk: DiskThread, tmp_path: Path) -> None:
+    region = Region(tmp_path / "file", 4096, writable=True, create=True)
+    region.write(0, b"x")
+    region.publish(1)
+    job = FlushJob(region)
+    disk.submit(job)
+    taken(disk, 1)
+    job.require_done()
+    region.close()
+    late = FlushJob(region)
+    disk.submit(late)
+    taken(disk, 1)
+    with pytest.raises(LogClosed):
+        late.require_done()
+
+
+def test_a_stopped_thread_has_done_what_came_before(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    jobs = [log.append(b"x") for _ in range(100)]
+    for job in jobs:
+        disk.submit(job, lane)
+    disk.stop()
+    assert log.state.log_end_offset == 100
+    late = log.append(b"y")
+    disk.submit(late, lane)
+    assert disk.take() == [*jobs, late]
+    assert late.is_held
+    disk.settle(lane)
+
+
+def test_a_thread_that_is_stopped_at_once_hands_back_what_it_had(disk: DiskThread, tmp_path: Path) -> None:
+    log, lane = Log(tmp_path), Lane()
+    jobs = [log.append(b"x") for _ in range(1000)]
+    for job in jobs:
+        disk.submit(job, lane)
+    disk.stop(at_once=True)
+    done = [job for job in jobs if not job.is_held]
+    assert disk.take() == jobs
+    assert done == jobs[: len(done)]
+    assert log.state.log_end_offset == len(done)
+
+
+def test_how_long_the_oldest_has_waited_is_told(disk: DiskThread, tmp_path: Path) -> None:
+    log, count = Log(tmp_path), 0
+    assert disk.waiting_ms == 0
+    large = bytes(100_000)
+    while not disk.waiting_ms:
+        # It may be done before anybody looks: then another one.
+        disk.submit(AppendJob(build([large]), log.segment, log.state, 0))
+        count += 1
+    taken(disk, count)
+    assert disk.waiting_ms == 0
+
+
+def test_a_job_is_done_once(disk: DiskThread) -> None:
+    job = DiskJob()
+    job.run()
+    assert job.status == 0
+    with pytest.raises(ValueError, match="once"):
+        disk.submit(job)
+
+
+def test_a_thread_that_nobody_holds_ends() -> None:
+    disk = DiskThread()
+    disk.submit(DiskJob())
+    del disk
+
+
+def test_a_forked_child_has_no_disk_thread(disk: DiskThread) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            disk.submit(DiskJob())
+        except Exception as error:
+            os._exit(7 if type(error).__name__ == "UseAfterFork" else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

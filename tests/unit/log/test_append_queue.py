@@ -1,0 +1,263 @@
+"""A log's appends that a disk makes: none overtakes another, and whoever else changes the log finds none
+under way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kreplica._core.log_append_info import LogAppendInfo
+from kreplica.common.errors import KreplicaError, OutOfOrderSequenceNumber
+from kreplica.common.types import AppendOrigin
+from kreplica.log.queued_append import FollowerAppend, LeaderAppend
+from kreplica.log.unified_log import UnifiedLog
+from kreplica.sim.disk import SimDisk
+from tests.support.batches import build
+from tests.support.logs import NOW_MS, open_log, values
+
+EPOCH = 3
+
+
+class Stage:
+    """A log whose disk does one job when it is told to, and what became of each append."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.disk = SimDisk()
+        self.log: UnifiedLog = open_log(path, **settings)
+        self.log.begin_epoch(EPOCH, 0)
+        self.log.use_disk(self.disk)
+        self.results: dict[str, object] = {}
+        self.carefully: list[str] = []
+
+    def lead(self, name: str, **fields: object) -> None:
+        """Submit a producer's batch with one record, the name."""
+        records = build([name.encode()], **{"now_ms": NOW_MS, **fields})
+
+        def appended(info: LogAppendInfo) -> None:
+            self.results[name] = info.base_offset
+
+        def declined() -> None:
+            self.carefully.append(name)
+            try:
+                info = self.log.append_as_leader(records, EPOCH, origin=AppendOrigin.CLIENT)
+            except KreplicaError as error:
+                self.results[name] = type(error)
+            else:
+                self.results[name] = info.base_offset
+
+        self._queue.submit(LeaderAppend(self.log, records, EPOCH, AppendOrigin.CLIENT, appended, declined))
+
+    def follow(self, name: str, fetched: bytes) -> None:
+        """Submit what was fetched."""
+
+        def appended(info: LogAppendInfo | None) -> None:
+            self.results[name] = None if info is None else info.last_offset
+
+        def declined(rest: memoryview, info: LogAppendInfo | None) -> None:
+            self.carefully.append(name)
+            appended(self.log.append_as_follower(rest, EPOCH + 1) or info)
+
+        self._queue.submit(FollowerAppend(self.log, fetched, EPOCH, appended, declined))
+
+    def perform(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.disk.perform_next()
+
+    def tell(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.disk.tell()
+
+    def finish(self) -> None:
+        while self.disk or self.disk.untold:
+            if self.disk:
+                self.disk.perform_next()
+            self.disk.tell()
+        assert self._queue.is_idle
+
+    @property
+    def _queue(self):
+        assert self.log.queue is not None
+        return self.log.queue
+
+
+def test_appends_are_made_in_their_order(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    for name in "abc":
+        at.lead(name)
+    assert (at.log.log_end_offset, at.results) == (0, {})
+    at.perform(2)
+    assert (at.log.log_end_offset, at.results) == (2, {})
+    at.tell()
+    assert at.results == {"a": 0}
+    at.finish()
+    assert at.results == {"a": 0, "b": 1, "c": 2}
+    assert at.carefully == []
+
+
+def test_none_overtakes_one_that_takes_the_careful_path(tmp_path: Path) -> None:
+    at = Stage(tmp_path, segment_bytes=200)
+    for name in "abcdef":
+        at.lead(name)
+    at.finish()
+    assert at.results == {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5}
+    assert at.carefully == ["c", "e"]
+    assert len(at.log.local.segments) == 3
+    assert [value for _, value in values(at.log)] == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+def test_an_idempotent_producer_may_have_several_under_way(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    for sequence, name in enumerate("abc"):
+        at.lead(name, producer_id=7, producer_epoch=0, base_sequence=sequence)
+    assert len(at.disk) == 3
+    at.finish()
+    assert at.results == {"a": 0, "b": 1, "c": 2}
+    assert at.carefully == []
+    entry = at.log.producers.last_entry(7)
+    assert entry is not None
+    assert [batch.last_offset for batch in entry.batches] == [0, 1, 2]
+
+
+def test_what_a_producer_sends_again_gets_the_offset_it_had(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    for name in ("a", "again"):
+        at.lead(name, producer_id=7, producer_epoch=0, base_sequence=0)
+    at.lead("gap", producer_id=7, producer_epoch=0, base_sequence=5)
+    at.finish()
+    assert at.results == {"a": 0, "again": 0, "gap": OutOfOrderSequenceNumber}
+    assert at.log.log_end_offset == 1
+
+
+def test_a_compressed_batch_is_checked_before_and_appended_aside(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    at.lead("a", codec="gzip")
+    at.lead("b", codec="gzip", producer_id=7, producer_epoch=0, base_sequence=0)
+    at.finish()
+    assert (at.results, at.carefully) == ({"a": 0, "b": 1}, [])
+
+
+def test_whoever_changes_the_log_finds_no_append_under_way(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    at.lead("a", producer_id=7, producer_epoch=0, base_sequence=0)
+    at.lead("b", producer_id=7, producer_epoch=0, base_sequence=1)
+    at.log.roll()
+    # The snapshot that a roll leaves has both.
+    assert at.log.local.segments.active.base_offset == 2
+    assert at.log.producers.map_end_offset == 2
+    entry = at.log.producers.last_entry(7)
+    assert entry is not None
+    assert entry.last_sequence == 1
+    assert at.results == {}
+    at.tell(2)
+    assert at.results == {"a": 0, "b": 1}
+
+
+def test_the_high_watermark_moves_while_an_append_is_under_way(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    at.lead("a")
+    at.perform()
+    at.lead("b")
+    at.log.maybe_increment_high_watermark(1)
+    assert (at.log.high_watermark, len(at.disk)) == (1, 1)
+    at.finish()
+    at.log.maybe_increment_high_watermark(2)
+    assert at.log.state.is_unpublished
+    at.finish()
+    assert not at.log.state.is_unpublished
+
+
+def test_a_log_that_fails_while_an_append_is_under_way_does_not_wait_for_it(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    at.lead("a")
+    at.log.fail(OSError("the disk is gone"))
+    assert len(at.disk) == 1
+    assert at.log.is_offline
+
+
+def test_a_follower_goes_on_carefully_where_an_epoch_begins(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    first = build([b"a", b"b"], base_offset=0, leader_epoch=EPOCH)
+    second = build([b"c"], base_offset=2, leader_epoch=EPOCH + 1)
+    at.follow("one", first + second)
+    at.follow("two", build([b"d"], base_offset=3, leader_epoch=EPOCH + 1))
+    at.finish()
+    assert at.carefully == ["one", "two"]
+    assert at.results == {"one": 2, "two": 3}
+    assert at.log.leader_epoch == EPOCH + 1
+    assert [value for _, value in values(at.log)] == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_follower_notes_the_producers_of_a_run(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    fetched = b"".join(
+        build(
+            [b"x"],
+            base_offset=offset,
+            leader_epoch=EPOCH,
+            producer_id=offset % 2,
+            producer_epoch=0,
+            base_sequence=offset // 2,
+        )
+        for offset in range(6)
+    )
+    at.follow("all", fetched)
+    at.finish()
+    assert at.carefully == []
+    assert {p: e.last_sequence for p, e in at.log.producers.active_producers.items()} == {0: 2, 1: 2}
+
+
+KINDS = st.sampled_from(
+    ["plain", "plain", "producer", "again", "gap", "codec", "late", "roll", "mark", "tell"]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(kinds=st.lists(KINDS, max_size=40), performed=st.lists(st.integers(0, 3), max_size=40))
+def test_the_log_is_the_one_that_direct_appends_make(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], performed: list[int]
+) -> None:
+    at = Stage(tmp_path_factory.mktemp("queued"), segment_bytes=700)
+    direct = open_log(tmp_path_factory.mktemp("direct"), segment_bytes=700)
+    direct.begin_epoch(EPOCH, 0)
+    expected: dict[str, object] = {}
+    sequence = 0
+    for number, kind in enumerate(kinds):
+        for _ in range(performed[number] if number < len(performed) else 0):
+            if at.disk:
+                at.perform()
+        if kind == "tell":
+            at.tell(min(1, at.disk.untold))
+            continue
+        if kind == "mark":
+            at.log.maybe_increment_high_watermark(at.log.log_end_offset)
+            continue
+        if kind == "roll":
+            at.log.delete_old_segments()
+            continue
+        name, fields = str(number), {}
+        if kind in ("producer", "again", "gap"):
+            fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": sequence}
+            if kind == "again":
+                fields["base_sequence"] = max(0, sequence - 1)
+            elif kind == "gap":
+                fields["base_sequence"] = sequence + 3
+            else:
+                sequence += 1
+        elif kind == "codec":
+            fields = {"codec": "gzip"}
+        elif kind == "late":
+            fields = {"now_ms": NOW_MS + 10**9}
+        at.lead(name, **fields)
+        try:
+            info = direct.append_as_leader(build([name.encode()], **{"now_ms": NOW_MS, **fields}), EPOCH)
+            expected[name] = info.base_offset
+        except KreplicaError as error:
+            expected[name] = type(error)
+    at.finish()
+    assert at.results == expected
+    assert values(at.log) == values(direct)
+    for log in (at.log, direct):
+        log.close()
