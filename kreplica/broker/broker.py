@@ -19,6 +19,7 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.common.types import TopicPartition
 from kreplica.log.log_manager import LogManager
+from kreplica.replica.disk_watch import DiskWatch
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_manager import ReplicaManager
@@ -88,6 +89,9 @@ class Broker:
             random=random,
             metrics=self.metrics,
         )
+        self._disk_watch = DiskWatch(
+            self.log_manager, new_loop("disk-watch"), self.replica_manager.handle_log_directory_failure
+        )
         self._apis = KafkaApis(self.replica_manager, metadata_cache)
         self._replica_apis = ReplicaApis(self.replica_manager)
 
@@ -95,9 +99,11 @@ class Broker:
         """Load the logs and begin the periodic work. Raises as LogManager.startup."""
         self.log_manager.startup()
         self.replica_manager.startup()
+        self._disk_watch.start()
 
     def shutdown(self) -> None:
         """Stop in order: no fetch, no request that waits, every log closed."""
+        self._disk_watch.stop()
         self.replica_manager.shutdown()
         self.log_manager.shutdown(self._broker_epoch())
 

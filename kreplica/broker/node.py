@@ -189,6 +189,7 @@ class Node:
             loop=loop,
             metrics=self.metrics,
             on_fatal=self._fail,
+            disk=None if ports.disk is None else ports.disk(directory),
         )
         self._image = ImageWriter(
             ports.image(f"{config.metadata_directory}/{IMAGE}"), config.cluster_id, ports.loop("image")

@@ -304,7 +304,8 @@ class CleanerConfig(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogManagerConfig(_Settings):
-    """When a node's LogManager does what. `log.idle.ms` and `log.scrub.*` are kreplica's own.
+    """When a node's LogManager does what. `log.idle.ms`, `log.scrub.*` and `log.dir.stall.timeout.ms` are
+    kreplica's own.
 
     Times in milliseconds, rates in bytes a second.
     """
@@ -319,6 +320,10 @@ class LogManagerConfig(_Settings):
 
     # A log that nobody has appended to for so long holds no mapping, descriptor or slack on disk.
     log_idle_ms: int = _setting(600_000, _integer(1, INT64_MAX))
+
+    # A directory whose disk has been at one append for so long is offline. A disk that is merely busy takes
+    # less than a second; one behind a network may take ten.
+    log_dir_stall_timeout_ms: int = _setting(15_000, _integer(1, INT64_MAX))
 
     # Closed segments are read again once in `interval`, at most so fast.
     log_scrub_enable: bool = _setting(True, _boolean)

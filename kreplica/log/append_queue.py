@@ -25,8 +25,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kreplica._core.append_job import PublishJob
 from kreplica._core.disk_thread import DiskJob, Lane
+from kreplica.common.errors import KreplicaError
 from kreplica.common.ports import Disk
 from kreplica.log.producer_append_info import ProducerAppendInfo
+
+# How often whoever wants to change a log waits for the disk thread before it keeps more from coming.
+TRIES = 3
 
 if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
@@ -47,21 +51,27 @@ class QueuedAppend(Protocol):
         """Tell the owner of an append that was made."""
         ...
 
+    def give_up(self, error: KreplicaError) -> None:
+        """Tell the owner of an append for which nobody waits any more; it may still be made."""
+        ...
+
     def make_carefully(self) -> None:
         """Make it, or what is left of it, now, and tell the owner; whatever fails is the owner's, too."""
         ...
 
 
 class _Entry:
-    """An append in the queue. `is_declined`: the core has left it to its owner."""
+    """An append in the queue. `is_declined`: the core has left it to its owner. `is_given_up`: he was
+    told."""
 
-    __slots__ = ("append", "is_declined", "is_noted", "job")
+    __slots__ = ("append", "is_declined", "is_given_up", "is_noted", "job")
 
     def __init__(self, append: QueuedAppend) -> None:
         self.append = append
         self.job: DiskJob | None = None
         self.is_noted = False
         self.is_declined = False
+        self.is_given_up = False
 
 
 class AppendQueue:
@@ -107,11 +117,30 @@ class AppendQueue:
         """Whether no append is under way, or waits."""
         return not self._in_flight and not self._waiting and not self._returned
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the disk thread may be at work on the log."""
+        return bool(self._in_flight) or self._is_publishing
+
+    def wait(self) -> None:
+        """Return when what is under way now is done; more may be by then."""
+        self._disk.settle(self._lane)
+
     def settle(self) -> None:
         """Wait until nothing of the log is under way. Under the log's lock."""
-        if self._in_flight or self._is_publishing:
+        if self.is_under_way:
             self._disk.settle(self._lane)
             self._note_finished()
+
+    def give_up(self, error: KreplicaError) -> None:
+        """The log is offline, and what is under way may never end: tell all who wait."""
+        left = [*self._in_flight, *self._returned, *self._waiting]
+        self._returned.clear()
+        self._waiting.clear()
+        for entry in left:
+            if not entry.is_given_up:
+                entry.is_given_up = True
+                entry.append.give_up(error)
 
     def publish_soon(self) -> None:
         """A mark was moved that the state file does not have yet."""
@@ -162,10 +191,10 @@ class AppendQueue:
             entry = self._in_flight.popleft()
             assert entry.job is job
             entry.job = None
-            if job.status:
+            if job.status and not entry.is_given_up:
                 entry.is_declined = not job.is_held
                 self._returned.append(entry)
-        if not job.status:
+        if not job.status and not entry.is_given_up:
             entry.append.finish()
         if not self._in_flight:
             if not self._is_going_on and (self._returned or self._waiting):
@@ -198,6 +227,11 @@ class SettledLock:
         self._queue = queue
 
     def __enter__(self) -> None:
+        # A disk that stands still is waited for with nothing held, since the loop needs `offsets_lock`.
+        for _ in range(TRIES):
+            if not self._queue.is_under_way:
+                break
+            self._queue.wait()
         self._lock.acquire()
         try:
             self._queue.settle()

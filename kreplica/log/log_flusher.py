@@ -6,8 +6,10 @@ under the lock before and after. Thread rule: any thread may flush; GroupCommit 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kreplica._core.disk_thread import FlushJob
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica.common.ports import Clock
 from kreplica.log import truncation
@@ -73,6 +75,34 @@ class LogFlusher:
             end = self._bound
             log.state.update(flush_offset=max(log.state.flush_offset, end))
         return end
+
+    def flush_job(self) -> tuple[FlushJob, Callable[[], None]] | None:
+        """A job for a disk thread that flushes the log up to its end of now, and what to call when it is
+        done, which raises as `flush`; None where more than the active segment has to be flushed.
+        """
+        log, local = self._log, self._log.local
+        active, from_offset = log.active, log.state.flush_offset
+        if from_offset <= active.base_offset or local.names_changed or active.transaction_index is not None:
+            return None
+        with log.offsets_lock:
+            end, cuts = log.state.log_end_offset, log.state.cuts
+        job = FlushJob(active.region)
+
+        def finish() -> None:
+            try:
+                job.require_done()
+            except BaseException as error:
+                log.fail(error)
+                raise
+            with log.offsets_lock:
+                is_kept = log.state.cuts == cuts
+                if is_kept:
+                    log.state.update(flush_offset=max(log.state.flush_offset, end))
+            if not is_kept:
+                # Something else may be there by now, which the job did not see.
+                log.flush()
+
+        return job, finish
 
     def truncated(self, end: int) -> None:
         """The log now ends at `end`, also for a flush that is under way; under the log's lock."""

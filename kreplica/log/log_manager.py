@@ -54,10 +54,10 @@ class LogManager:
     """The logs of node `node_id` in `directories`.
 
     `config`: what a log gets that has no configuration of its own; `configs` gives that by topic. `settings`
-    and `cleaner`: of the periodic work. `on_damage(log, damage)` is called, with no lock held, when a range
-    of a log is found to have rotted while it runs. A directory that cannot be opened is offline; `startup`
-    raises only if all are. `locked`: the directories that the caller has locked, and will let go.
-    `disk(path)`: what makes the appends of a directory, None where whoever asks for them does.
+    and `cleaner`: of the periodic work. `on_damage(log, damage)`: called, with no lock held, when a range of
+    a log is found to have rotted while it runs. A directory that cannot be opened is offline; `startup`
+    raises only if all are. `locked`: directories that the caller has locked. `disk(path)`: what makes the
+    appends of a directory, None where whoever asks for them does.
     """
 
     def __init__(
@@ -202,12 +202,11 @@ class LogManager:
         self._add(directory, log)
 
     def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
-        delay_ms = self._config.file_delete_delay_ms
-        log.on_deleted = partial(self._removal.remove_later, directory, delay_ms=delay_ms)
+        remove_later, delay_ms = self._removal.remove_later, self._config.file_delete_delay_ms
+        log.on_deleted = partial(remove_later, directory, delay_ms=delay_ms)
         log.on_cut = directory.lower_checkpoints
         self.cleaner.manager.watch(log)
-        if self._on_damage is not None:
-            log.on_damage = self._on_damage
+        log.on_damage = self._on_damage or log.on_damage
         if self.disk is not None and log.is_writable:
             log.use_disk(self.disk(directory.path))
         with self._lock:

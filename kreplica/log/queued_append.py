@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class LeaderAppend:
     """A producer's batch for a log that is led in `leader_epoch`.
 
-    `appended(info)` is called once it is in the log, `declined()` where the caller has to append it by
+    `appended(info)` is called once it is in the log, or with the error for which nobody waits for that any
+    more; `declined()` where the caller has to append it by
     itself.
     """
 
@@ -50,7 +51,7 @@ class LeaderAppend:
         records: Buffer,
         leader_epoch: int,
         origin: AppendOrigin,
-        appended: Callable[[LogAppendInfo], None],
+        appended: Callable[[LogAppendInfo | KreplicaError], None],
         declined: Callable[[], None],
     ) -> None:
         self._log = log
@@ -123,6 +124,9 @@ class LeaderAppend:
         job, self._job = self._job, None
         self._appended(job.info())
 
+    def give_up(self, error: KreplicaError) -> None:
+        self._appended(error)
+
     def make_carefully(self) -> None:
         self._job = None
         self._declined()
@@ -143,7 +147,7 @@ class FollowerAppend:
         log: UnifiedLog,
         records: Buffer,
         leader_epoch: int,
-        appended: Callable[[LogAppendInfo | None], None],
+        appended: Callable[[LogAppendInfo | KreplicaError | None], None],
         declined: Callable[[memoryview, LogAppendInfo | None], None],
         *,
         with_care: bool = False,
@@ -185,6 +189,9 @@ class FollowerAppend:
     def finish(self) -> None:
         self._job = None
         self._appended(self._info)
+
+    def give_up(self, error: KreplicaError) -> None:
+        self._appended(error)
 
     def make_carefully(self) -> None:
         self._job = None

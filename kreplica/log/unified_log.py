@@ -555,8 +555,7 @@ class UnifiedLog:
 
     def fail(self, error: BaseException) -> None:
         """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""
-        # Not the other one: what is under way on a disk that has failed may never end.
-        with self.offsets_lock:
+        with self.offsets_lock:  # what is under way on a disk that has failed may never end
             self._failure = self._failure or error
             self.choose_path()
 

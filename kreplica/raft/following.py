@@ -86,6 +86,9 @@ class Following:
         )
 
     def _fetch(self, node_id: int, max_wait_ms: int) -> int:
+        if self._context.is_flushing:
+            # A fetch would tell that all of the log is on disk. The end of the flush brings the next step.
+            return NEVER_MS
         context, position = self._context, self._position()
         return context.requests.maybe_send(
             node_id,
@@ -117,8 +120,7 @@ class Following:
             elif snapshot_id is not None:
                 self._begin_snapshot(state, snapshot_id)
             else:
-                self._append(state.epoch, answer.records)
-                self._take_mark(int(answer.high_watermark))
+                self._append(state, answer.records, int(answer.high_watermark))
         except CorruptMessage as error:
             LOGGER.warning("node %d: what the leader sent is refused: %s", self._context.key.node_id, error)
             self._context.requests.back_off(sender)
@@ -144,19 +146,30 @@ class Following:
         self._context.control.truncate_new_entries()
         LOGGER.info("node %d: the log is cut to %d", self._context.key.node_id, end)
 
-    def _append(self, epoch: int, records: Any) -> None:
+    def _append(self, state: FollowerState, records: Any, leader_mark: int) -> None:
         log = self._context.log
+        mark: Callable[[], None] = partial(self._flushed, state, leader_mark)
         if not records or len(memoryview(records)) == 0:
+            self._take_mark(leader_mark)
             return
         before = log.end_offset
         try:
-            log.append_as_follower(records, epoch)
+            log.append_as_follower(records, state.epoch)
+        except BaseException:
+            # What came before the batch that is refused counts, and the mark that came with it does not.
+            mark = _nothing
+            raise
         finally:
-            # Also what came before a batch that was refused.
             if log.end_offset > before:
                 self._context.control.update()
-                self._context.flush()
                 self._context.metrics.fetched_records.mark(log.end_offset - before)
+                self._context.flush(mark)
+            else:
+                mark()
+
+    def _flushed(self, state: FollowerState, leader_mark: int) -> None:
+        if self._quorum.state is state:
+            self._take_mark(leader_mark)
 
     def _take_mark(self, leader_mark: int) -> None:
         log = self._context.log
@@ -234,3 +247,7 @@ class Following:
             context.control.update()
             LOGGER.info("node %d: the log begins at the snapshot %s", context.key.node_id, snapshot_id)
             self._on_commit()
+
+
+def _nothing() -> None:
+    """Nothing follows."""

@@ -14,14 +14,15 @@ Owned by one loop; the directory's lock is the node's business.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
+from kreplica._core.disk_thread import FlushJob
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.config import DEFAULTS, LogConfig, MetadataLogConfig
 from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSnapshot, OffsetsOutOfOrder
-from kreplica.common.ports import Clock, Storage
+from kreplica.common.ports import Clock, Disk, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition
 from kreplica.log import log_loader
 from kreplica.log.log_loader import OpenOptions
@@ -162,10 +163,29 @@ class KafkaMetadataLog:
     def flush(self) -> None:
         """See ReplicatedLog."""
         self.log.flush()
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._state_flushed_ns >= STATE_FLUSH_INTERVAL_NS:
-            self._state_flushed_ns = now_ns
+        if self._is_state_due():
             self.log.flush_state()
+
+    def flush_aside(self, disk: Disk, flushed: Callable[[Callable[[], None]], object]) -> None:
+        """See ReplicatedLog."""
+        flush = self.log.flusher.flush_job()
+        if flush is None:
+            # A segment was begun since, which happens once in a great while.
+            flushed(self.flush)
+            return
+        job, finish = flush
+        disk.submit(job, lambda _: flushed(finish))
+        region = self.log.state.region
+        if region is not None and self._is_state_due():
+            # Nobody waits for it; where it fails, so does the next one of the log.
+            disk.submit(FlushJob(region), lambda _: None)
+
+    def _is_state_due(self) -> bool:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._state_flushed_ns < STATE_FLUSH_INTERVAL_NS:
+            return False
+        self._state_flushed_ns = now_ns
+        return True
 
     def read(self, start_offset: int, max_bytes: int, *, committed_only: bool) -> FetchDataInfo:
         """See ReplicatedLog."""

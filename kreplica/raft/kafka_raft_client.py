@@ -37,7 +37,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import Cancellable, Clock, Loop, Random, Transport
+from kreplica.common.ports import Cancellable, Clock, Disk, Loop, Random, Transport
 from kreplica.common.types import Uuid
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import MetadataRecord
@@ -77,7 +77,8 @@ MOST_TURNS = 16
 class KafkaRaftClient:
     """See the module. `voters`: those of the configuration, for a log that names none.
 
-    `on_fatal(error)` is called once, in the loop, when the client cannot go on.
+    `on_fatal(error)` is called once, in the loop, when the client cannot go on. `disk`: what flushes the log;
+    where there is none, the loop does.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class KafkaRaftClient:
         loop: Loop,
         metrics: MetricRegistry,
         on_fatal: Callable[[BaseException], None],
+        disk: Disk | None = None,
     ) -> None:
         self.node_id = node_id
         self.config = config
@@ -132,6 +134,8 @@ class KafkaRaftClient:
             fetches=ThresholdPurgatory("a fetch", clock),
             appends=ThresholdPurgatory("an append", clock),
             about_to_wait=loop.about_to_wait,
+            post=self._post,
+            disk=disk,
         )
         self._leadership = Leadership(self._context, self._update_listeners)
         self._following = Following(self._context, self._update_listeners)

@@ -101,6 +101,9 @@ class Leadership:
 
     def _append(self, state: LeaderState) -> int:
         context, log = self._context, self._context.log
+        if context.is_flushing:
+            # What comes meanwhile shares the next flush.
+            return NEVER_MS
         is_in_flight = log.end_offset > (state.high_watermark or 0)
         wait_ms = state.accumulator.time_until_drain_ms(in_flight=is_in_flight)
         if wait_ms is None:
@@ -112,10 +115,13 @@ class Leadership:
             self._append_batch(batch)
         self._update_voters(state)
         context.fetches.maybe_complete(log.end_offset)
-        context.flush()
-        self.update_high_watermark(state)
+        context.flush(partial(self._flushed, state))
         # What came meanwhile is due at once, and so is leaving where this has committed the leader's removal.
         return 0 if self._is_removed(state) or not state.accumulator.is_empty else NEVER_MS
+
+    def _flushed(self, state: LeaderState) -> None:
+        if self._quorum.state is state:
+            self.update_high_watermark(state)
 
     def _append_batch(self, batch: CompletedBatch) -> None:
         context = self._context

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kreplica.common.errors import InconsistentVoterSet, InvalidRequest, InvalidVoterKey, KreplicaError
-from kreplica.common.ports import Clock, Random
+from kreplica.common.ports import Clock, Disk, Random
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
 from kreplica.raft.epoch_state import same_replica
@@ -36,7 +37,9 @@ class RaftContext:
     """`fetches`: fetches that wait for the log's end or the mark. `appends`: what waits for the mark.
 
     `shutdown_until_ms`: when a graceful shutdown gives up; None while there is none. `about_to_wait()`: as
-    Loop.about_to_wait.
+    Loop.about_to_wait. `post(task)`: run it in the loop, and a step after it. `disk`: what flushes the log;
+    None where the loop waits for that itself. `is_flushing`: it is under way, so nobody may be told of the
+    log's end.
     """
 
     config: RaftConfig
@@ -52,16 +55,32 @@ class RaftContext:
     fetches: ThresholdPurgatory
     appends: ThresholdPurgatory
     about_to_wait: Callable[[], None]
+    post: Callable[[Callable[[], None]], None]
+    disk: Disk | None = None
+    is_flushing: bool = False
     shutdown_until_ms: int | None = None
 
     def now_ms(self) -> int:
         """The time that deadlines are told in."""
         return self.clock.monotonic_ns() // 1_000_000
 
-    def flush(self) -> None:
-        """Put the log on disk. Other members in the process may do the same meanwhile."""
-        self.about_to_wait()
-        self.log.flush()
+    def flush(self, then: Callable[[], object]) -> None:
+        """Put the log on disk, then call `then`: now, or in a later task of the loop where there is a disk.
+
+        Other members in the process may do the same meanwhile.
+        """
+        if self.disk is None:
+            self.about_to_wait()
+            self.log.flush()
+            then()
+            return
+        self.is_flushing = True
+        self.log.flush_aside(self.disk, lambda finish: self.post(partial(self._flushed, finish, then)))
+
+    def _flushed(self, finish: Callable[[], None], then: Callable[[], object]) -> None:
+        self.is_flushing = False
+        finish()
+        then()
 
     def standing(self, error: KreplicaError | None = None) -> Standing:
         """What an answer says: the error, if there is one, and who leads which epoch."""

@@ -10,9 +10,11 @@ Thread rule: everything here belongs to one loop, but for reads of what is commi
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kreplica._core.log_append_info import LogAppendInfo
+from kreplica.common.ports import Disk
 from kreplica.common.quorum_state import QuorumStateData
 from kreplica.log.log_reader import FetchDataInfo
 from kreplica.metadata.image_format import OffsetAndEpoch
@@ -158,6 +160,11 @@ class ReplicatedLog(Protocol):
 
     def flush(self) -> None:
         """Put all below `end_offset` on disk. KafkaStorageError is for good: the log is offline then."""
+        ...
+
+    def flush_aside(self, disk: Disk, flushed: Callable[[Callable[[], None]], object]) -> None:
+        """Have `disk` do it, then call `flushed(finish)` in the node's loop; `finish` notes it, or raises as
+        `flush`."""
         ...
 
     def read(self, start_offset: int, max_bytes: int, *, committed_only: bool) -> FetchDataInfo:

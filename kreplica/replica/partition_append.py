@@ -74,7 +74,10 @@ def submit_to_leader(
         epoch = partition.term.leader_epoch
     assert log.queue is not None
 
-    def made(info: LogAppendInfo) -> None:
+    def made(info: LogAppendInfo | KreplicaError) -> None:
+        if isinstance(info, KreplicaError):
+            appended(info, SAME)
+            return
         try:
             change = partition.appended_aside(log, info)
             if log.durable:
@@ -195,7 +198,10 @@ def submit_to_follower(
         begins_anew = _begins_anew(partition, log, leader_log_start)
     assert log.queue is not None
 
-    def made(info: LogAppendInfo | None) -> None:
+    def made(info: LogAppendInfo | KreplicaError | None) -> None:
+        if isinstance(info, KreplicaError):
+            appended(info)
+            return
         try:
             _wait_durable(log, info)
         except KreplicaError as error:

@@ -20,7 +20,7 @@ from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.disk_threads import NodeDisks
-from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
+from kreplica.runtime.event_loop import EventLoop, EventLoopThread, NodeLoops
 from kreplica.runtime.lmdb_store import LmdbImageDirectory
 from kreplica.runtime.published_topics import PublishedTopics
 from kreplica.runtime.revocable_storage import RevocableStorage
@@ -31,6 +31,8 @@ from kreplica.runtime.workers import ThreadWorkers
 
 # What nodes call themselves to each other, before their ids.
 CLIENT_ID_PREFIX = "node-"
+# The loops whose tasks wait for the disk, and for whom nobody waits.
+ASIDE = frozenset({"image"})
 
 
 class TcpNode:
@@ -119,16 +121,19 @@ class _Life:
         self._address = address
         self._thread = EventLoopThread(f"kreplica-node-{config.node_id}")
         self._loops = NodeLoops(self._thread)
+        # What waits for the disk and for nobody else: the metadata image, checkpoints, retention, cleaning.
+        self._aside_thread = EventLoopThread(f"kreplica-aside-{config.node_id}")
+        self._aside = NodeLoops(self._aside_thread)
         self._disks = NodeDisks(self._loops)
         self._transport = TcpTransport(self._loops, address, client_id=f"{CLIENT_ID_PREFIX}{config.node_id}")
         ports = NodePorts(
             storage=self.storage,
             clock=SystemClock(),
-            scheduler=self._loops,
+            scheduler=self._aside,
             transport=self._transport,
             workers=ThreadWorkers(),
             random=random.SystemRandom(),
-            loop=self._loops.loop,
+            loop=self._loop,
             image=LmdbImageDirectory,
             disk=self._disks.disk,
         )
@@ -149,6 +154,7 @@ class _Life:
     def start(self) -> None:
         """Take the ports, then serve while the node opens its logs: the quorum does not wait for that."""
         self._thread.start()
+        self._aside_thread.start()
         try:
             for address, server in self._servers:
                 server.bind(*address)
@@ -175,3 +181,8 @@ class _Life:
         self._transport.close()
         self._disks.leave()
         self._thread.stop()
+        self._aside.leave()
+        self._aside_thread.stop()
+
+    def _loop(self, name: str) -> EventLoop:
+        return (self._aside if name in ASIDE else self._loops).loop(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from kreplica.broker.broker import Broker
@@ -54,7 +54,7 @@ def broker_factory(
             config=LOG_CONFIG,
             configs=controller.configs(),
             replica_config=replica_config,
-            disk=partial(_new_disk, ports) if with_disks else None,
+            disk=cache(partial(_new_disk, ports)) if with_disks else None,
         )
         broker.replica_manager.repairs.on_wants_handover = lambda partition: controller.handover_wanted(
             ports.broker_id, partition.topic_partition

@@ -28,6 +28,8 @@ class SimDisk:
         # How many were performed before their step came, since somebody waited for them.
         self._ahead = 0
         self._held: set[Lane] = set()
+        self._missed = 0
+        self.is_stalled = False
         self.waiting_ms = 0.0
 
     def __len__(self) -> int:
@@ -65,6 +67,18 @@ class SimDisk:
         """As the port."""
         self._held.discard(lane)
 
+    def stall(self, waiting_ms: float) -> None:
+        """Do nothing any more, and tell that it has been so for `waiting_ms`."""
+        self.is_stalled, self.waiting_ms = True, waiting_ms
+
+    def go_on(self) -> None:
+        """Do what is left, and go on."""
+        assert self._loop is not None
+        self.is_stalled, self.waiting_ms = False, 0.0
+        for _ in range(self._missed):
+            self._loop.post(self._step)
+        self._missed = 0
+
     # ---- its events ---------------------------------------------------------------------------------------
 
     def perform_next(self) -> None:
@@ -87,6 +101,9 @@ class SimDisk:
     def _step(self) -> None:
         # Each job that was submitted brings one step, and each step tells of one.
         assert self._loop is not None
+        if self.is_stalled:
+            self._missed += 1
+            return
         if not self._ahead:
             self.perform_next()
         self._ahead -= 1

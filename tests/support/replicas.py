@@ -33,8 +33,9 @@ class Replicas:
         partitions: int = 1,
         settings: dict[str, object] | None = None,
         config: ReplicaConfig | None = None,
+        with_disks: bool = False,
     ) -> None:
-        self.cluster = SimCluster(broker_factory(config), shuffle=False)
+        self.cluster = SimCluster(broker_factory(config, with_disks=with_disks), shuffle=False)
         self.ids = tuple(range(1, brokers + 1))
         self.controller = self.cluster.controller
         self.controller.add_topic(TOPIC, LOG_CONFIG.replace(settings or {}))

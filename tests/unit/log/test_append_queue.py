@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kreplica._core.log_append_info import LogAppendInfo
-from kreplica.common.errors import KreplicaError, OutOfOrderSequenceNumber
+from kreplica.common.errors import KreplicaError, OutOfOrderSequenceNumber, StorageIOError
 from kreplica.common.types import AppendOrigin
 from kreplica.log.queued_append import FollowerAppend, LeaderAppend
 from kreplica.log.unified_log import UnifiedLog
@@ -36,8 +36,8 @@ class Stage:
         """Submit a producer's batch with one record, the name."""
         records = build([name.encode()], **{"now_ms": NOW_MS, **fields})
 
-        def appended(info: LogAppendInfo) -> None:
-            self.results[name] = info.base_offset
+        def appended(info: LogAppendInfo | KreplicaError) -> None:
+            self.results[name] = type(info) if isinstance(info, KreplicaError) else info.base_offset
 
         def declined() -> None:
             self.carefully.append(name)
@@ -261,3 +261,18 @@ def test_the_log_is_the_one_that_direct_appends_make(
     assert values(at.log) == values(direct)
     for log in (at.log, direct):
         log.close()
+
+
+def test_who_waits_for_a_disk_that_stands_still_can_be_told(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    for name in "abc":
+        at.lead(name)
+    at.perform()
+    error = StorageIOError("the disk stands still")
+    at.log.fail(error)
+    at.log.queue.give_up(error)
+    assert at.results == {"a": StorageIOError, "b": StorageIOError, "c": StorageIOError}
+    # It goes on after all: what was under way is made, and nobody hears of it again.
+    at.finish()
+    assert at.log.log_end_offset == 3
+    assert at.results == {"a": StorageIOError, "b": StorageIOError, "c": StorageIOError}
