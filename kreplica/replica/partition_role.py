@@ -44,8 +44,10 @@ def make_leader(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> Be
         _take_log(partition, log)
         start = former.epoch_start_offset
         if is_new_epoch or start is None:
-            start = log.log_end_offset
-            _begin_epoch(log, told.leader_epoch, start)
+            # What a disk thread appends of the epoch before is in the log then, and nothing comes in between.
+            with log.lock:
+                start = log.log_end_offset
+                _begin_epoch(log, told.leader_epoch, start)
         partition.assign_replicas(told.replicas, _added_anew(told, known))
         partition_isr.note_told(partition, told, now_ms)
         if is_new_epoch or is_new_leader:
