@@ -12,23 +12,23 @@ from pathlib import Path
 
 from rich import progress as bars
 
-from kreplica.cli.export_files import OF_PARTITION, STANDARD_OUTPUT, SUFFIXES, Output, format_of, numbered
+from kreplica.cli.export_files import STANDARD_OUTPUT, SUFFIXES, Output, format_of, numbered
 from kreplica.cli.output import Fact, console, print_json
 from kreplica.common.config import LogConfig
 from kreplica.common.types import INT64_MAX, TopicPartition
-from kreplica.log.column_reader import COLUMNS, ColumnReader
+from kreplica.log.column_reader import ColumnReader
 from kreplica.log.damage import Damage
 from kreplica.log.diff import is_partition
 from kreplica.log.file_names import parse_directory_name
 from kreplica.log.live_reader import LiveReader
 from kreplica.log.log_directory import LogDirectory
+from kreplica.log.partition_columns import ALL_COLUMNS, of_records
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 
 DEFAULT_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
-ALL_COLUMNS = (*OF_PARTITION, *COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _export(
     with closing(_open(directory, partition)) as log:
         reader = ColumnReader(
             log,
-            [name for name in columns if name not in OF_PARTITION] or ["offset"],
+            of_records(columns),
             start=_first(log, wanted.from_offset),
             stop=wanted.to_offset,
             isolation=wanted.isolation,

@@ -17,16 +17,15 @@ from itertools import count, islice, pairwise, repeat
 from types import TracebackType
 from typing import IO, Any, NoReturn, Protocol, Self
 
-from kreplica._core.arrow import BinaryColumn, Columns, HeadersColumn, schema, to_arrow
+from kreplica._core.arrow import BinaryColumn, Columns, HeadersColumn, to_arrow
 from kreplica.common.errors import exception_for_os
 from kreplica.common.types import TopicPartition
+from kreplica.log.partition_columns import OF_PARTITION, PartitionColumns
 
 SUFFIXES = {"parquet": ".parquet", "arrow": ".arrow", "jsonl": ".jsonl"}
 STANDARD_OUTPUT = "-"
 _quoted = json.encoder.encode_basestring
 ESCAPED = re.compile(rb'[\x00-\x1f"\\]')
-# Those that are the same for all records of a partition; a reader does not know them.
-OF_PARTITION = ("topic", "partition")
 ROW_GROUP_ROWS = 1 << 20
 ROW_GROUP_BYTES = 128 << 20
 # Parquet: what repeats gets a dictionary, what grows steadily its differences.
@@ -167,40 +166,14 @@ class ArrowFormat:
     """Parquet, or Arrow's IPC file (Feather, version 2)."""
 
     def __init__(self, kind: str, columns: Sequence[str], topics: Sequence[str]) -> None:
-        import pyarrow
-
         self._kind = kind
-        self._columns = list(columns)
-        # The same in all batches, for a file has one dictionary for a column.
-        self._topics = pyarrow.array(topics, pyarrow.string())
-        self._schema = self._schema_of(columns)
-
-    def _schema_of(self, columns: Sequence[str]) -> Any:
-        import pyarrow
-
-        fields = {
-            "topic": pyarrow.field("topic", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
-            "partition": pyarrow.field("partition", pyarrow.int32()),
-        }
-        for field in schema([name for name in columns if name not in OF_PARTITION]):
-            fields[field.name] = field
-        return pyarrow.schema([fields[name] for name in columns])
+        self._columns = PartitionColumns(columns, topics)
 
     def create(self, path: str) -> ArrowFile:
-        return ArrowFile(path, self._kind, self._schema)
+        return ArrowFile(path, self._kind, self._columns.schema)
 
     def rows(self, piece: Columns, partition: TopicPartition) -> Any:
-        import pyarrow
-
-        batch, rows = to_arrow(piece), piece.rows
-        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-        if "topic" in self._columns:
-            index = self._topics.index(partition.topic).as_py()
-            indices = pyarrow.repeat(pyarrow.scalar(index, pyarrow.int32()), rows)
-            arrays["topic"] = pyarrow.DictionaryArray.from_arrays(indices, self._topics)
-        if "partition" in self._columns:
-            arrays["partition"] = pyarrow.repeat(pyarrow.scalar(partition.partition, pyarrow.int32()), rows)
-        return pyarrow.RecordBatch.from_arrays([arrays[name] for name in self._columns], schema=self._schema)
+        return self._columns.with_partition(to_arrow(piece), partition)
 
 
 class ArrowFile:

@@ -26,5 +26,9 @@ for name in sorted(names):
             ("kreplica/" + name).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         )
 
+# What is beside it needs packages that need not be there; that it came along can be seen without them.
+for beside in ("bindings",):
+    assert (PACKAGE.parent / beside / "py.typed").is_file(), beside
+
 assert importlib.metadata.version("kreplica")
 print(f"{len(names)} files, {len(stubs)} native modules: installed and importable")

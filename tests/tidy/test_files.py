@@ -80,7 +80,8 @@ def test_native_modules_have_a_declaration() -> None:
 def test_sources_open_with_their_contract() -> None:
     """A module says first what it is for, who owns what, and which threads may come."""
     silent = []
-    for path in source_files(".py", ".pyx"):
+    packages = ("kreplica", "bindings", "spark_connector")
+    for path in [path for top in packages for path in source_files(".py", ".pyx", under=top)]:
         text = (ROOT / path).read_text().strip()
         if text and not re.match(r'[rR]?"""\S|#(?!!)', text):
             silent.append(str(path))

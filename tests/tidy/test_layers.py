@@ -24,6 +24,8 @@ ROWS: list[set[str]] = [
     {"cli"},
     {"__main__"},
 ]
+# Packages beside kreplica, the lower first: none is imported by kreplica, nor by one before it.
+BESIDE = ("bindings", "spark_connector")
 HEIGHT = {layer: height for height, row in enumerate(ROWS) for layer in row}
 
 
@@ -47,6 +49,16 @@ def violations(path: Path, text: str) -> list[str]:
     ]
 
 
+def beside_violations(path: Path, text: str) -> list[str]:
+    """A line for each import of a package beside kreplica that the file, perhaps in one, may not have."""
+    own = BESIDE.index(path.parts[0]) if path.parts[0] in BESIDE else -1
+    return [
+        f"{path}:{found.line}: {path.parts[0]} imports {found.module}"
+        for found in imports_of(path, text)
+        if found.module.split(".")[0] in BESIDE[own + 1 :]
+    ]
+
+
 def allowed(own: str, found: Import) -> bool:
     layers = {layer_of(target) for target in found.targets if target.split(".")[0] == "kreplica"}
     layers = {layer for layer in layers if layer in HEIGHT}
@@ -61,6 +73,14 @@ def test_nothing_imports_upward() -> None:
     assert len(sources) > 20
     found = [line for path in sources for line in violations(path, (ROOT / path).read_text())]
     assert found == []
+
+
+def test_what_is_beside_is_not_leant_on() -> None:
+    sources = [path for top in ("kreplica", *BESIDE) for path in source_files(".py", ".pyx", under=top)]
+    assert [line for path in sources for line in beside_violations(path, (ROOT / path).read_text())] == []
+    for place in ("kreplica/cli/x.py", "bindings/x.py"):
+        assert len(beside_violations(Path(place), "import kreplica\nfrom spark_connector import x")) == 1
+    assert beside_violations(Path("spark_connector/x.py"), "from bindings import scan") == []
 
 
 def test_every_layer_is_there() -> None:

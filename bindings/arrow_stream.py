@@ -1,0 +1,202 @@
+"""Any range of any number of partitions as one Arrow stream (Arrow's C stream interface).
+
+What a reader does not want is not looked at: offsets and times are found by the logs' indexes, partitions are
+left out, and a column that was not asked for is not taken out of its record. Values that are not compressed
+are not copied where views are wanted: they point into the mapped segments, which stay as long as they do.
+Ownership: each stream that is begun has the log it reads, one at a time. Thread rule: an ArrowStream is
+immutable; each stream that is begun belongs to one thread.
+
+Layout: https://arrow.apache.org/docs/format/CStreamInterface.html
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from bindings.partition_directories import PartitionDirectories, open_log
+from kreplica.common.types import TopicPartition
+from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
+from kreplica.log.damage import Damage
+from kreplica.log.log_reader import upper_bound
+from kreplica.log.partition_columns import ALL_COLUMNS, PartitionColumns, of_records
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch as ArrowRecordBatch
+    from pyarrow import RecordBatchReader, Schema
+    from pyarrow import Table as ArrowTable
+
+Isolation = Literal["log_end", "high_watermark", "txn_committed"]
+# One offset for all partitions, or one for each; a partition that is not named has no bound.
+Offsets = int | Mapping[TopicPartition, int] | None
+
+DEFAULT_COLUMNS = ("topic", "partition", *COLUMNS[:6])
+
+
+@dataclass(frozen=True, slots=True)
+class Predicates:
+    """Which records: offsets in [start, stop), timestamps (ms since 1970) in [from_time, to_time)."""
+
+    start: Offsets = None
+    stop: Offsets = None
+    from_time: int | None = None
+    to_time: int | None = None
+
+
+def scan(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    columns: Sequence[str] | None = None,
+    topics: Iterable[str] | None = None,
+    partitions: Iterable[int | TopicPartition] | None = None,
+    start: Offsets = None,
+    stop: Offsets = None,
+    from_time: int | None = None,
+    to_time: int | None = None,
+    isolation: Isolation = "high_watermark",
+    views: bool = False,
+    skip_damaged: bool = False,
+) -> ArrowStream:
+    """The records of the partitions in `paths`, partition after partition, by offset in each.
+
+    `paths`: directories of partitions, or those that hold several. `columns`, in this order: of topic,
+    partition, offset, timestamp, timestamp_type, key, value, headers (these by default), leader_epoch and
+    producer_id. `start`, `stop`: offsets [start, stop), for all partitions or by partition; one that begins
+    later or ends earlier has less. `from_time`, `to_time`: ms since 1970, the latter exclusive. `isolation`:
+    up to the high watermark, the last stable offset without what was aborted, or the log's end. `views`: keys
+    and values point into the mapped files. `skip_damaged`: pass over what rotted, and tell it in `skipped`.
+
+    Raises InvalidFile for a path that holds no partition, ValueError for an unknown column, isolation, topic
+    or partition, ImportError where pyarrow is not installed. What a log has against being read is raised by
+    the stream.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    directories = PartitionDirectories.find(given)
+    return ArrowStream(
+        directories,
+        _chosen(directories.partitions, topics, partitions),
+        columns=DEFAULT_COLUMNS if columns is None else columns,
+        predicates=Predicates(start, stop, from_time, to_time),
+        isolation=isolation,
+        views=views,
+        skip_damaged=skip_damaged,
+    )
+
+
+class ArrowStream:
+    """What `scan` returns. It may be read any number of times; each time it sees what there is by then."""
+
+    def __init__(
+        self,
+        directories: PartitionDirectories,
+        partitions: Sequence[TopicPartition],
+        *,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        predicates: Predicates | None = None,
+        isolation: Isolation = "high_watermark",
+        views: bool = False,
+        skip_damaged: bool = False,
+    ) -> None:
+        _check(columns, isolation)
+        self._directories = directories
+        self.partitions = tuple(partitions)
+        self._columns = list(columns)
+        self._predicates = predicates or Predicates()
+        self._isolation = isolation
+        self._views = views
+        self._skip_damaged = skip_damaged
+        topics = sorted({partition.topic for partition in self.partitions})
+        self._of_partition = PartitionColumns(columns, topics, views=views)
+        # What was passed over by the stream that was begun last, as far as it was read.
+        self.skipped: list[tuple[TopicPartition, Damage]] = []
+
+    @property
+    def schema(self) -> Schema:
+        """The pyarrow.Schema of all batches."""
+        return self._of_partition.schema
+
+    def batches(self) -> Iterator[ArrowRecordBatch]:
+        """The pyarrow.RecordBatches, of at most 65,536 rows. Raises DamagedLog with the offset, InvalidFile,
+        KafkaStorageError."""
+        skipped: list[tuple[TopicPartition, Damage]] = []
+        self.skipped = skipped
+        for partition in self.partitions:
+            yield from self._batches(partition, skipped)
+
+    def reader(self) -> RecordBatchReader:
+        """The same as a pyarrow.RecordBatchReader."""
+        import pyarrow
+
+        return pyarrow.RecordBatchReader.from_batches(self.schema, self.batches())
+
+    def to_arrow(self) -> ArrowTable:
+        """The same as a pyarrow.Table; it is in memory as a whole, but for what views point to."""
+        return self.reader().read_all()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.reader().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> Any:
+        return self.schema.__arrow_c_schema__()
+
+    def _batches(
+        self, partition: TopicPartition, skipped: list[tuple[TopicPartition, Damage]]
+    ) -> Iterator[ArrowRecordBatch]:
+        predicates, names = self._predicates, of_records(self._columns)
+        with closing(open_log(self._directories.directory(partition))) as log:
+            start = max(_offset(predicates.start, partition) or 0, log.log_start_offset)
+            if start > upper_bound(log, self._isolation):
+                return
+            reader = ColumnReader(
+                log,
+                names,
+                start=start,
+                stop=_offset(predicates.stop, partition),
+                isolation=self._isolation,
+                from_time=predicates.from_time,
+                to_time=predicates.to_time,
+                skip_damaged=self._skip_damaged,
+                own=True,
+                views=self._views,
+            )
+            for batch in arrow_batches(reader, names):
+                yield self._of_partition.with_partition(batch, partition)
+            skipped += [(partition, damage) for damage in reader.skipped]
+
+
+def _check(columns: Sequence[str], isolation: str) -> None:
+    unknown = [name for name in columns if name not in ALL_COLUMNS]
+    if unknown:
+        raise ValueError(f"no column {unknown[0]!r}, only {', '.join(ALL_COLUMNS)}")
+    if not columns or len(set(columns)) < len(columns):
+        raise ValueError("no column is named" if not columns else "a column is named twice")
+    if isolation not in ("log_end", "high_watermark", "txn_committed"):
+        raise ValueError(f"isolation {isolation!r}: log_end, high_watermark or txn_committed")
+
+
+def _chosen(
+    known: Sequence[TopicPartition],
+    topics: Iterable[str] | None,
+    partitions: Iterable[int | TopicPartition] | None,
+) -> list[TopicPartition]:
+    wanted = list(known)
+    if topics is not None:
+        names = {topics} if isinstance(topics, str) else set(topics)
+        missing = names - {partition.topic for partition in known}
+        if missing:
+            raise ValueError(f"no topic {min(missing)!r} in these directories")
+        wanted = [partition for partition in wanted if partition.topic in names]
+    if partitions is None:
+        return wanted
+    asked = set(partitions)
+    missing_partitions = asked - {each for at in wanted for each in (at, at.partition)}
+    if missing_partitions:
+        raise ValueError(f"no partition {min(map(str, missing_partitions))} in these directories")
+    return [at for at in wanted if at in asked or at.partition in asked]
+
+
+def _offset(offsets: Offsets, partition: TopicPartition) -> int | None:
+    return offsets if offsets is None or isinstance(offsets, int) else offsets.get(partition)
