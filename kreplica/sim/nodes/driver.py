@@ -252,11 +252,11 @@ class NodeDriver:
         offset = start
         while True:
             fetched = cluster.result(cluster.client.fetcher.fetch(at, offset))
-            records = polled(at, offset, fetched)
-            if not records:
+            records, next_offset = polled(at, offset, fetched)
+            if next_offset == offset:
                 return start, found
             found += records
-            offset = records[-1].offset + 1
+            offset = next_offset
 
     def _violation(self, name: str, facts: str) -> InvariantViolated:
         error = InvariantViolated(name, facts)

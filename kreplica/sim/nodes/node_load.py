@@ -194,17 +194,17 @@ class NodeLoad:
             self._counts["polls that failed"] += 1
             return
         try:
-            records = polled(at, offset, answer.result())
+            records, next_offset = polled(at, offset, answer.result())
         except CorruptMessage:
             if self._cluster.as_bytes:
                 raise
             # The answer shares the memory of the leader, where a bit has flipped since.
             self._counts["polls that failed"] += 1
             return
+        consumer.positions[at] = next_offset
         if records:
             self._counts["polled"] += len(records)
             self.operations.append(Poll(consumer.name, records))
-            consumer.positions[at] = records[-1].offset + 1
             if self._random.random() < 0.1:
                 # Now and then somebody reads from the beginning again.
                 consumer.positions[at] = 0
@@ -329,12 +329,15 @@ def _delete_request(at: TopicPartition, offset: int) -> DeleteRecordsRequest:
     )
 
 
-def polled(at: TopicPartition, offset: int, fetched: Any) -> list[Polled]:
-    """The records from `offset` on that a fetch has brought."""
-    return [
-        Polled(at, record.offset, bytes(record.value).decode())
-        for batch in fetched.batches()
-        if not batch.is_control
-        for record in batch
-        if record.offset is not None and record.offset >= offset
-    ]
+def polled(at: TopicPartition, offset: int, fetched: Any) -> tuple[list[Polled], int]:
+    """The records from `offset` on that a fetch has brought, and where those after them begin."""
+    records = list[Polled]()
+    for batch in fetched.batches():
+        if not batch.is_control:
+            records += [
+                Polled(at, record.offset, bytes(record.value).decode())
+                for record in batch
+                if record.offset is not None and record.offset >= offset
+            ]
+        offset = batch.next_offset
+    return records, offset
