@@ -78,6 +78,7 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(31, 0, 3, 1),  # DeleteAcls
         _range(32, 0, 4, 1),  # DescribeConfigs
         _range(33, 0, 2),  # AlterConfigs
+        _range(34, 0, 2, 1),  # AlterReplicaLogDirs
         _range(35, 0, 4, 1),  # DescribeLogDirs
         _range(36, 0, 2),  # SaslAuthenticate
         _range(37, 0, 3),  # CreatePartitions

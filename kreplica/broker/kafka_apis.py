@@ -112,7 +112,7 @@ class KafkaApis:
             required_acks=request.acks,
             timeout_ms=int(request.timeout.total_seconds() * 1000),
         )
-        return _then(
+        return then(
             result,
             lambda responses: _produce_answered(request, {**responses, **refused}),
         )
@@ -153,7 +153,7 @@ class KafkaApis:
             is_for_repair=is_from_follower and request.session_epoch == FINAL_EPOCH,
             client_rack=request.rack_id,
         )
-        return _then(fetches.fetch_messages(session, params), partial(_fetch_response, session))
+        return then(fetches.fetch_messages(session, params), partial(_fetch_response, session))
 
     def _asked(self, request: FetchRequest) -> Iterator[CachedPartition]:
         for topic in request.topics:
@@ -235,7 +235,7 @@ class KafkaApis:
         return resolved(ListOffsetsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics)))
 
 
-def _then(result: Future[Any], make: Callable[[Any], Any]) -> Future[Any]:
+def then(result: Future[Any], make: Callable[[Any], Any]) -> Future[Any]:
     """What `make` makes of the result; fails as the result does, or as `make`."""
     answer: Future[Any] = Future()
 

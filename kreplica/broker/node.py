@@ -284,6 +284,7 @@ class Node:
             metrics=self.metrics,
             on_assignment=assignments.on_assignment,
         )
+        broker.replica_manager.alter_log_dirs.on_assignment = assignments.on_assignment
         handovers = HandoverRequests(
             controller=self.active_controller, transport=ports.transport, loop=ports.loop("handovers")
         )

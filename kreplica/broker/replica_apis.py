@@ -13,6 +13,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from kio.schema.alter_replica_log_dirs.v2.request import AlterReplicaLogDirsRequest
+from kio.schema.alter_replica_log_dirs.v2.response import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
 from kio.schema.delete_records.v2.request import DeleteRecordsRequest
 from kio.schema.delete_records.v2.response import (
     DeleteRecordsPartitionResult,
@@ -35,11 +41,14 @@ from kio.schema.describe_producers.v0.response import (
 )
 from kio.schema.errors import ErrorCode
 
+from kreplica.broker.kafka_apis import then
 from kreplica.common.errors import InvalidRequest, KafkaStorageError, KreplicaError
 from kreplica.common.future import Future, resolved
 from kreplica.common.types import TopicPartition
+from kreplica.log.log_moves import LogMove
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.delayed_delete_records import DeleteRecordsResult
+from kreplica.replica.replica_alter_log_dirs_manager import AlterResults
 from kreplica.replica.replica_manager import ReplicaManager
 
 NO_THROTTLE = timedelta(0)
@@ -51,6 +60,7 @@ class ReplicaApis:
     def __init__(self, replicas: ReplicaManager) -> None:
         self._replicas = replicas
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+            AlterReplicaLogDirsRequest: self.handle_alter_replica_log_dirs,
             DeleteRecordsRequest: self.handle_delete_records,
             DescribeLogDirsRequest: self.handle_describe_log_dirs,
             DescribeProducersRequest: self.handle_describe_producers,
@@ -74,6 +84,20 @@ class ReplicaApis:
         done.add_done_callback(partial(_deleted, answer, twice))
         return answer
 
+    # ---- AlterReplicaLogDirs ------------------------------------------------------------------------------
+
+    def handle_alter_replica_log_dirs(
+        self, request: AlterReplicaLogDirsRequest
+    ) -> Future[AlterReplicaLogDirsResponse]:
+        """AlterReplicaLogDirs (34, KIP-113): done when the moves have begun."""
+        wanted = {
+            TopicPartition(topic.name, number): directory.path
+            for directory in request.dirs
+            for topic in directory.topics
+            for number in topic.partitions
+        }
+        return then(self._replicas.alter_log_dirs.alter(wanted), _altered)
+
     # ---- DescribeLogDirs ----------------------------------------------------------------------------------
 
     def handle_describe_log_dirs(self, request: DescribeLogDirsRequest) -> Future[DescribeLogDirsResponse]:
@@ -82,7 +106,11 @@ class ReplicaApis:
         found: dict[str, list[UnifiedLog]] = {path: [] for path in logs.directory_ids}
         for log in self._logs_of(request):
             found.setdefault(log.local.directory.rpartition("/")[0], []).append(log)
-        results = [self._described(path, found[path]) for path in sorted(found)]
+        moves = list(logs.moves.moves.values())
+        results = [
+            self._described(path, found[path], [each for each in moves if each.target.path == path])
+            for path in sorted(found)
+        ]
         code = ErrorCode(KafkaStorageError.code)
         results += [
             DescribeLogDirsResult(error_code=code, log_dir=path, topics=())
@@ -103,7 +131,9 @@ class ReplicaApis:
         }
         return [log for at in sorted(wanted) if (log := logs.get_log(at)) is not None]
 
-    def _described(self, path: str, logs: Iterable[UnifiedLog]) -> DescribeLogDirsResult:
+    def _described(
+        self, path: str, logs: Iterable[UnifiedLog], moves: Iterable[LogMove]
+    ) -> DescribeLogDirsResult:
         topics: dict[str, list[DescribeLogDirsPartition]] = {}
         for log in logs:
             topic, number = log.topic_partition
@@ -113,6 +143,16 @@ class ReplicaApis:
                     partition_size=log.size,
                     offset_lag=max(log.high_watermark - log.log_end_offset, 0),
                     is_future_key=False,
+                )
+            )
+        for move in moves:
+            topic, number = move.log.topic_partition
+            topics.setdefault(topic, []).append(
+                DescribeLogDirsPartition(
+                    partition_index=number,
+                    partition_size=move.future.size,
+                    offset_lag=move.lag,
+                    is_future_key=True,
                 )
             )
         return DescribeLogDirsResult(
@@ -171,6 +211,22 @@ class ReplicaApis:
         return PartitionResponse(
             partition_index=at.partition, error_code=ErrorCode.none, active_producers=tuple(entries)
         )
+
+
+def _altered(results: AlterResults) -> AlterReplicaLogDirsResponse:
+    topics: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    for (topic, number), error in results.items():
+        code = ErrorCode.none if error is None else ErrorCode(error.code)
+        topics.setdefault(topic, []).append(
+            AlterReplicaLogDirPartitionResult(partition_index=number, error_code=code)
+        )
+    return AlterReplicaLogDirsResponse(
+        throttle_time=NO_THROTTLE,
+        results=tuple(
+            AlterReplicaLogDirTopicResult(topic_name=name, partitions=tuple(each))
+            for name, each in topics.items()
+        ),
+    )
 
 
 def _deleted(

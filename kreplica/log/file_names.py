@@ -23,6 +23,8 @@ DELETED_DIRECTORY_SUFFIX = "-delete"
 CLUSTER_METADATA_DIRECTORY = "__cluster_metadata-0"
 # And those of the partitions with the offsets of consumer groups, but for their number.
 CONSUMER_OFFSETS_DIRECTORY = "__consumer_offsets-"
+# The copy of a log that is moved into this log directory.
+FUTURE_DIRECTORY_SUFFIX = "-future"
 # A partition's directory that no topic of the cluster has any more, moved aside.
 STRAY_DIRECTORY_SUFFIX = "-stray"
 # Kafka removes every file with the suffix .deleted before it loads a log. So it removes this one, and a state

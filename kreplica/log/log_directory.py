@@ -20,6 +20,7 @@ from kreplica.log.checkpoint import (
 from kreplica.log.clean_shutdown_file import CleanShutdownFile
 from kreplica.log.file_names import (
     DELETED_DIRECTORY_SUFFIX,
+    FUTURE_DIRECTORY_SUFFIX,
     STATE_FILE,
     STRAY_DIRECTORY_SUFFIX,
     parse_directory_name,
@@ -156,6 +157,11 @@ class LogDirectory:
         paths = [f"{self.path}/{name}" for name in names if name.endswith(STRAY_DIRECTORY_SUFFIX)]
         return [path for path in paths if self._storage.is_directory(path)]
 
+    def futures(self) -> list[str]:
+        """The paths of the copies of logs that were to be moved here."""
+        names = self._storage.list_directory(self.path)
+        return [f"{self.path}/{name}" for name in names if name.endswith(FUTURE_DIRECTORY_SUFFIX)]
+
     def partitions(self) -> tuple[list[str], list[str]]:
         """(names of the partitions' directories, names of those whose deletion had begun); the metadata log's
         is one of the former."""
@@ -183,6 +189,12 @@ class LogDirectory:
             return self._recovery_points.read(), self._written_starts, self._written_marks
 
     # Logs come and go while a checkpoint is made: each takes a copy of the table first.
+
+    def write_checkpoints(self) -> None:
+        """Write all three."""
+        self.write_recovery_points()
+        self.write_log_starts()
+        self.write_high_watermarks()
 
     def write_recovery_points(self) -> None:
         with self._checkpoint_lock:

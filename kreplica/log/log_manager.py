@@ -42,6 +42,7 @@ from kreplica.log.log_creation import NewLog
 from kreplica.log.log_directories import LogDirectories
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
+from kreplica.log.log_moves import LogMoves
 from kreplica.log.log_removal import LogRemoval
 from kreplica.log.periodic_job import JobRecord
 from kreplica.log.scrubber import Scrubber
@@ -112,6 +113,15 @@ class LogManager:
         self.configs = dict(configs or {})
         made = [LogDirectory(storage, path, lent=path in locked) for path in directories]
         self._directories = LogDirectories(made)
+        self.moves = LogMoves(
+            self._directories,
+            self._removal,
+            self.cleaner.manager,
+            clock=clock,
+            lock=self._lock,
+            open_log=self._open_log,
+            config_of=self.config_of,
+        )
         self._loaded = 0
 
     # ---- start and stop -----------------------------------------------------------------------------------
@@ -148,6 +158,7 @@ class LogManager:
 
     def _load_all(self, on_progress: Progress | None) -> None:
         tasks: list[Callable[[], None]] = []
+        self.moves.recover()
         for directory in self._online():
             self._guarded(directory, partial(self._collect, directory, tasks))
         self._loaded = 0
@@ -159,6 +170,7 @@ class LogManager:
 
     def _let_go(self) -> None:
         with self._lock:
+            self.moves.abandon()
             for directory in self._directories:
                 for log in directory.logs.values():
                     log.abandon()
@@ -220,6 +232,7 @@ class LogManager:
         that broker epoch."""
         for job in self._jobs:
             job.stop()
+        self.moves.close()
         self.cleaner.close()
         failed: list[TopicPartition] = []
 
@@ -386,11 +399,8 @@ class LogManager:
         return log
 
     def reopen_log(self, partition: TopicPartition, mend: Callable[[], None]) -> UnifiedLog:
-        """Open a log again at which recovery stopped, once `mend` has put its files in order.
-
-        Raises what `mend` raises, and KafkaStorageError; the log is opened again all the same
-        where it can be.
-        """
+        """Open a log again at which recovery stopped, once `mend` has put its files in order. Raises what it
+        raises, and KafkaStorageError; the log is opened again all the same where it can be."""
         with self._lock:
             if self.get_log(partition) is None:
                 raise KafkaStorageError(f"{partition}: its log directory is offline")
@@ -438,17 +448,13 @@ class LogManager:
         return self._directories.full
 
     def delete_log(self, partition: TopicPartition) -> None:
-        """Delete the partition's log: its directory is renamed at once and removed after
-        file.delete.delay.ms.
-
-        Raises UnknownTopicOrPartition, KafkaStorageError.
-        """
+        """As `delete_logs`, for one; raises UnknownTopicOrPartition, KafkaStorageError."""
         if not self.delete_logs([partition]):
             raise UnknownTopicOrPartition(f"{partition}: no log of it here")
 
     def delete_logs(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Delete the logs that there are of these partitions, as `delete_log`, with one flush of their
-        directory; returns whose."""
+        """Delete the logs that there are of these partitions; returns whose. Their directories are renamed at
+        once, with one flush of the parent, and removed after file.delete.delay.ms."""
         moved = self._move_aside(partitions, DELETED_DIRECTORY_SUFFIX)
         for directory, log, path in moved:
             self._removal.remove_tree_later(directory, path, log.config.file_delete_delay_ms)
@@ -456,16 +462,14 @@ class LogManager:
 
     def move_stray_aside(self, partition: TopicPartition) -> str:
         """Take the log of no topic of the cluster out of the way: its directory gets a name that no log has,
-        and keeps all that is in it. Returns its path; raises as `delete_log`.
-        """
+        and keeps all that is in it. Returns its path; raises as `delete_log`."""
         for _, _, path in self._move_aside([partition], STRAY_DIRECTORY_SUFFIX):
             return path
         raise UnknownTopicOrPartition(f"{partition}: no log of it here")
 
     def remove_strays(self, is_gone: Callable[[Uuid], bool]) -> list[str]:
         """Remove what was moved aside, now or in an earlier run, and whose topic's id says that it is gone;
-        after file.delete.delay.ms. Returns the paths; one that tells no id is kept.
-        """
+        after file.delete.delay.ms. Returns the paths; one that tells no id is kept."""
         removed = []
         for directory in self._online():
             for path in self._removal.strays(directory, is_gone):
@@ -474,9 +478,7 @@ class LogManager:
         return removed
 
     def topic_id(self, partition: TopicPartition) -> Uuid | None:
-        """The id of the topic that the partition's log belongs to; None where it tells none, or there is no
-        log.
-        """
+        """The id of the topic that the partition's log belongs to; None if it tells none or is not there."""
         log = self.get_log(partition)
         if log is not None and log.topic_id is None:
             log.topic_id = self._removal.topic_id_in(log.local.directory)

@@ -57,6 +57,7 @@ from kreplica.replica.produce import (
     PartitionResponse,
 )
 from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
+from kreplica.replica.replica_alter_log_dirs_manager import ReplicaAlterLogDirsManager
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
@@ -167,6 +168,15 @@ class ReplicaManager:
         self._controller_epoch = 0
         self._due: deque[Callable[[], object]] = deque()
         self.untaken = UntakenRoles(loop, self._take_roles_again, config.replica_fetch_backoff_ms)
+        self.alter_log_dirs = ReplicaAlterLogDirsManager(
+            self.partitions,
+            log_manager,
+            loop=new_loop("alter-log-dirs"),
+            role_lock=self._role_lock,
+            act=self.act_on,
+            moved=self.fetches.moved,
+            take_offline=self._take_offline,
+        )
         log_manager.on_failure = lambda gone: loop.post(partial(self._take_offline, gone))
         log_manager.on_configs = self._take_configs
         self._take_configs(dict(log_manager.configs))

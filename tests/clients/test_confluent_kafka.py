@@ -33,7 +33,7 @@ from confluent_kafka.admin import (
 
 from tests.clients.conftest import NODES, TIMEOUT_S, rack_of
 from tests.support.node_processes import NodeProcesses
-from tests.support.sockets import eventually
+from tests.support.sockets import until
 
 NewTopicName = Callable[..., str]
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -85,7 +85,7 @@ def take(consumer: Consumer, count: int) -> list[Message]:
             found.append(message)
         return len(found) == count
 
-    eventually(has_all)
+    until(has_all)
     return found
 
 
@@ -106,7 +106,7 @@ def leader_of(admin: AdminClient, topic: str) -> int:
         found.append(-1 if partition is None else partition.leader)
         return found[-1] >= 0
 
-    eventually(is_known)
+    until(is_known)
     return found[-1]
 
 
@@ -218,7 +218,7 @@ def test_a_consumer_reads_from_the_follower_in_its_rack(
         values.extend(each.value() for each in consumer.consume(10, 0.1))
         return asked[-1:] == [follower]
 
-    eventually(goes_there)
+    until(goes_there)
     send(nodes, topic, [b"after"])
     values += [each.value() for each in take(consumer, 1)]
     assert values == [b"before", b"after"]
@@ -240,7 +240,7 @@ def test_an_idempotent_producer_outlives_its_leader(
         producer.produce(topic, value, partition=0, on_delivery=delivered)
         producer.poll(0)
         if number == 1_000:
-            eventually(lambda: producer.poll(0.01) >= 0 and len(delivered.messages) >= 100)
+            until(lambda: producer.poll(0.01) >= 0 and len(delivered.messages) >= 100)
             nodes.kill(leader)
     assert producer.flush(TIMEOUT_S) == 0
     nodes.start(leader)
@@ -267,19 +267,17 @@ def test_members_come_and_go(nodes: NodeProcesses, new_topic: NewTopicName, stra
     settings = {"partition.assignment.strategy": strategy, "heartbeat.interval.ms": 100}
     first = consumer_of(nodes, group, **settings)
     first.subscribe([topic])
-    eventually(lambda: polled(first) and len(first.assignment()) == 4)
+    until(lambda: polled(first) and len(first.assignment()) == 4)
 
     second = consumer_of(nodes, group, **settings)
     second.subscribe([topic])
     members = (first, second)
-    eventually(
-        lambda: all(polled(each) for each in members) and [len(m.assignment()) for m in members] == [2, 2]
-    )
+    until(lambda: all(polled(each) for each in members) and [len(m.assignment()) for m in members] == [2, 2])
     both = {(each.topic, each.partition) for member in members for each in member.assignment()}
     assert both == {(topic, number) for number in range(4)}
 
     second.close()
-    eventually(lambda: polled(first) and len(first.assignment()) == 4)
+    until(lambda: polled(first) and len(first.assignment()) == 4)
     first.close()
 
 
@@ -330,7 +328,7 @@ def test_a_group_outlives_its_coordinator(
         committed.append(found.offset)
         return found.error is None
 
-    eventually(is_committed)
+    until(is_committed)
     assert committed[-1] == 7
     consumer.close()
     nodes.start(described.coordinator.id)
@@ -342,7 +340,7 @@ def test_groups_are_listed_described_altered_and_deleted(
     topic, group = new_topic(), "administered"
     consumer = consumer_of(nodes, group, **{"client.id": "reader"})
     consumer.subscribe([topic])
-    eventually(lambda: polled(consumer) and bool(consumer.assignment()))
+    until(lambda: polled(consumer) and bool(consumer.assignment()))
     described = admin.describe_consumer_groups([group], request_timeout=TIMEOUT_S)[group].result()
     assert described.state is ConsumerGroupState.STABLE
     (member,) = described.members
@@ -381,9 +379,9 @@ def test_topics_are_made_grown_described_and_deleted(admin: AdminClient) -> None
         described = admin.describe_topics(TopicCollection(["grows"]), request_timeout=TIMEOUT_S)["grows"]
         return len(described.result().partitions) == 3
 
-    eventually(is_described)
+    until(is_described)
     admin.delete_topics(["grows"])["grows"].result(TIMEOUT_S)
-    eventually(lambda: "grows" not in admin.list_topics(timeout=TIMEOUT_S).topics)
+    until(lambda: "grows" not in admin.list_topics(timeout=TIMEOUT_S).topics)
 
 
 def test_settings_are_changed_and_described(
@@ -399,7 +397,7 @@ def test_settings_are_changed_and_described(
         (future,) = admin.describe_configs([ConfigResource(kind, name)]).values()
         return {key: each.value for key, each in future.result(TIMEOUT_S).items()}
 
-    eventually(lambda: settings(ResourceType.TOPIC, topic)["segment.bytes"] == "2000000")
+    until(lambda: settings(ResourceType.TOPIC, topic)["segment.bytes"] == "2000000")
     assert settings(ResourceType.TOPIC, topic)["retention.ms"] == "5000"
     assert settings(ResourceType.BROKER, str(nodes.ids[0]))["broker.rack"] == rack_of(nodes.ids[0])
 

@@ -11,7 +11,7 @@ from kafka.structs import OffsetAndMetadata
 
 from tests.clients.conftest import TIMEOUT_S
 from tests.support.node_processes import NodeProcesses
-from tests.support.sockets import eventually
+from tests.support.sockets import until
 
 NewTopicName = Callable[..., str]
 
@@ -86,6 +86,6 @@ def test_a_group_goes_on_behind_what_was_committed(nodes: NodeProcesses, new_top
 def test_administration(nodes: NodeProcesses, new_topic: NewTopicName) -> None:
     topic = new_topic()
     admin = KafkaAdminClient(bootstrap_servers=nodes.bootstrap)
-    eventually(lambda: topic in admin.list_topics())
+    until(lambda: topic in admin.list_topics())
     assert {each["broker_id"] for each in admin.describe_cluster()["brokers"]} == set(nodes.ids)
     admin.close()

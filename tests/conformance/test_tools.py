@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.kafka_peer import run_java
 from tests.support.node_processes import NodeProcesses
-from tests.support.sockets import eventually
+from tests.support.sockets import until
 
 pytestmark = pytest.mark.conformance
 
@@ -75,9 +75,9 @@ def test_a_topic_is_made_grown_and_deleted(tool: Tool) -> None:
 
     tool(f"{TOOLS}TopicCommand", "--create", "--topic", "short", "--partitions", "1")
     tool(f"{TOOLS}TopicCommand", "--alter", "--topic", "short", "--partitions", "4")
-    eventually(lambda: partitions() == 4)
+    until(lambda: partitions() == 4)
     tool(f"{TOOLS}TopicCommand", "--delete", "--topic", "short")
-    eventually(lambda: "short" not in tool(f"{TOOLS}TopicCommand", "--list").splitlines())
+    until(lambda: "short" not in tool(f"{TOOLS}TopicCommand", "--list").splitlines())
 
 
 def test_the_console_reads_what_it_wrote(tool: Tool, topic: str) -> None:
@@ -156,7 +156,7 @@ def test_a_partition_is_moved(tool: Tool, tmp_path: Path) -> None:
     plan.write_text(json.dumps({"version": 1, "partitions": [wanted]}))
     move = (f"{TOOLS}reassign.ReassignPartitionsCommand", "--reassignment-json-file", str(plan))
     assert "Successfully started" in tool(*move, "--execute")
-    eventually(lambda: "moved-0 is completed" in tool(*move, "--verify"))
+    until(lambda: "moved-0 is completed" in tool(*move, "--verify"))
     assert "Replicas: 3,2" in tool(f"{TOOLS}TopicCommand", "--describe", "--topic", "moved")
     tool(f"{TOOLS}LeaderElectionCommand", "--election-type", "preferred", "--all-topic-partitions")
 

@@ -52,7 +52,7 @@ from kreplica.broker.api_versions import API_RANGES, request_type, response_type
 from tests.support.messages import messages
 from tests.support.replicas import batch
 from tests.support.requests import frame_of, response_of
-from tests.support.sockets import connected, eventually, framed, read_frame
+from tests.support.sockets import connected, framed, read_frame, until
 from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
 
 EXAMPLES = int(os.environ.get("KREPLICA_FUZZ_FRAMES", "60"))
@@ -389,7 +389,7 @@ def has_coordinator(client: socket.socket) -> None:
         found = ask(client, find).coordinators[0].error_code
         return found is ErrorCode.none and ask(client, offsets).groups[0].error_code is ErrorCode.none
 
-    eventually(serves)
+    until(serves)
 
 
 def commit(*partitions: int) -> OffsetCommitRequest:

@@ -14,7 +14,7 @@ import pytest
 from kreplica.cli import format as cli_format
 from tests.support.node_processes import NodeProcesses
 from tests.support.serving import Command, contents, run_all
-from tests.support.sockets import eventually
+from tests.support.sockets import until
 from tests.support.tcp_cluster import WAIT_S, TcpClient, free_addresses
 
 CLUSTER = "abcdefghijklmnopqrstuv"
@@ -121,7 +121,7 @@ def test_nodes_end_with_their_supervisor(tmp_path: Path) -> None:
         cluster.lines_until("nodes are ready")
         [child] = cluster.children()
         cluster.send(signal.SIGKILL)
-        eventually(lambda: not Path(f"/proc/{child}").exists())
+        until(lambda: not Path(f"/proc/{child}").exists())
     assert list((tmp_path / "d" / "node-1").glob(".kafka_cleanshutdown"))
 
 
@@ -157,7 +157,7 @@ def test_one_that_is_ended_while_it_starts_starts_again(tmp_path: Path, number: 
     ]
     for is_there in steps:
         with Command("serve", *flags(directory, port)) as node:
-            eventually(is_there)
+            until(is_there)
             code = node.end(number)[0]
             # In order where it was far enough; 128 and the number, or the number's own end, where not.
             assert code in {0, 128 + number, -number}
@@ -172,5 +172,5 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         nodes.pause(1)
         nodes.pause(2)
         os.kill(nodes.pid(3), signal.SIGTERM)
-        eventually(lambda: b"stopping" in nodes.log_file(3).read_bytes())
+        until(lambda: b"stopping" in nodes.log_file(3).read_bytes())
         assert nodes.stop(3) == 128 + signal.SIGTERM

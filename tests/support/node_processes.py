@@ -152,13 +152,13 @@ class NodeProcesses:
         listen, controller_listen = self.addresses[node_id], self.controllers[node_id]
         flags: dict[str, Any] = {
             "--node-id": node_id,
-            "--directory": self.node_directory(node_id),
             "--listen": f"{listen[0]}:{listen[1]}",
             "--controller-listen": f"{controller_listen[0]}:{controller_listen[1]}",
             "--quorum": self.quorum,
         }
         given = [text for name, value in flags.items() for text in (name, str(value))]
-        settings = {**self.settings, **self._of_nodes.get(node_id, {})}
+        directory = {"log.dirs": self.node_directory(node_id)}
+        settings = {**directory, **self.settings, **self._of_nodes.get(node_id, {})}
         changed = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
         return [*given, *changed]
 

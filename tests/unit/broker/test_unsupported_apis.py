@@ -15,6 +15,7 @@ from kio.schema.list_transactions.v1.request import ListTransactionsRequest
 from kreplica.broker.api_versions import API_RANGES, request_type, response_type
 from kreplica.broker.message_conversion import downgrade, upgrade
 from kreplica.broker.unsupported_apis import HANDLERS
+from kreplica.common.message_schema import is_same_layout
 from kreplica.common.message_writer import MessageWriter, write_message
 from tests.support.messages import messages
 
@@ -47,6 +48,6 @@ def test_whatever_is_asked_is_refused(kind: type[Any], data: st.DataObject) -> N
     request = data.draw(messages(request_type(api.api_key, version)))
     upgraded, remembered = upgrade(request, api.handled, None)  # type: ignore[arg-type]
     answer = downgrade(HANDLERS[kind](upgraded).result(0), version, remembered)
-    assert type(answer) is response_type(api.api_key, version)
+    assert is_same_layout(type(answer), response_type(api.api_key, version))
     write_message(answer, MessageWriter())
     assert set(codes(answer)) <= ({ErrorCode.none} if kind is ListTransactionsRequest else SAID)

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kreplica import Cluster
 from kreplica.common.errors import InvalidRequest
-from tests.support.sockets import eventually
+from tests.support.sockets import until
 
 WAIT_S = 60.0
 
@@ -55,7 +55,7 @@ def test_a_stock_client_and_the_program_see_the_same_records(cluster: Cluster) -
             found.append(message.value())
         return len(found) == 2
 
-    eventually(has_both)
+    until(has_both)
     consumer.close()
     assert found == [b"by librdkafka", b"by the program"]
     assert [record.value for record in cluster.read("orders", 0)] == found
