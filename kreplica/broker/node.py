@@ -120,8 +120,9 @@ class Node:
         self._groups: GroupApis | None = None
         self._group_publisher: GroupPublisher | None = None
         self._controller_apis: ControllerApis | None = None
-        # What it costs the controller to fence a broker comes behind the hint.
-        self._suspected = SuspectedBrokers(ports.clock, 2 * config.controller.broker_session_hint_ms)
+        # Until it would be fenced: by a controller that is elected first, if it was the controller itself.
+        patience_ms = config.controller.broker_session_hint_ms + 4 * config.raft.quorum_election_timeout_ms
+        self._suspected = SuspectedBrokers(ports.clock, patience_ms)
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
         self._shutdown: Future[None] | None = None
         # Whether requests are taken: from the moment that the quorum's member is there, until the end.

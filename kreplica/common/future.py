@@ -177,6 +177,15 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return f"<Future {self._state.lower()}>"
 
 
+def pass_on(answer: Future[Any], done: Future[Any]) -> None:
+    """Resolve `answer` as `done` was."""
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
+
+
 def resolved(result: T) -> Future[T]:
     """A future that is done."""
     future: Future[T] = Future(result)

@@ -18,7 +18,7 @@ from kio.schema.envelope.v0.request import EnvelopeRequest
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.request_channel import RequestChannel
-from kreplica.common.future import Future
+from kreplica.common.future import Future, pass_on
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_network import Handler, LocalEndpoint
@@ -88,13 +88,5 @@ class LocalListener:
         channel, loop = self._channel, self._loop
         assert channel is not None
         assert loop is not None
-        loop.post(lambda: channel.receive(frame, client_host).add_done_callback(partial(_pass_on, answer)))
+        loop.post(lambda: channel.receive(frame, client_host).add_done_callback(partial(pass_on, answer)))
         return answer
-
-
-def _pass_on(answer: Future[Any], done: Future[Any]) -> None:
-    error = done.exception()
-    if error is None:
-        answer.set_result(done.result())
-    else:
-        answer.set_exception(error)

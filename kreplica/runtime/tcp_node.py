@@ -3,21 +3,26 @@
     TcpServer ──▶ RequestChannel ──▶ Node ──▶ TcpTransport ──▶ the others
 
 Each life has an event loop of its own, in which its listener, its connections and all of the node's steps
-run, and a Storage that a kill takes away first. Requests are taken once the node's logs are loaded. Thread
-rule: one thread at a time, and none of the node's own.
+run, and a Storage that a kill takes away first. Its ports are taken before anything is opened. Thread rule:
+one thread at a time, and none of the node's own.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kio.schema.metadata.v12.request import MetadataRequest
 
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.request_context import RequestContext
 from kreplica.common.errors import InvalidRequest
-from kreplica.common.future import Future
+from kreplica.common.future import Future, pass_on
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.disk_threads import NodeDisks
 from kreplica.runtime.event_loop import EventLoop, EventLoopThread, NodeLoops
@@ -29,6 +34,9 @@ from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
 from kreplica.runtime.tcp_transport import Address, TcpTransport
 from kreplica.runtime.workers import ThreadWorkers
 
+# A client whose leader was killed asks for another one at once, maybe before this node has seen its own
+# connections to that leader close; told that nothing has changed, librdkafka asks again a second later.
+METADATA_DELAY_MS = 2
 # What nodes call themselves to each other, before their ids.
 CLIENT_ID_PREFIX = "node-"
 # The loops whose tasks wait for the disk, and for whom nobody waits.
@@ -145,7 +153,8 @@ class _Life:
             loop=self._loops.loop("forwarding"),
             clock=ports.clock,
         )
-        channel = RequestChannel(self.node.handle, PublishedTopics(self.node), forwarding=forwarding)
+        channel = RequestChannel(self._handle, PublishedTopics(self.node), forwarding=forwarding)
+        self._metadata_loop = self._loops.loop("metadata")
         self._servers = [
             (address, TcpServer(self._thread, channel.receive, server_config, self._client_left))
             for address in listen
@@ -164,6 +173,17 @@ class _Life:
         except BaseException:
             self.leave()
             raise
+
+    def _handle(self, request: Any, context: RequestContext) -> Future[Any]:
+        if type(request) is not MetadataRequest or not request.topics:
+            return self.node.handle(request, context)
+        answer: Future[Any] = Future()
+
+        def handle() -> None:
+            self.node.handle(request, context).add_done_callback(partial(pass_on, answer))
+
+        self._metadata_loop.post_later(handle, METADATA_DELAY_MS)
+        return answer
 
     def _client_left(self, client_id: str) -> None:
         # A node that is killed closes what it had open to others, who may have nothing open to it. Whoever
