@@ -1,0 +1,72 @@
+"""What docs/OPERATING.md shows is so: its configuration, its commands, its bounds, its systemd unit."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from kreplica.cli.app import app
+from kreplica.runtime.config_file import read_config_file
+from kreplica.runtime.kafka_config import KafkaConfig
+from kreplica.runtime.tcp_server import SocketServerConfig
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "OPERATING.md").read_text()
+UNITS = {"MiB": 1 << 20}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def unit() -> configparser.ConfigParser:
+    [text] = blocks("ini")
+    parser = configparser.ConfigParser()
+    parser.read_string(text)
+    return parser
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    [text] = blocks("toml")
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_configuration_is_one_of_three_nodes(config: Path) -> None:
+    made = KafkaConfig.parse(read_config_file(str(config)), "5L6g3nShT-eMCtK--X86sw")
+    assert made.node.roles == {"broker", "controller"}
+    assert (made.listen, made.controller_listen) == (("10.0.0.1", 9092), ("10.0.0.1", 9093))
+    assert list(made.voters) == [1, 2, 3]
+    assert made.node.log.min_insync_replicas == 2
+
+
+def test_commands_are_understood(config: Path) -> None:
+    shown = [line for text in blocks("sh") for line in text.splitlines() if line.startswith("kreplica ")]
+    shown.append("kreplica " + unit()["Service"]["ExecStart"].split("/kreplica ", 1)[1])
+    assert len(shown) == 4
+    command = typer.main.get_command(app)
+    for line in shown:
+        name, *arguments = shlex.split(line.replace("/etc/kreplica/node.toml", str(config)), comments=True)[
+            1:
+        ]
+        found = command.commands[name]  # type: ignore[attr-defined]
+        assert found.make_context(name, arguments).params
+
+
+def test_bounds_are_the_defaults() -> None:
+    told = {}
+    for names, values in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE):
+        for name, value in zip(re.findall(r"`([\w.]+)`", names), values.split(", "), strict=True):
+            number, _, unit_name = value.partition(" ")
+            told[name] = int(number) * UNITS.get(unit_name, 1)
+    defaults = SocketServerConfig()
+    assert told == {
+        each.name.replace("_", "."): getattr(defaults, each.name) for each in fields(SocketServerConfig)
+    }
