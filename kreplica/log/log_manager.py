@@ -292,8 +292,8 @@ class LogManager:
             return self.configs.get(topic, self._config)
 
     def set_configs(self, configs: Mapping[str, LogConfig | None], default: LogConfig | None = None) -> None:
-        """Give the logs of these topics a configuration, now and from now on; None: the node's own. `default`:
-        the node's own from now on, where that changes."""
+        """Give the logs of these topics a configuration, now and from now on; None: the node's own, which is
+        `default` from now on where that is given."""
         with self._lock:
             is_other = default is not None and default != self._config
             self._config = default or self._config
@@ -505,8 +505,8 @@ class LogManager:
     # ---- cutting ------------------------------------------------------------------------------------------
 
     def truncate_to(self, offsets: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Cut each log to end at its offset, and write the recovery points; the partitions that were cut. Their
-        cleaning is stopped meanwhile. Raises UnknownTopicOrPartition, KafkaStorageError, and as
+        """Cut each log to end at its offset, and write the recovery points; the partitions that were cut.
+        Their cleaning is stopped meanwhile. Raises UnknownTopicOrPartition, KafkaStorageError, and as
         UnifiedLog.truncate_to."""
         cut = []
         for partition, offset in offsets.items():

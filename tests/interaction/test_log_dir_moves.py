@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 from kio.schema.alter_replica_log_dirs.v2.request import (
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
@@ -14,6 +15,7 @@ from kio.schema.alter_replica_log_dirs.v2.request import (
 from kio.schema.describe_log_dirs.v4.request import DescribableLogDirTopic, DescribeLogDirsRequest
 from kio.schema.errors import ErrorCode
 
+from kreplica.common.types import TopicPartition
 from tests.support.node_processes import NodeProcesses
 from tests.support.sockets import until
 from tests.support.tcp_cluster import WAIT_S, TcpClient
@@ -48,9 +50,9 @@ def alter(client: TcpClient, node_id: int, path: str, topic: str = "orders") -> 
     return answer.results[0].partitions[0].error_code
 
 
-def places(client: TcpClient, node_id: int) -> list[tuple[str, bool]]:
+def places(client: TcpClient, node_id: int, topic: str = "orders") -> list[tuple[str, bool]]:
     """Where the broker has the replica, and whether that is a copy under way."""
-    request = DescribeLogDirsRequest(topics=(DescribableLogDirTopic(topic="orders", partitions=(0,)),))
+    request = DescribeLogDirsRequest(topics=(DescribableLogDirTopic(topic=topic, partitions=(0,)),))
     answer = client.transport.send(node_id, request, timeout_ms=20_000).result(WAIT_S)
     return [
         (each.log_dir, partition.is_future_key)
@@ -87,6 +89,38 @@ def test_replicas_move_while_they_are_written(nodes: NodeProcesses, client: TcpC
     assert values[500:] == [b"%d" % number for number in range(500, count)]
     for node_id in NODES:
         assert len(places(client, node_id)) == 1
+
+
+def test_a_producer_with_much_under_way_loses_and_doubles_nothing(
+    nodes: NodeProcesses, client: TcpClient
+) -> None:
+    client.admin.create_topic("flood", partitions=1, replication_factor=2).result(WAIT_S)
+    client.append("flood", 0, [b"first"])
+    leader = client.metadata.leader(TopicPartition("flood", 0))
+    assert leader is not None
+    producer = Producer({"bootstrap.servers": nodes.bootstrap, "enable.idempotence": True, "linger.ms": 0})
+    failures: list[KafkaError] = []
+
+    def told(error: KafkaError | None, _message: object) -> None:
+        failures.extend([] if error is None else [error])
+
+    targets = [*directories(nodes.directory, leader)] * 3
+    count = 0
+    for target in targets:
+        assert alter(client, leader, target, "flood") is ErrorCode.none
+
+        def has_moved(target: str = target) -> bool:
+            nonlocal count
+            for _ in range(200):
+                producer.produce("flood", b"%d" % count, partition=0, on_delivery=told)
+                count += 1
+            producer.poll(0)
+            return places(client, leader, "flood") == [(target, False)]
+
+        until(has_moved)
+    assert producer.flush(WAIT_S) == 0
+    assert failures == []
+    assert client.values("flood", 0, count + 1)[1:] == [b"%d" % number for number in range(count)]
 
 
 def test_what_cannot_be_moved(nodes: NodeProcesses, client: TcpClient) -> None:
