@@ -28,8 +28,10 @@ Tool = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcesses]:
+    path = tmp_path_factory.mktemp("nodes")
     settings = {"group_initial_rebalance_delay_ms": 0, "offsets_topic_num_partitions": 3}
-    with NodeProcesses(tmp_path_factory.mktemp("nodes"), 3, **settings) as started:
+    two_disks = {1: {"log.dirs": f"{path}/node-1,{path}/second"}}
+    with NodeProcesses(path, 3, of_nodes=two_disks, **settings) as started:
         yield started
 
 
@@ -161,6 +163,25 @@ def test_a_partition_is_moved(tool: Tool, tmp_path: Path) -> None:
     tool(f"{TOOLS}LeaderElectionCommand", "--election-type", "preferred", "--all-topic-partitions")
 
 
+def test_a_replica_is_moved_to_another_directory(tool: Tool, nodes: NodeProcesses, tmp_path: Path) -> None:
+    tool(f"{TOOLS}TopicCommand", "--create", "--topic", "disks", "--replica-assignment", "1")
+
+    def place() -> str:
+        printed = tool(f"{TOOLS}LogDirsCommand", "--describe", "--topic-list", "disks", "--broker-list", "1")
+        (told,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+        (found,) = [each for each in told["brokers"][0]["logDirs"] if each["partitions"]]
+        return str(found["logDir"])
+
+    [target] = {str(nodes.node_directory(1)), str(nodes.directory / "second")} - {place()}
+    plan = tmp_path / "plan.json"
+    wanted = {"topic": "disks", "partition": 0, "replicas": [1], "log_dirs": [target]}
+    plan.write_text(json.dumps({"version": 1, "partitions": [wanted]}))
+    move = (f"{TOOLS}reassign.ReassignPartitionsCommand", "--reassignment-json-file", str(plan))
+    assert "Successfully started" in tool(*move, "--execute")
+    until(lambda: place() == target)
+    assert "disks-0-1 completed successfully" in tool(*move, "--verify")
+
+
 def test_the_quorum_is_described(tool: Tool, nodes: NodeProcesses) -> None:
     status = tool(f"{TOOLS}MetadataQuorumCommand", "describe", "--status")
     leader = re.search(r"LeaderId:\s+(\d)", status)
@@ -183,8 +204,10 @@ def test_what_each_broker_can_do(tool: Tool, nodes: NodeProcesses) -> None:
 def test_log_directories_are_described(tool: Tool, nodes: NodeProcesses, topic: str) -> None:
     printed = tool(f"{TOOLS}LogDirsCommand", "--describe", "--topic-list", topic)
     (told,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    directories = {each["broker"]: each["logDirs"][0] for each in told["brokers"]}
-    assert {n: each["logDir"] for n, each in directories.items()} == {
-        n: str(nodes.node_directory(n)) for n in nodes.ids
+    found = {each["broker"]: each["logDirs"] for each in told["brokers"]}
+    paths = {n: {each["logDir"] for each in directories} for n, directories in found.items()}
+    assert paths == {
+        n: {str(nodes.node_directory(n)), *([str(nodes.directory / "second")] if n == 1 else [])}
+        for n in nodes.ids
     }
-    assert all(len(each["partitions"]) == 3 for each in directories.values())
+    assert all(sum(len(each["partitions"]) for each in directories) == 3 for directories in found.values())
