@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kreplica.cli.output import console, print_json
-from kreplica.sim.driver import RandomDriver
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
-from kreplica.sim.reduction import NodeRun, reduced, round_ends_ns, run_nodes
+from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_brokers, run_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +70,24 @@ def _run_all(
 
 def _run_one(driver: str, seed: int, minutes: float | None, events: int, reduce: float) -> Outcome:
     if driver == "nodes":
-        return _run_nodes(seed, minutes, events, reduce)
-    made = RandomDriver(seed) if driver == "brokers" else QuorumDriver(seed)
+        ends = () if minutes is None else round_ends_ns(minutes)
+        return _outcome(run_nodes(seed, events, round_ends_ns=ends), reduce)
+    if driver == "brokers":
+        return _outcome(run_brokers(seed, events), reduce)
+    made = QuorumDriver(seed)
     violation: InvariantViolated | None = None
     try:
         made.run(events)
     except InvariantViolated as violated:
         violation = violated
-    cluster = made.cluster if isinstance(made, RandomDriver) else made.quorum
+    cluster = made.quorum
     scheduler = cluster.scheduler
     return Outcome(
         seed, scheduler.events, cluster.now_ms(), scheduler.event_hash, dict(made.counts), violation
     )
 
 
-def _run_nodes(seed: int, minutes: float | None, events: int, reduce: float) -> Outcome:
-    ran = run_nodes(seed, events, round_ends_ns=() if minutes is None else round_ends_ns(minutes))
+def _outcome(ran: RandomRun, reduce: float) -> Outcome:
     transcript: Sequence[str] = ()
     if ran.violation is not None:
         transcript = _shortened(ran, reduce).story
@@ -101,7 +102,7 @@ def _run_nodes(seed: int, minutes: float | None, events: int, reduce: float) -> 
     )
 
 
-def _shortened(ran: NodeRun, seconds: float) -> NodeRun:
+def _shortened(ran: RandomRun, seconds: float) -> RandomRun:
     return reduced(ran, partial(_is_over, time.monotonic() + seconds))
 
 

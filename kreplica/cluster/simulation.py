@@ -41,7 +41,7 @@ from kreplica.sim.network import LinkConditions
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.sim_client import CONSUMER_CONFIG
-from kreplica.sim.reduction import NodeRun, reduced, round_ends_ns, run_nodes
+from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_nodes
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordLike as RecordLike
@@ -433,7 +433,7 @@ class Simulation:
     @classmethod
     def run(
         cls, seed: int = 1, *, events: int = 2_000, minutes: float | None = None, reduce_for: float = 0.0
-    ) -> NodeRun:
+    ) -> RandomRun:
         """A random run of the seed, on a cluster of its own: clients, faults, and all made well again, twice.
 
         So many events, or minutes of virtual time. The result has its event hash and counts; `violation` is

@@ -67,22 +67,42 @@ class RandomDriver:
         self.load = Load(
             self.cluster, self.checker, self.counts, self.actions.random, self.workload.value_bytes
         )
+        # When each round of faults has ended, so far.
+        self.round_ends_ns: list[int] = []
+        self.is_in_round = False
         self._begin()
 
-    def run(self, events: int = 2_000) -> None:
-        """Let so many events happen, and see that all becomes well. Raises InvariantViolated."""
-        scheduler = self.cluster.scheduler
-        for number in range(ROUNDS):
+    def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
+        """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
+
+        `round_ends_ns`: when each round of faults ends, instead, in virtual time.
+        """
+        for number in range(len(round_ends_ns) or ROUNDS):
             self.faults.begin()
+            self.is_in_round = True
             self._later(self.workload.operation_every_ms, "client", "operation", self._operate)
             self._later(self.workload.fault_every_ms, "fault", "fault", self._strike)
-            while scheduler.events < events * (number + 1) // ROUNDS:
-                if scheduler.step() is None:
-                    raise AssertionError("nothing is left to happen")
+            if round_ends_ns:
+                self._pass_time(round_ends_ns[number])
+            else:
+                self._pass_events(events * (number + 1) // ROUNDS)
+            self.round_ends_ns.append(self.cluster.time.now_ns)
+            self.is_in_round = False
             self._heal()
         self.observer.finish()
 
     # ---- within -------------------------------------------------------------------------------------------
+
+    def _pass_events(self, until: int) -> None:
+        while self.cluster.scheduler.events < until:
+            if self.cluster.scheduler.step() is None:
+                raise AssertionError("nothing is left to happen")
+        # The moment ends, so that a run which goes by time is the same.
+        self._pass_time(self.cluster.time.now_ns)
+
+    def _pass_time(self, until_ns: int) -> None:
+        while self.cluster.scheduler.step(until_ns) is not None:
+            pass
 
     def _begin(self) -> None:
         workload, cluster = self.workload, self.cluster

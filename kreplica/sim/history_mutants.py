@@ -87,8 +87,8 @@ def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
         for topic_id, number, answer in fetch_answers(response):
             for topic_partition, told in fetcher._session.sent.items():
                 is_meant = (told.topic_id, topic_partition.partition) == (topic_id, number)
-                if is_meant and answer.diverging_epoch.end_offset >= 0:
-                    partition = fetcher._partitions.get(topic_partition)
+                partition = fetcher._partitions.get(topic_partition)
+                if partition is not None and is_meant and answer.diverging_epoch.end_offset >= 0:
                     # A leader refuses, and so does a disk that fails.
                     with suppress(NotLeaderOrFollower, KafkaStorageError):
                         partition.truncate_to(answer.diverging_epoch.end_offset)

@@ -101,6 +101,10 @@ class ControllersWill:
         """From now on the broker hears of no decision."""
         self._deaf.setdefault(broker_id, [])
 
+    def is_deaf(self, broker_id: int) -> bool:
+        """Whether decisions are kept from the broker."""
+        return broker_id in self._deaf
+
     def hear(self, broker_id: int, *, in_order: bool) -> None:
         """Now it hears of what was decided: one after the other, or only of how everything stands."""
         said = self._deaf.pop(broker_id, [])

@@ -101,6 +101,8 @@ class NodeDriver:
         while self.cluster.scheduler.events < until:
             if self.cluster.scheduler.step() is None:
                 raise AssertionError("nothing is left to happen")
+        # The moment ends, so that a run which goes by time is the same.
+        self._pass_time(self.cluster.time.now_ns)
 
     def _pass_time(self, until_ns: int) -> None:
         while self.cluster.scheduler.step(until_ns) is not None:

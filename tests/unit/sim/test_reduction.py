@@ -8,17 +8,17 @@ import pytest
 
 from kreplica.sim.mutants import switched_on
 from kreplica.sim.nodes.driver import NodeDriver
-from kreplica.sim.reduction import AllBut, reduced, run_nodes
+from kreplica.sim.reduction import AllBut, reduced, run_brokers, run_nodes
 
 EVENTS = 600
 LEAST_ACTIONS = 30
 
 
-@pytest.fixture(scope="module")
-def failed():
+@pytest.fixture(scope="module", params=[run_nodes, run_brokers])
+def failed(request):
     # One that has something to leave out.
     with switched_on("show_the_uncommitted"):
-        runs = (run_nodes(seed, EVENTS) for seed in range(1, 50))
+        runs = (request.param(seed, EVENTS) for seed in range(1, 50))
         return next(ran for ran in runs if ran.violation and ran.actions >= LEAST_ACTIONS)
 
 
@@ -38,12 +38,22 @@ def test_without_time_for_it_the_run_is_told_as_it_was(failed):
     assert (same.violation.invariant, same.event_hash) == (failed.violation.invariant, failed.event_hash)
 
 
-def test_a_story_changes_nothing_and_tells_what_was_done():
-    plain, told = run_nodes(3, EVENTS), run_nodes(3, EVENTS, tells=True)
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (run_nodes, ("start 1", "produce", "acknowledged at offset", "controller: topic-1-0: leader")),
+        (
+            run_brokers,
+            ("all links: ", "produce", "acknowledged at offset", "controller: t-0: leader", "kill "),
+        ),
+    ],
+)
+def test_a_story_changes_nothing_and_tells_what_was_done(run, words):
+    plain, told = run(5, EVENTS), run(5, EVENTS, tells=True)
     assert plain.violation is told.violation is None
     assert plain.event_hash == told.event_hash
     text = "\n".join(told.story)
-    for word in ("start 1", "produce", "acknowledged at offset", "controller: topic-1-0: leader"):
+    for word in words:
         assert word in text
 
 
