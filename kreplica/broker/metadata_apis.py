@@ -80,6 +80,25 @@ class MetadataApis:
             DescribeTopicPartitionsRequest: self.handle_describe_topic_partitions,
         }
 
+    def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
+        """Whether a partition of the topics that are named has a leader that may be dead."""
+        suspected = self._suspected()
+        if not suspected:
+            return False
+        metadata = self._metadata()
+        found = [
+            metadata.topics.get(asked.name)
+            if asked.name is not None
+            else metadata.topic_by_id(topic_id_of(asked.topic_id))
+            for asked in request.topics or ()
+        ]
+        return any(
+            partition.leader in suspected
+            for topic in found
+            if topic is not None
+            for partition in topic.partitions.values()
+        )
+
     def handle_metadata(self, request: MetadataRequest) -> Future[MetadataResponse]:
         """Metadata (3): the brokers that are there, and the topics that are asked for: all for None."""
         metadata = self._metadata()

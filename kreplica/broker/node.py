@@ -30,6 +30,7 @@ from kio.schema.fetch.v17.request import FetchRequest
 from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.join_group.v9.request import JoinGroupRequest
+from kio.schema.metadata.v12.request import MetadataRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
 from kio.schema.vote.v2.request import VoteRequest
@@ -120,6 +121,7 @@ class Node:
         self._groups: GroupApis | None = None
         self._group_publisher: GroupPublisher | None = None
         self._controller_apis: ControllerApis | None = None
+        self._metadata_apis: MetadataApis | None = None
         # Until it would be fenced: by a controller that is elected first, if it was the controller itself.
         patience_ms = config.controller.broker_session_hint_ms + 4 * config.raft.quorum_election_timeout_ms
         self._suspected = SuspectedBrokers(ports.clock, patience_ms)
@@ -290,7 +292,7 @@ class Node:
             controller=self.active_controller, transport=ports.transport, loop=ports.loop("handovers")
         )
         broker.replica_manager.repairs.on_wants_handover = handovers.ask
-        apis = MetadataApis(
+        self._metadata_apis = apis = MetadataApis(
             config.cluster_id, lambda: cache.metadata, self.active_controller, self._suspected.current
         )
         producer_ids = ProducerIdManager(
@@ -408,6 +410,10 @@ class Node:
     def _knows_cluster(self) -> bool:
         # Before it has published the metadata once, it would call every topic unknown, and clients give up.
         return self.publisher is not None and self.publisher.first_published.done()
+
+    def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
+        """Whether a leader of what is asked for may be dead, and another one be named soon."""
+        return self._metadata_apis is not None and self._metadata_apis.is_leader_in_doubt(request)
 
     def _broker_epoch(self) -> int:
         return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()

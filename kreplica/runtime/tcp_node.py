@@ -35,8 +35,13 @@ from kreplica.runtime.tcp_transport import Address, TcpTransport
 from kreplica.runtime.workers import ThreadWorkers
 
 # A client whose leader was killed asks for another one at once, maybe before this node has seen its own
-# connections to that leader close; told that nothing has changed, librdkafka asks again a second later.
+# connections to that leader close. Told that nothing has changed, or that there is no leader, librdkafka may
+# ask again only a second later: so the answer waits a moment, and then for what becomes of that leader, but
+# no longer than this. Answers behind it on the connection wait, too; writes that want the acknowledgement of
+# the one that was killed would anyway.
 METADATA_DELAY_MS = 2
+METADATA_LOOK_MS = 5
+LONGEST_METADATA_WAIT_MS = 1_000
 # What nodes call themselves to each other, before their ids.
 CLIENT_ID_PREFIX = "node-"
 # The loops whose tasks wait for the disk, and for whom nobody waits.
@@ -178,12 +183,19 @@ class _Life:
         if type(request) is not MetadataRequest or not request.topics:
             return self.node.handle(request, context)
         answer: Future[Any] = Future()
+        until_ms = self._now_ms() + LONGEST_METADATA_WAIT_MS
 
         def handle() -> None:
-            self.node.handle(request, context).add_done_callback(partial(pass_on, answer))
+            if self.node.is_leader_in_doubt(request) and self._now_ms() < until_ms:
+                self._metadata_loop.post_later(handle, METADATA_LOOK_MS)
+            else:
+                self.node.handle(request, context).add_done_callback(partial(pass_on, answer))
 
         self._metadata_loop.post_later(handle, METADATA_DELAY_MS)
         return answer
+
+    def _now_ms(self) -> int:
+        return int(self._thread.loop.time() * 1000)
 
     def _client_left(self, client_id: str) -> None:
         # A node that is killed closes what it had open to others, who may have nothing open to it. Whoever

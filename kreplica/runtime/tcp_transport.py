@@ -106,7 +106,7 @@ class TcpTransport:
         # The loop's own:
         self._peers: dict[int, _Peer] = {}
         self._listeners: list[Callable[[int], object]] = []
-        self._told: set[int] = set()
+        self._told: dict[int, bool] = {}  # in this turn of the loop; whether once more
         self._is_closed = False
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
@@ -149,12 +149,24 @@ class TcpTransport:
         return self._address(node_id)
 
     def tell_of_closed(self, node_id: int) -> None:
-        """The node closed a connection; several at once are told once."""
-        if node_id not in self._told and not self._is_closed:
-            self._told.add(node_id)
-            self._loops.thread.post(partial(self._told.discard, node_id))
-            for listener in self._listeners:
-                self._loops.run_task("connections", partial(listener, node_id))
+        """The node closed a connection; of several at once the first and the last are told."""
+        if self._is_closed:
+            return
+        if node_id in self._told:
+            # What another connection brought meanwhile, a heartbeat, may have taken the first word back.
+            self._told[node_id] = True
+            return
+        self._told[node_id] = False
+        self._loops.thread.post(partial(self._tell_again, node_id))
+        self._tell(node_id)
+
+    def _tell_again(self, node_id: int) -> None:
+        if self._told.pop(node_id):
+            self._tell(node_id)
+
+    def _tell(self, node_id: int) -> None:
+        for listener in self._listeners:
+            self._loops.run_task("connections", partial(listener, node_id))
 
 
 class _Peer:

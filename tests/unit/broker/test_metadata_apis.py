@@ -92,6 +92,25 @@ def test_one_that_closed_its_connection_is_named_as_no_leader_and_is_still_there
     assert [(each.leader_id, each.error_code) for each in response.topics[0].partitions] == [(-1, 5), (-1, 5)]
 
 
+def test_a_leader_is_in_doubt_while_it_is_suspected_and_asked_for():
+    suspected = set()
+    apis = MetadataApis("cluster", cluster, lambda: 2, lambda: suspected)
+
+    def is_in_doubt(*topics):
+        return apis.is_leader_in_doubt(
+            MetadataRequest(topics=topics, include_topic_authorized_operations=False)
+        )
+
+    by_id = MetadataRequestTopic(topic_id=uuid_of(ORDERS), name=None)
+    assert not is_in_doubt(by_name("orders"))
+    suspected.add(2)
+    assert not is_in_doubt(by_name("orders"), by_name("unknown"))
+    suspected.add(1)
+    assert is_in_doubt(by_name("orders"))
+    assert is_in_doubt(by_id)
+    assert not is_in_doubt(by_name("unknown"))
+
+
 def test_topics_by_name_and_by_id():
     by_id = MetadataRequestTopic(topic_id=uuid_of(ORDERS), name=None)
     gone = MetadataRequestTopic(topic_id=uuid_of(OTHER), name=None)
