@@ -11,7 +11,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from kreplica._core.disk_thread cimport DiskJob
 from kreplica._core.follower_append cimport append_batches
 from kreplica._core.log_segment cimport (
-    AS_LEADER, CHECK_RECORDS, MAY_ROLL, ONLY_PLAIN, WITH_PRODUCER, LogSegment,
+    AS_LEADER, CHECK_RECORDS, MAY_ROLL, ONLY_PLAIN, WITH_PRODUCER, WRITES_BODY, LogSegment,
 )
 from kreplica._core.log_state cimport LogState
 from kreplica._core.record_batch cimport CODEC_MASK, CONTROL, TRANSACTIONAL, parse_header
@@ -61,7 +61,7 @@ cdef class AppendJob(DiskJob):
         self.append.append_time = append_time
         self.append.latest = latest
         self.append.max_size = max_bytes
-        self.append.flags = AS_LEADER | MAY_ROLL
+        self.append.flags = AS_LEADER | MAY_ROLL | WRITES_BODY
         if not checked:
             self.append.flags |= ONLY_PLAIN | WITH_PRODUCER | CHECK_RECORDS
         self.expected = expected
@@ -130,7 +130,7 @@ cdef class RunJob(DiskJob):
         self.run.last.leader_epoch = leader_epoch
         self.run.last.append_time = -1
         self.run.last.latest = INT64_MAX
-        self.run.last.flags = MAY_ROLL
+        self.run.last.flags = MAY_ROLL | WRITES_BODY
 
     def __dealloc__(self):
         _let_go(self.view)

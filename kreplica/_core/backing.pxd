@@ -55,6 +55,7 @@ cdef extern from "file.h" nogil:
     int kr_file_flush(kr_file *file, uint8_t *base, int64_t size)
     int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target)
     int kr_file_read_aside(kr_file *file, int64_t position, int64_t size, uint8_t *target)
+    int kr_file_write(kr_file *file, int64_t position, int64_t size, const uint8_t *source)
     int kr_file_map(kr_file *file, int64_t size, int64_t least, int32_t *fault, kr_mapping **out)
     int kr_file_replace(kr_file *file, int64_t keep, int64_t size, int32_t *fault, kr_mapping **out)
     void kr_file_renamed(kr_file *file, const char *path)

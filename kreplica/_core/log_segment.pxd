@@ -26,6 +26,8 @@ cdef enum AppendFlag:
     CHECK_RECORDS = 4             # walk the records of an uncompressed batch
     MAY_ROLL = 8                  # refuse (NEEDS_ROLL) what belongs into a new segment
     WITH_PRODUCER = 16            # ONLY_PLAIN: the caller sees to the producer's state
+    WRITES_BODY = 32              # write the records of a large batch past the mapping, see body_write.pxd
+    BODY_WRITTEN = 64             # that was done
 
 cdef struct Append:
     const uint8_t *data

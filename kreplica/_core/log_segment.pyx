@@ -12,7 +12,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
 from kreplica._core.batch_builder cimport BatchBuilder
 from kreplica._core.big_endian cimport load32, load64, publish32, store32, store64
-from kreplica._core.crc32c cimport crc32c_copy
+from kreplica._core.body_write cimport copy_body, write_body
 from kreplica._core.log_append_info cimport LogAppendInfo
 from kreplica._core.log_state cimport LogState
 from kreplica._core.offset_index cimport OffsetIndex, OffsetPosition
@@ -20,9 +20,7 @@ from kreplica._core.record_batch cimport (
     CODEC_MASK, CONTROL, HEADER_SIZE, LOG_OVERHEAD, MAGIC, TRANSACTIONAL, BatchHeader, RecordScan,
     check_fields, check_produced_fields, parse_header, scan_records, stamp_log_append_time, stamp_max_timestamp,
 )
-from kreplica._core.region cimport (
-    Region, ensure_writable, kr_guard_call, kr_guarded, load_length, publish_length,
-)
+from kreplica._core.region cimport Region, ensure_writable, kr_guard_call, kr_guarded, load_length, publish_length
 from kreplica._core.status cimport (
     BAD_BATCH_LENGTH, BAD_CRC, BAD_MAGIC, BAD_OFFSET_DELTA, END, FULL, NEEDS_ROLL,
     OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT, SHORT_INPUT, TRAILING_BYTES, check,
@@ -44,7 +42,7 @@ cdef int _copy_batch(void *argument) noexcept nogil:
     cdef int64_t size = a.header.size
     cdef RecordScan found
     cdef int status
-    if crc32c_copy(target + 21, a.data + 21, size - 21) != a.header.crc:
+    if not copy_body(target, a):
         return BAD_CRC
     store32(target + 12, a.leader_epoch if a.flags & AS_LEADER else a.header.leader_epoch)
     target[16] = 2
@@ -228,6 +226,7 @@ cdef class LogSegment:
         landing.state = <void *> state
         landing.last_offset = last_offset
         landing.max_timestamp = a.append_time if a.append_time >= 0 else timestamp_of_records(h)
+        write_body(self.region, a)
         return self.guarded_append(_copy_batch, &landing)
 
     cdef int guarded_append(self, kr_guarded step, Landing *to) noexcept nogil:
@@ -245,7 +244,8 @@ cdef class LogSegment:
                                                      epoch_of(to.append))
             # A page of an index or of the state that is lost costs a longer search, not the append: the index is
             # rebuilt at the next open.
-            self.region.advanced()
+            if not to.append.flags & BODY_WRITTEN:
+                self.region.advanced()
             return OK
         if status != PAGE_FAULT:
             kr_guard_call(_erase, to)

@@ -4,7 +4,7 @@ See memory_region.pxd for ownership and threads. The simulator decides when a di
 and which pages a crash loses; here is only the mechanism.
 """
 
-from libc.errno cimport EIO, ENOMEM, ENOSPC
+from libc.errno cimport EIO, ENOMEM, ENOSPC, ENOSYS
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -168,6 +168,9 @@ cdef class MemoryRegion(Region):
             return OUT_OF_RANGE
         memcpy(target, self.contents.memory.base + position, size)
         return OK
+
+    cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil:
+        return ENOSYS
 
     cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
         """As the file does: the new contents are on disk before they have the name."""

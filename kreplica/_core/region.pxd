@@ -90,6 +90,8 @@ cdef class Region:
     cdef int resize(self, int64_t size) noexcept nogil
     cdef int measure(self, int64_t *size) noexcept nogil
     cdef int sync(self, int64_t start, int64_t stop) noexcept nogil
+    # Write bytes that may be written, past the mapping; ENOSYS where that cannot be.
+    cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil
     cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil
 
     cdef int begin(self, path, int64_t capacity, bint writable, int64_t prefault_bytes) except -1

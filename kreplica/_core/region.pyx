@@ -16,12 +16,11 @@ import os
 from kreplica._core.backing cimport (
     KR_PAGE_FAULT, guard_call, guard_install, kr_fetch_add, kr_file_destroy, kr_file_flush, kr_file_init,
     kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed, kr_file_replace,
-    kr_file_resize, kr_file_size, kr_generation_address, kr_grow, kr_growth_advance, kr_growth_destroy,
-    kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded, kr_guarded_copy,
+    kr_file_resize, kr_file_size, kr_file_write, kr_generation_address, kr_grow, kr_growth_advance,
+    kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded, kr_guarded_copy,
     kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
-    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget,
-    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
-    status_of,
+    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, status_of,
 )
 from kreplica._core.status cimport (
     CLOSED, FORKED, IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, OUT_OF_MAPS, OUT_OF_RANGE, PAGE_FAULT,
@@ -225,6 +224,9 @@ cdef class Region:
 
     cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
         return kr_file_replace(&self.file, keep, size, &self.r.fault, mapping)
+
+    cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil:
+        return kr_file_write(&self.file, position, size, source)
 
     # ---- writing -------------------------------------------------------------------------------------
 

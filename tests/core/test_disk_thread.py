@@ -6,6 +6,7 @@ import os
 import select
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -17,7 +18,7 @@ from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
 from kreplica.common.errors import LogClosed
-from tests.support.batches import build
+from tests.support.batches import build, with_field
 
 LATEST = 1 << 60
 BOOT = "0" * 36
@@ -273,3 +274,48 @@ def test_a_forked_child_has_no_disk_thread(disk: DiskThread) -> None:
             os._exit(7 if type(error).__name__ == "UseAfterFork" else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_a_large_batch_lands_as_a_small_one_does(disk: DiskThread, tmp_path: Path, codec: str) -> None:
+    for name in ("aside", "mapped"):
+        (tmp_path / name).mkdir()
+    aside, mapped, lane = Log(tmp_path / "aside"), Log(tmp_path / "mapped"), Lane()
+    random = Random(1)
+    batches = [build([random.randbytes(size)], codec=codec) for size in (10, 64 << 10, 200_001, 5, 500_000)]
+    jobs = [AppendJob(batch, aside.segment, aside.state, 3, checked=True) for batch in batches]
+    for job in jobs:
+        disk.submit(job, lane)
+    taken(disk, len(jobs))
+    for batch in batches:
+        mapped.segment.append(batch, mapped.state, leader_epoch=3)
+    assert [job.status for job in jobs] == [0] * len(jobs)
+    regions = aside.segment.region, mapped.segment.region
+    read = [region.read(0, region.length) for region in regions]
+    assert read[0] == read[1]
+    assert (tmp_path / "aside" / "0.log").read_bytes()[: len(read[0])] == read[0]
+
+
+@pytest.mark.parametrize("at", [17, 30, 61, 100_000])
+def test_a_large_batch_that_is_wrong_leaves_no_trace(disk: DiskThread, tmp_path: Path, at: int) -> None:
+    log, lane = Log(tmp_path), Lane()
+    broken = bytearray(build([bytes(150_000)]))
+    broken[at] ^= 1
+    wrong = AppendJob(broken, log.segment, log.state, 3, latest=LATEST, max_bytes=1 << 20)
+    disk.submit(wrong, lane)
+    taken(disk, 1)
+    assert wrong.status < 0
+    assert (log.segment.region.length, log.state.log_end_offset) == (0, 0)
+    assert not any((tmp_path / "0.log").read_bytes())
+
+
+def test_a_large_batch_of_another_time_than_its_header_says_is_corrected(
+    disk: DiskThread, tmp_path: Path
+) -> None:
+    log, lane = Log(tmp_path), Lane()
+    lying = with_field(build([bytes(150_000)], now_ms=1_000), 35, ">q", 5_000)
+    job = AppendJob(lying, log.segment, log.state, 3, latest=LATEST, max_bytes=1 << 20)
+    disk.submit(job, lane)
+    taken(disk, 1)
+    assert job.info().max_timestamp == 1_000
+    assert log.segment.max_timestamp == 1_000

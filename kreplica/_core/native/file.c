@@ -228,6 +228,27 @@ int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target)
     return error;
 }
 
+int kr_file_write(kr_file *file, int64_t position, int64_t size, const uint8_t *source) {
+#ifdef __linux__
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    while (size > 0 && !error) {
+        ssize_t done = pwrite(descriptor->fd, source, (size_t)size, position);
+        if (done < 0) {
+            if (errno != EINTR) error = errno;
+            continue;
+        }
+        source += done, position += done, size -= done;
+    }
+    drop(descriptor);
+    return error;
+#else
+    (void)file, (void)position, (void)size, (void)source;
+    return ENOSYS;
+#endif
+}
+
 /* The bytes at the beginning of [position, position + size) that are in memory already, copied. */
 static int64_t read_cached(int fd, int64_t position, int64_t size, uint8_t *target) {
 #if defined(__linux__) && defined(RWF_NOWAIT)

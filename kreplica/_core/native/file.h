@@ -41,7 +41,10 @@ int kr_file_resize(kr_file *file, int64_t size);
 int kr_file_flush(kr_file *file, uint8_t *base, int64_t size);
 /* All of the bytes, or an error; EIO if the file ends before. */
 int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target);
-/* The same, for bytes that nobody else wants: what was not in the page cache does not stay there. */
+/* Write all of the bytes, of which a mapping shows none, some or all until it returns; ENOSYS where a mapping might never
+ * show them. */
+int kr_file_write(kr_file *file, int64_t position, int64_t size, const uint8_t *source);
+/* As kr_file_read, for bytes that nobody else wants: what was not in the page cache does not stay there. */
 int kr_file_read_aside(kr_file *file, int64_t position, int64_t size, uint8_t *target);
 
 /* Map [0, size); EIO if the file has fewer than `least` bytes. */

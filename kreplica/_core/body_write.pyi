@@ -1,0 +1,1 @@
+# All of body_write is for the core.
