@@ -46,6 +46,8 @@ NANOSECONDS_PER_MS = 1_000_000
 NO_BROKER_EPOCH = -1
 # How soon the next heartbeat follows while something is waited for that the next answer may bring.
 STEP_INTERVAL_MS = 10
+# How many times broker.heartbeat.timeout.ms an answer is waited for, at most, once some came too late.
+MOST_PATIENCE = 16
 # Refusals that no retry can mend: another cluster, a feature that is missing, directories that are taken.
 FATAL = (InconsistentClusterId, UnsupportedVersion, InvalidRequest)
 
@@ -114,6 +116,7 @@ class BrokerLifecycleManager:
         self._offline: dict[Uuid, None] = {}
         self._exchange = 0  # the number of the exchange whose answer counts; an older one is too late
         self._is_in_flight = False
+        self._patience_ms = config.broker_heartbeat_timeout_ms
         self._timer: Cancellable | None = None
         self._deadline: Cancellable | None = None
         self._is_closed = False
@@ -207,6 +210,7 @@ class BrokerLifecycleManager:
             return
         self._exchange += 1
         self._is_in_flight = False
+        self._patience_ms = self._config.broker_heartbeat_timeout_ms
         self._communicate()
 
     def _communicate_after(self, delay_ms: int) -> None:
@@ -227,7 +231,7 @@ class BrokerLifecycleManager:
         exchange, sent_ns = self._exchange, self._clock.monotonic_ns()
         request = self._heartbeat() if self._is_registered else self._registration()
         answered = self._heartbeat_answered if self._is_registered else self._registration_answered
-        reply = self._transport.send(controller, request, timeout_ms=self._config.broker_heartbeat_timeout_ms)
+        reply = self._transport.send(controller, request, timeout_ms=self._patience_ms)
         reply.add_done_callback(
             lambda done: self._loop.post(lambda: self._settle(exchange, sent_ns, done, answered))
         )
@@ -238,10 +242,17 @@ class BrokerLifecycleManager:
         if self._is_closed or exchange != self._exchange:
             return
         self._is_in_flight = False
+        self._adapt_patience((self._clock.monotonic_ns() - sent_ns) // NANOSECONDS_PER_MS)
         if reply.cancelled() or reply.exception() is not None:
             self._retry()
             return
         answered(reply.result(), sent_ns)
+
+    def _adapt_patience(self, taken_ms: int) -> None:
+        # Over a slow network an answer takes a while, and one that waits for a commit longer still: with the
+        # same patience each time, all answers to a registration could come just too late.
+        shortest_ms = self._config.broker_heartbeat_timeout_ms
+        self._patience_ms = min(max(2 * taken_ms, shortest_ms), MOST_PATIENCE * shortest_ms)
 
     def _retry(self) -> None:
         config = self._config

@@ -40,9 +40,11 @@ class AnsweringTransport:
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Any, Future[Any]]] = []
+        self.timeouts_ms: list[int] = []  # of all requests
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         assert timeout_ms > 0
         future: Future[Any] = Future()
         self.sent.append((node_id, request, future))
+        self.timeouts_ms.append(timeout_ms)
         return future

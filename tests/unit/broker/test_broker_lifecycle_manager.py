@@ -296,3 +296,27 @@ def test_a_closed_one_says_nothing_any_more(stage: Stage) -> None:
 def test_settings_without_sense_are_refused() -> None:
     with pytest.raises(InvalidConfig):
         BrokerConfig(broker_heartbeat_interval_ms=0)
+
+
+def test_a_controller_that_answers_late_is_given_more_time(stage: Stage) -> None:
+    # Answers take 150 ms: the first is not waited for, the second is; a fast one makes it impatient again.
+    stage.pass_time(CONFIG.broker_heartbeat_timeout_ms)
+    stage.fail()
+    stage.pass_time(CONFIG.broker_registration_retry_backoff_ms)
+    stage.pass_time(150)
+    stage.register()
+    stage.heartbeat()
+    stage.heartbeat()
+    assert stage.transport.timeouts_ms[:4] == [100, 200, 300, 100]
+
+
+def test_another_controller_is_given_no_more_time_than_any(stage: Stage) -> None:
+    stage.register()
+    for _ in range(8):
+        stage.pass_time(stage.transport.timeouts_ms[-1])
+        stage.fail()
+        stage.pass_time(CONFIG.broker_registration_retry_backoff_ms)
+    assert stage.transport.timeouts_ms[-1] == 1_600
+    stage.manager.controller_changed()
+    stage.settle()
+    assert stage.transport.timeouts_ms[-1] == CONFIG.broker_heartbeat_timeout_ms
