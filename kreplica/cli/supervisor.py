@@ -34,6 +34,7 @@ LOGGER = logging.getLogger(__name__)
 DEFAULT_LISTEN = "127.0.0.1:9092"
 MOST_REPLICAS = 3
 RESTART_AFTER_S = 1.0
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(
@@ -134,7 +135,7 @@ class _Supervisor:
         for end in (self._woken, self._waker):
             end.setblocking(False)
         os.set_blocking(self._status, False)
-        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        for each in (*ENDING, signal.SIGCHLD):
             signal.signal(each, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for node_id in self._nodes:
@@ -157,10 +158,14 @@ class _Supervisor:
     def _start(self, node_id: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        # A node is born with the supervisor's handlers, which do nothing by themselves: a signal that it got
+        # before it has its own would be lost, and the supervisor would wait for it forever.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         process = os.fork()
         if process == 0:
             self._be_node(node_id)
         self._processes[process] = node_id
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def _be_node(self, node_id: int) -> None:
         """Never returns."""
@@ -169,7 +174,9 @@ class _Supervisor:
             # Ctrl-C is for the supervisor, which passes it on once.
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (*ENDING, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             for each in (self._woken, self._waker):
                 each.close()
             os.close(self._status)
@@ -231,7 +238,7 @@ class _Supervisor:
 
     def _ended(self, node_id: int, code: int) -> None:
         if self._is_stopping:
-            self._exit_code = self._exit_code or (code if code > 0 else 0)
+            self._exit_code = self._exit_code or (code if code >= 0 else 128 - code)
             return
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if node_id not in self._ready:

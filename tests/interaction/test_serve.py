@@ -115,6 +115,17 @@ def test_a_cluster_in_one_command(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
+def test_a_cluster_that_is_ended_while_it_starts(tmp_path: Path) -> None:
+    port = free_ports(3)
+    with Command("serve", "--brokers", 3, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
+        until(lambda: len(cluster.children()) == 3)
+        children = cluster.children()
+        # Nodes that are only just there get it from the supervisor before they do anything.
+        code, out, err = cluster.end(signal.SIGTERM)
+    assert (code, out) == (128 + signal.SIGTERM, ""), err
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
 def test_nodes_end_with_their_supervisor(tmp_path: Path) -> None:
     port = free_ports(1)
     with Command("serve", "--brokers", 1, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
