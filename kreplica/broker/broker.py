@@ -11,7 +11,7 @@ from typing import Any
 
 from kreplica.broker.kafka_apis import KafkaApis
 from kreplica.broker.replica_apis import ReplicaApis
-from kreplica.common.config import LogConfig, LogManagerConfig
+from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import LeaderAndIsr
@@ -53,6 +53,7 @@ class Broker:
         configs: Mapping[str, LogConfig] | None = None,
         replica_config: ReplicaConfig | None = None,
         log_manager_config: LogManagerConfig | None = None,
+        cleaner_config: CleanerConfig | None = None,
         metrics: MetricRegistry | None = None,
         locked: Container[str] = (),
         disk: Callable[[str], Disk] | None = None,
@@ -72,6 +73,7 @@ class Broker:
             config=config or LogConfig(),
             configs=configs,
             settings=log_manager_config,
+            cleaner=cleaner_config,
             locked=locked,
             disk=disk,
         )

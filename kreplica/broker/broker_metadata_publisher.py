@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
-from kreplica.common.config import LogConfig, topics_settings
+from kreplica.common.config import CleanerConfig, LogConfig, cleaners_settings, topics_settings
 from kreplica.common.errors import (
     InconsistentTopicId,
     InvalidConfig,
@@ -53,6 +53,7 @@ from kreplica.metadata.registrations import (
 from kreplica.replica.replica_manager import ReplicaManager
 
 T = TypeVar("T")
+C = TypeVar("C", LogConfig, CleanerConfig)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class BrokerMetadataPublisher:
         self._logs = replica_manager.log_manager
         # The default of topics where the cluster says nothing else.
         self._start_config = self._logs.default_config
+        self._start_cleaner = self._logs.cleaner.config
         self._loop = loop
         self._on_assignment = on_assignment
         # The loop's own:
@@ -167,6 +169,7 @@ class BrokerMetadataPublisher:
             settings = {**of_all, **metadata.config(BROKER_RESOURCE, str(self._broker_id))}
             self._replicas.set_quotas(settings)
             whose = f"broker {self._broker_id}"
+            self._logs.cleaner.reconfigure(_over(self._start_cleaner, cleaners_settings(settings), whose))
             default = _over(self._start_config, topics_settings(settings), whose)
         changed = {name for kind, name in delta.configs if kind == TOPIC_RESOURCE}
         if default != self._logs.default_config:
@@ -339,7 +342,7 @@ class BrokerMetadataPublisher:
         LOGGER.log(level, "broker %d: %s: %s", self._broker_id, topic_partition, error)
 
 
-def _over(config: LogConfig, settings: Mapping[str, str], whose: str) -> LogConfig:
+def _over(config: C, settings: Mapping[str, str], whose: str) -> C:
     """The configuration with these settings over it; those that are not known here, or no value of theirs,
     are left out: another node may know them.
     """

@@ -274,6 +274,7 @@ class Node:
             controller=self.active_controller,
             config=config.log,
             log_manager_config=config.log_manager,
+            cleaner_config=config.cleaner,
             replica_config=config.replica,
             metrics=self.metrics,
             locked=config.all_directories,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kreplica.broker.broker_config import BrokerConfig
-from kreplica.common.config import LogConfig, LogManagerConfig, MetadataLogConfig
+from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig, MetadataLogConfig
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.controller.controller_config import ControllerConfig
@@ -45,6 +45,7 @@ class NodeConfig:
     group: GroupConfig = field(default_factory=GroupConfig)
     log: LogConfig = field(default_factory=LogConfig)
     log_manager: LogManagerConfig = field(default_factory=LogManagerConfig)
+    cleaner: CleanerConfig = field(default_factory=CleanerConfig)
     metadata_log: MetadataLogConfig = field(default_factory=MetadataLogConfig)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,15 @@ from kreplica.common.config import BROKERS_NAMES
 from kreplica.common.errors import InvalidConfig
 
 # The parts of a NodeConfig in which a name is looked for, in this order; `log` is that of topics' defaults.
-PARTS = ("raft", "controller", "broker", "replica", "group", "log_manager", "metadata_log", "log")
+PARTS = ("raft", "controller", "broker", "replica", "group", "log_manager", "cleaner", "metadata_log", "log")
+
+# Times that Kafka has in coarser units, too, with the milliseconds of each. The finest that is given counts.
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+COARSER = {
+    "log.retention.ms": {"log.retention.minutes": MINUTE_MS, "log.retention.hours": HOUR_MS},
+    "log.roll.ms": {"log.roll.hours": HOUR_MS},
+    "log.roll.jitter.ms": {"log.roll.jitter.hours": HOUR_MS},
+}
 
 
 def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeConfig:
@@ -26,7 +34,7 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
     if not isinstance(settings, Mapping):
         raise InvalidConfig(f"settings are names with values, not {settings!r}")
     changes: dict[str, dict[str, object]] = {}
-    for given, value in settings.items():
+    for given, value in _in_milliseconds(settings).items():
         if not isinstance(given, str):
             raise InvalidConfig(f"a setting's name is text, not {given!r}")
         name = BROKERS_NAMES.get(given.replace("_", "."), given.replace("_", "."))
@@ -38,6 +46,22 @@ def with_settings(config: NodeConfig, settings: Mapping[str, object]) -> NodeCon
     return dataclasses.replace(
         config, **{part: _changed(getattr(config, part), new) for part, new in changes.items()}
     )
+
+
+def _in_milliseconds(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings with times that are given in hours or minutes under the names that have milliseconds."""
+    dotted = {str(name).replace("_", "."): name for name in settings}
+    found = dict(settings)
+    for name, coarser in COARSER.items():
+        is_given = name in dotted or BROKERS_NAMES[name] in dotted
+        for other, unit_ms in coarser.items():
+            if other in dotted:
+                count = _parsed(other, found.pop(dotted[other]), int)
+                if not is_given:
+                    assert isinstance(count, int)
+                    found[name] = max(count * unit_ms, -1)
+                is_given = True
+    return found
 
 
 class Setting(NamedTuple):
@@ -76,7 +100,7 @@ def _text(value: Any) -> str:
 def known_names(config: NodeConfig) -> list[str]:
     """Every property that `with_settings` takes."""
     names = {name for part in PARTS for name in _names(getattr(config, part))}
-    return sorted(names | BROKERS_NAMES.keys())
+    return sorted(names.union(BROKERS_NAMES, *COARSER.values()))
 
 
 def _names(part: Any) -> frozenset[str]:

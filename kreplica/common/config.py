@@ -30,6 +30,7 @@ DURABILITIES = ("page_cache", "fsync", "fsync_quorum")
 BROKERS_NAMES = {
     "log.segment.bytes": "segment.bytes",
     "log.roll.ms": "segment.ms",
+    "log.roll.jitter.ms": "segment.jitter.ms",
     "log.retention.ms": "retention.ms",
     "log.retention.bytes": "retention.bytes",
     "log.cleanup.policy": "cleanup.policy",
@@ -40,6 +41,12 @@ BROKERS_NAMES = {
     "log.segment.delete.delay.ms": "file.delete.delay.ms",
     "log.preallocate": "preallocate",
     "log.message.timestamp.type": "message.timestamp.type",
+    "log.message.timestamp.before.max.ms": "message.timestamp.before.max.ms",
+    "log.message.timestamp.after.max.ms": "message.timestamp.after.max.ms",
+    "log.cleaner.delete.retention.ms": "delete.retention.ms",
+    "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
+    "log.cleaner.min.compaction.lag.ms": "min.compaction.lag.ms",
+    "log.cleaner.max.compaction.lag.ms": "max.compaction.lag.ms",
     "message.max.bytes": "max.message.bytes",
 }
 
@@ -365,3 +372,9 @@ def topics_settings(of_broker: Mapping[str, str]) -> dict[str, str]:
     named = {BROKERS_NAMES.get(name, name): value for name, value in of_broker.items()}
     known = LogConfig._field_names()
     return {name: value for name, value in named.items() if name.replace(".", "_") in known}
+
+
+def cleaners_settings(of_broker: Mapping[str, str]) -> dict[str, str]:
+    """Those of a broker's settings that are its cleaner's."""
+    own = CleanerConfig().properties()
+    return {name: value for name, value in of_broker.items() if name in own}

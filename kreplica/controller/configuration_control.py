@@ -30,7 +30,6 @@ from kreplica.common.config import (
     BROKERS_NAMES,
     CleanerConfig,
     LogConfig,
-    LogManagerConfig,
     topics_settings,
 )
 from kreplica.common.errors import (
@@ -59,14 +58,11 @@ LISTS = frozenset(
     if isinstance(value, tuple)
 )
 TOPIC_SETTINGS = frozenset(LogConfig().properties())
-# What a broker takes on while it runs: the defaults of its logs, and what its periodic work and its
-# replication quota are set to.
+# What a broker takes on while it runs: the defaults of its logs, and what its cleaner and its replication
+# quota are set to.
 REPLICATION_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 CLEANER_SETTINGS = frozenset(CleanerConfig().properties())
-LOG_MANAGER_SETTINGS = frozenset(LogManagerConfig().properties())
-BROKER_SETTINGS = (
-    TOPIC_SETTINGS | BROKERS_NAMES.keys() | CLEANER_SETTINGS | LOG_MANAGER_SETTINGS | REPLICATION_RATES
-)
+BROKER_SETTINGS = TOPIC_SETTINGS | BROKERS_NAMES.keys() | CLEANER_SETTINGS | REPLICATION_RATES
 
 Change = Callable[[dict[str, str]], None]
 # Settings by type and name of resource.
@@ -191,7 +187,6 @@ def check_broker_settings(settings: Mapping[str, str]) -> None:
     known = _known(settings, BROKER_SETTINGS)
     LogConfig.parse(topics_settings(known))
     CleanerConfig.parse(_of(known, CLEANER_SETTINGS))
-    LogManagerConfig.parse(_of(known, LOG_MANAGER_SETTINGS))
     for name, value in _of(known, REPLICATION_RATES).items():
         if not value.isdecimal() or int(value) == 0:
             raise InvalidConfig(f"{name} must be a number of bytes a second above 0, not {value[:40]!r}")

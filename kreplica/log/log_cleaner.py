@@ -94,6 +94,11 @@ class LogCleaner:
         """The partitions that cannot be cleaned, and why."""
         return self.manager.uncleanable
 
+    def reconfigure(self, config: CleanerConfig) -> None:
+        """Go by other settings from the next step on; a round that has begun keeps its buffers."""
+        if config != self.config:
+            self.config, self._cleaner = config, None
+
     def do_work(self) -> int:
         """Do one step; returns after how many milliseconds the next one is wanted."""
         if not self.config.enable:

@@ -232,6 +232,22 @@ def test_logs_get_the_settings_of_their_topic_and_lose_them(
     assert log.config.retention_ms == own
 
 
+def test_the_cleaner_goes_by_the_settings_of_its_broker_or_of_all(stage: Published) -> None:
+    cleaners = [stage.on(broker_id).broker.log_manager.cleaner for broker_id in (1, 2)]
+    own = cleaners[0].config
+    stage.apply(
+        of_brokers("log.cleaner.backoff.ms", "7", ""),
+        of_brokers("log.cleaner.io.buffer.size", "-1", ""),
+        of_brokers("log.cleaner.enable", "false", "2"),
+    )
+    assert [each.config for each in cleaners] == [
+        dataclasses.replace(own, backoff_ms=7),
+        dataclasses.replace(own, backoff_ms=7, enable=False),
+    ]
+    stage.apply(of_brokers("log.cleaner.backoff.ms", None, ""), of_brokers("log.cleaner.enable", None, "2"))
+    assert [each.config for each in cleaners] == [own, own]
+
+
 def test_settings_are_there_before_the_log_is(stage: Published) -> None:
     stage.apply(config("segment.bytes", "4096", "u"), *topic(B, "u"))
     log = stage.on(1).broker.log_manager.get_log(TopicPartition("u", 0))

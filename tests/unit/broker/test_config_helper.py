@@ -36,8 +36,8 @@ def metadata():
         (TOPIC_RESOURCE, "orders", "retention.ms", "9000"),
         (TOPIC_RESOURCE, "orders", "cleanup.policy", "compact,delete"),
         (BROKER_RESOURCE, "", "min.insync.replicas", "2"),
-        (BROKER_RESOURCE, "", "log.idle.ms", "11"),
-        (BROKER_RESOURCE, "2", "log.idle.ms", "12"),
+        (BROKER_RESOURCE, "", "log.cleaner.backoff.ms", "11"),
+        (BROKER_RESOURCE, "2", "log.cleaner.backoff.ms", "12"),
     ):
         made.replay(ConfigRecord(resource_type=kind, resource_name=resource, name=name, value=value))
     return made
@@ -93,14 +93,15 @@ def test_a_brokers_settings_are_those_of_its_node_and_what_it_was_told_since(ask
     assert found["log.dirs"] == ("/a,/b", DEFAULT, True)
     assert found["replica.lag.time.max.ms"] == ("7000", OF_NODE, True)
     assert found["broker.heartbeat.interval.ms"] == ("2000", DEFAULT, True)
-    assert found["log.idle.ms"] == ("12", OF_BROKER, False)
+    assert found["log.cleaner.backoff.ms"] == ("12", OF_BROKER, False)
+    assert found["log.idle.ms"] == ("600000", DEFAULT, True)
     assert set(found) >= {each.name for each in settings_of(NODE)}
     assert {each.name for each in settings_of(NODE)} & set(known_names(NODE))
 
 
 def test_what_all_brokers_are_told_has_no_broker(ask):
     assert told(ask(BROKER_RESOURCE, "")) == {
-        "log.idle.ms": ("11", OF_ALL_BROKERS, False),
+        "log.cleaner.backoff.ms": ("11", OF_ALL_BROKERS, False),
         "min.insync.replicas": ("2", OF_ALL_BROKERS, False),
     }
 

@@ -143,7 +143,7 @@ def test_what_is_only_to_be_checked_is_not_written(stage: OneController) -> None
     [
         ("leader.replication.throttled.rate", "1000", ErrorCode.none),
         ("log.cleaner.backoff.ms", "10", ErrorCode.none),
-        ("log.idle.ms", "10", ErrorCode.none),
+        ("log.idle.ms", "10", ErrorCode.invalid_config),
         ("leader.replication.throttled.rate", "0", ErrorCode.invalid_config),
         ("log.cleaner.backoff.ms", "-1", ErrorCode.invalid_config),
         ("broker.id", "2", ErrorCode.invalid_config),

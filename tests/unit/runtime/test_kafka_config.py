@@ -70,6 +70,24 @@ def test_every_part_of_a_node_takes_its_settings() -> None:
     assert (config.server.max_connections, config.server.connections_max_idle_ms) == (17, 5)
 
 
+def test_times_may_be_given_in_the_units_that_kafka_has_for_them() -> None:
+    assert parse(log_retention_hours="168", log_roll_hours=2).node.log.retention_ms == 168 * 3_600_000
+    assert parse(log_roll_hours=2, log_roll_jitter_hours=1).node.log.segment_ms == 2 * 3_600_000
+    assert parse(log_roll_hours=2, log_roll_jitter_hours=1).node.log.segment_jitter_ms == 3_600_000
+    # The finest counts.
+    assert parse(log_retention_hours=1, log_retention_minutes=3).node.log.retention_ms == 180_000
+    assert parse(log_retention_hours=1, log_retention_ms=5).node.log.retention_ms == 5
+    assert parse(log_retention_hours=-1).node.log.retention_ms == -1
+
+
+def test_the_cleaner_has_kafkas_names() -> None:
+    node = parse(
+        log_cleaner_enable="false", log_cleaner_min_cleanable_ratio="0.1", log_cleaner_delete_retention_ms=5
+    ).node
+    assert not node.cleaner.enable
+    assert (node.log.min_cleanable_dirty_ratio, node.log.delete_retention_ms) == (0.1, 5)
+
+
 def test_directories_come_with_that_of_the_metadata_first() -> None:
     properties = {"log.dirs": "/a, /b,/a", "metadata.log.dir": "/m"}
     assert directories_of(properties) == ("/m", "/a", "/b")
@@ -101,6 +119,8 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
         ({"listeners": "PLAINTEXT://a:1,OTHER://b:2"}, "one for clients and one for controllers"),
         ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "nobody can connect to 0.0.0.0"),
         ({"advertised_listeners": "SSL://a:1"}, "no listener SSL"),
+        ({"log_retention_hours": "long"}, "log.retention.hours must be an integer"),
+        ({"log_retention_hour": 1}, "is it 'log.retention.hours'"),
         ({"max_connections": "many"}, "max.connections must be an integer"),
         ({"queued_max_request_bytes": 1}, "queued.max.request.bytes"),
         ({"broker_heartbeat_interval_ms": "soon"}, "broker.heartbeat.interval.ms must be an integer"),
