@@ -34,7 +34,8 @@ class ColumnReader:
     `columns`: which of COLUMNS. `isolation`: as Log.read has it. `from_time`, `to_time`: only records with
     from_time <= timestamp < to_time (ms since 1970), wherever they stand. `skip_damaged`: pass over what
     rotted. `own`: the log was opened read-only for this reader alone; it then looks behind the end of a log
-    of Kafka's for what rotted there. `views`: see ColumnBuilder.
+    of Kafka's for what rotted there. `views`: see ColumnBuilder. `piece_rows`, `piece_bytes`: what a piece
+    ends with, PIECE_ROWS and PIECE_BYTES by default.
 
     `rows` and `bytes` count what was read, `next_offset` is where reading stands, `skipped` what was lost.
     Raises OffsetOutOfRange, DamagedLog with the offset, InvalidFile where a transaction index rotted,
@@ -54,8 +55,12 @@ class ColumnReader:
         skip_damaged: bool = False,
         own: bool = False,
         views: bool = False,
+        piece_rows: int | None = None,
+        piece_bytes: int | None = None,
     ) -> None:
         self._log = log
+        self._piece_rows = PIECE_ROWS if piece_rows is None else piece_rows
+        self._piece_bytes = PIECE_BYTES if piece_bytes is None else piece_bytes
         self._walk = LogWalk(log, own=own)
         self._isolation = isolation
         self._bound = upper_bound(log, isolation)
@@ -115,7 +120,7 @@ class ColumnReader:
         if self.start < self.stop:
             self._walk.seek(self.start)
             while self._read():
-                if len(self._builder) >= PIECE_ROWS or self._builder.data_bytes >= PIECE_BYTES:
+                if len(self._builder) >= self._piece_rows or self._builder.data_bytes >= self._piece_bytes:
                     yield self._finish()
         if len(self._builder):
             yield self._finish()
@@ -143,8 +148,8 @@ class ColumnReader:
                 chunk,
                 first=self.start,
                 stop=self.stop,
-                max_rows=PIECE_ROWS,
-                max_bytes=PIECE_BYTES,
+                max_rows=self._piece_rows,
+                max_bytes=self._piece_bytes,
                 following=walk.following if reaches_end else INT64_MAX,
             )
         except CorruptMessage as error:

@@ -27,7 +27,7 @@ for name in sorted(names):
         )
 
 # What is beside it needs packages that need not be there; that it came along can be seen without them.
-for beside in ("bindings",):
+for beside in ("bindings", "spark_connector"):
     assert (PACKAGE.parent / beside / "py.typed").is_file(), beside
 
 assert importlib.metadata.version("kreplica")

@@ -1,0 +1,86 @@
+"""Offsets as JSON, in the form that Spark's Kafka source writes and reads: {"topic": {"0": 23, "1": -2}}.
+
+So a checkpoint of either is one of the other. -2 is the earliest offset, -1 the latest. Thread rule: pure
+functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition
+
+EARLIEST, LATEST = -2, -1
+OffsetsByPartition = Mapping[str, Mapping[int, int]]
+
+
+def parse_offsets(text: str) -> dict[str, dict[int, int]]:
+    """Offsets by topic and partition. Raises ValueError, which says what is wrong and where."""
+    return _numbers(text, "offset", EARLIEST)
+
+
+def parse_timestamps(text: str) -> dict[str, dict[int, int]]:
+    """Timestamps (ms since 1970) by topic and partition. Raises ValueError."""
+    return _numbers(text, "timestamp", 0)
+
+
+def parse_assignment(text: str) -> dict[str, tuple[int, ...]]:
+    """Partitions by topic, from {"topic": [0, 1]}. Raises ValueError."""
+    found: dict[str, tuple[int, ...]] = {}
+    for topic, partitions in _object(text, '{"topic": [0, 1]}').items():
+        if not isinstance(partitions, list) or not partitions:
+            raise ValueError(f"{topic!r} has no list of partitions")
+        found[topic] = tuple(sorted({_partition(topic, each) for each in partitions}))
+    return found
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """The object that is written to a checkpoint, topics and partitions in order."""
+    found: dict[str, dict[str, int]] = {}
+    for at in sorted(offsets):
+        found.setdefault(at.topic, {})[str(at.partition)] = offsets[at]
+    return found
+
+
+def from_json(offsets: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    """The offsets of a checkpoint. Raises ValueError where it is none."""
+    return flat(_checked(offsets, "offset", 0))
+
+
+def flat(offsets: OffsetsByPartition) -> dict[TopicPartition, int]:
+    return {TopicPartition(topic, n): at for topic, each in offsets.items() for n, at in each.items()}
+
+
+def _numbers(text: str, what: str, least: int) -> dict[str, dict[int, int]]:
+    return _checked(_object(text, '{"topic": {"0": 23, "1": -2}}'), what, least)
+
+
+def _checked(given: Mapping[str, Any], what: str, least: int) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for topic, partitions in given.items():
+        if not isinstance(partitions, Mapping) or not partitions:
+            raise ValueError(f"{topic!r} has no {what}s by partition")
+        for partition, number in partitions.items():
+            if type(number) is not int or not least <= number <= INT64_MAX:
+                raise ValueError(f"{topic}-{partition}: {number!r} is no {what}")
+            found.setdefault(topic, {})[_partition(topic, partition)] = number
+    return found
+
+
+def _partition(topic: str, given: object) -> int:
+    text = str(given)
+    if isinstance(given, bool) or not (text.isascii() and text.isdecimal()) or int(text) > INT32_MAX:
+        raise ValueError(f"{topic!r}: {given!r} is no partition's number")
+    return int(text)
+
+
+def _object(text: str, example: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text[:80]!r} is no JSON such as {example}: {error}") from error
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{text[:80]!r} is not as {example}")
+    return found

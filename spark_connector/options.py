@@ -1,0 +1,312 @@
+"""The options of format("kreplica"): those of format("kafka") by their names and meanings, and some more.
+
+Everything a user may have written wrong is found here, before a job runs, and said in words that name the
+option. Thread rule: what is here is immutable.
+
+Options: https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kreplica.common.types import INT64_MAX
+from spark_connector.offsets import (
+    EARLIEST,
+    LATEST,
+    OffsetsByPartition,
+    parse_assignment,
+    parse_offsets,
+    parse_timestamps,
+)
+
+logger = logging.getLogger(__name__)
+
+ISOLATION_LEVELS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
+ONLY_ONE_SUBSCRIPTION = "name exactly one of the options subscribe, subscribePattern and assign"
+DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
+_DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*")
+_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+# Every name, as Spark gives them: lower case. Another one is a typing error that would be silent otherwise.
+KNOWN = {
+    *("path", "paths", "subscribe", "subscribepattern", "assign"),
+    *("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp"),
+    *("startingoffsetsbytimestamp", "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy"),
+    *("minpartitions", "maxrecordsperpartition", "maxoffsetspertrigger", "minoffsetspertrigger"),
+    *("maxtriggerdelay", "failondataloss", "includeheaders", "skipdamaged", "reader", "topic"),
+    # Of Spark's own source; they are about its consumers, of which there are none here.
+    *("groupidprefix", "fetchoffset.numretries", "fetchoffset.retryintervalms"),
+    *("kafkaconsumer.polltimeoutms",),
+}
+
+
+class OptionError(ValueError):
+    """An option of format("kreplica") that cannot be meant so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which partitions: of topics by name or by a pattern that the whole name fits, or these partitions."""
+
+    kind: Literal["subscribe", "subscribePattern", "assign", "all"]
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.kind == "subscribePattern":
+            return f"subscribePattern {self.pattern!r}"
+        return f"{self.kind} {', '.join(self.topics or self.partitions)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A start or an end as it was asked for: `timestamp` for all partitions, else `timestamps` by partition,
+    else `offsets` by partition, else `default` (EARLIEST or LATEST)."""
+
+    option: str
+    default: int
+    timestamp: int | None = None
+    timestamps: OffsetsByPartition | None = None
+    offsets: OffsetsByPartition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read was asked for; counts are of records, None: no bound."""
+
+    paths: tuple[str, ...]
+    bootstrap_servers: str | None
+    subscription: Subscription
+    starting: Position
+    ending: Position
+    no_match_is_latest: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    fail_on_data_loss: bool
+    include_headers: bool
+    skip_damaged: bool
+    isolation: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a write was asked for; `topic` None: each row names its own."""
+
+    path: str | None
+    bootstrap_servers: str | None
+    topic: str | None
+
+
+def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a read. Raises OptionError, which names the one that is wrong."""
+    options = _Options(given)
+    options.refuse_unknown()
+    paths = _paths(options)
+    servers = options.text("kafka.bootstrap.servers")
+    _require_one_source(paths, servers)
+    starting = _position(options, "starting", LATEST if streaming else EARLIEST)
+    ending = _position(options, "ending", LATEST)
+    _check_positions(options, starting, ending, streaming)
+    strategy = options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    return ReadOptions(
+        paths=paths,
+        bootstrap_servers=servers,
+        subscription=_subscription(options, may_be_all=bool(paths)),
+        starting=starting,
+        ending=ending,
+        no_match_is_latest=strategy == "latest",
+        min_partitions=options.count("minPartitions"),
+        max_records_per_partition=options.count("maxRecordsPerPartition"),
+        max_offsets_per_trigger=options.count("maxOffsetsPerTrigger"),
+        min_offsets_per_trigger=options.count("minOffsetsPerTrigger"),
+        max_trigger_delay_ms=options.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
+        fail_on_data_loss=options.boolean("failOnDataLoss", True),
+        include_headers=options.boolean("includeHeaders", False),
+        skip_damaged=options.boolean("skipDamaged", False),
+        isolation=options.isolation(),
+    )
+
+
+def parse_write(given: Mapping[str, str]) -> WriteOptions:
+    """The options of a write. Raises OptionError."""
+    options = _Options(given)
+    options.refuse_unknown()
+    paths, servers = _paths(options), options.text("kafka.bootstrap.servers")
+    _require_one_source(paths, servers)
+    if len(paths) > 1:
+        raise OptionError("path: a write goes to one directory")
+    return WriteOptions(paths[0] if paths else None, servers, options.text("topic"))
+
+
+class _Options:
+    """What was given, by name in any case; getters raise OptionError."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+
+    def refuse_unknown(self) -> None:
+        for name in sorted(self._given):
+            if name.startswith("kafka."):
+                if name not in ("kafka.bootstrap.servers", "kafka.isolation.level"):
+                    logger.warning("option %s: taken, but there is nothing here that it would set", name)
+            elif name not in KNOWN:
+                raise OptionError(f"{name}: format kreplica has no such option")
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._given
+
+    def text(self, name: str) -> str | None:
+        value = self._given.get(name.lower())
+        if value is not None and not value.strip():
+            raise OptionError(f"{name}: is empty")
+        return None if value is None else value.strip()
+
+    def count(self, name: str) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        if not value.isdecimal() or not 0 < int(value) <= INT64_MAX:
+            raise OptionError(f"{name}: {value!r} is no positive whole number")
+        return int(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.lower() not in ("true", "false"):
+            raise OptionError(f"{name}: {value!r} is neither true nor false")
+        return value.lower() == "true"
+
+    def choice(self, name: str, among: tuple[str, ...], default: str) -> str:
+        value = (self.text(name) or default).lower()
+        if value not in among:
+            raise OptionError(f"{name}: {value!r} is none of {', '.join(among)}")
+        return value
+
+    def duration_ms(self, name: str, default: int) -> int:
+        value = self.text(name)
+        if value is None:
+            return default
+        found = _DURATION.fullmatch(value)
+        if found is None:
+            raise OptionError(f"{name}: {value!r} is no time such as 30s, 5m or 1h")
+        return int(found[1]) * _UNIT_MS[found[2]]
+
+    def isolation(self) -> str:
+        name = "kafka.isolation.level"
+        return ISOLATION_LEVELS[self.choice(name, tuple(ISOLATION_LEVELS), "read_uncommitted")]
+
+
+def _require_one_source(paths: tuple[str, ...], servers: str | None) -> None:
+    if paths and servers is not None:
+        raise OptionError(
+            "path and kafka.bootstrap.servers: either directories or a running cluster, not both"
+        )
+    if not paths and servers is None:
+        raise OptionError("name path, a directory of logs, or kafka.bootstrap.servers, a running cluster")
+
+
+def _paths(options: _Options) -> tuple[str, ...]:
+    """From `path`, or from `paths`, a JSON array, which is what load([...]) makes."""
+    one, several = options.text("path"), options.text("paths")
+    if one is not None and several is not None:
+        raise OptionError("path and paths: name one of them")
+    if several is None:
+        return () if one is None else (_local(one),)
+    try:
+        paths = json.loads(several)
+    except ValueError as error:
+        raise OptionError(f"paths: no JSON: {error}") from error
+    if not isinstance(paths, list) or not paths or not all(isinstance(each, str) for each in paths):
+        raise OptionError(f"paths: {several} is no JSON array of paths")
+    return tuple(map(_local, paths))
+
+
+def _local(path: str) -> str:
+    scheme, colon, rest = path.partition(":")
+    if not colon or "/" in scheme:
+        return path
+    if scheme.lower() != "file":
+        raise OptionError(f"path: {path!r} is not on this machine; logs are mapped, so they have to be")
+    return "/" + rest.lstrip("/")
+
+
+def _subscription(options: _Options, *, may_be_all: bool) -> Subscription:
+    names = ("subscribe", "subscribePattern", "assign")
+    given = [name for name in names if options.has(name)]
+    if not given and may_be_all:
+        return Subscription("all")
+    if len(given) != 1:
+        raise OptionError(ONLY_ONE_SUBSCRIPTION + (f", not {' and '.join(given)}" if given else ""))
+    text = options.text(given[0]) or ""
+    if given == ["subscribe"]:
+        topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        if not topics:
+            raise OptionError("subscribe: names no topic")
+        return Subscription("subscribe", topics)
+    if given == ["subscribePattern"]:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise OptionError(f"subscribePattern: {text!r} is no regular expression: {error}") from error
+        return Subscription("subscribePattern", pattern=text)
+    return Subscription("assign", partitions=_checked(parse_assignment, "assign", text))
+
+
+def _position(options: _Options, which: str, default: int) -> Position:
+    """The first that is given counts: one timestamp, timestamps by partition, offsets."""
+    timestamp = options.text(f"{which}Timestamp")
+    by_timestamp = options.text(f"{which}OffsetsByTimestamp")
+    if timestamp is not None:
+        if not timestamp.isdecimal() or int(timestamp) > INT64_MAX:
+            raise OptionError(f"{which}Timestamp: {timestamp!r} is no time in ms since 1970")
+        return Position(f"{which}Timestamp", default, timestamp=int(timestamp))
+    if by_timestamp is not None:
+        name = f"{which}OffsetsByTimestamp"
+        return Position(name, default, timestamps=_checked(parse_timestamps, name, by_timestamp))
+    name = f"{which}Offsets"
+    offsets = options.text(name)
+    if offsets is None:
+        return Position(name, default)
+    if offsets.lower() in ("earliest", "latest"):
+        return Position(name, EARLIEST if offsets.lower() == "earliest" else LATEST)
+    return Position(name, default, offsets=_checked(parse_offsets, name, offsets))
+
+
+def _checked(parse, name: str, text: str):  # type: ignore[no-untyped-def]
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from error
+
+
+def _check_positions(options: _Options, starting: Position, ending: Position, streaming: bool) -> None:
+    if streaming:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if options.has(name):
+                raise OptionError(f"{name}: a stream has no end")
+        return
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+        if options.has(name):
+            logger.warning("option %s: it is for streams, and a batch has no triggers", name)
+    if starting.default == LATEST:
+        raise OptionError(f"{starting.option}: a batch that begins at the latest offset would be empty")
+    if ending.default == EARLIEST:
+        raise OptionError(f"{ending.option}: a batch that ends at the earliest offset would be empty")
+    for position, wrong, word in ((starting, LATEST, "latest (-1)"), (ending, EARLIEST, "earliest (-2)")):
+        for topic, partitions in (position.offsets or {}).items():
+            for partition, offset in partitions.items():
+                if offset == wrong:
+                    which = "begin" if position is starting else "end"
+                    text = f"{topic}-{partition} cannot {which} at {word} in a batch"
+                    raise OptionError(f"{position.option}: {text}")

@@ -1,0 +1,145 @@
+"""What a read reads: partitions from a subscription, offsets from positions, tasks from ranges.
+
+Planning looks at indexes and at published offsets, never at records. Thread rule: one thread, which has the
+source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from kreplica.common.types import TopicPartition
+from spark_connector.log_source import Bounds, LogRange, LogSource, lost
+from spark_connector.offsets import EARLIEST, LATEST, flat
+from spark_connector.options import OptionError, Position, ReadOptions, Subscription
+
+Offsets = dict[TopicPartition, int]
+
+
+def subscribed(
+    subscription: Subscription, source: LogSource, *, all_there: bool = True
+) -> list[TopicPartition]:
+    """The partitions that are read, in order.
+
+    Raises OptionError for a topic or a partition that is not there; without `all_there` it is left out.
+    """
+    known = list(source.partitions())
+    topics = {at.topic for at in known}
+    if not all_there:
+        return [at for at in known if _is_wanted(subscription, at)]
+    if subscription.kind == "assign":
+        wanted = [TopicPartition(topic, n) for topic, each in subscription.partitions.items() for n in each]
+        _require(topics, subscription.partitions, "assign", source)
+        missing = [at for at in wanted if at not in known]
+        if missing:
+            raise OptionError(f"assign: there is no partition {missing[0]} in {source}")
+        return sorted(wanted)
+    if subscription.kind == "subscribe":
+        _require(topics, subscription.topics, "subscribe", source)
+    return [at for at in known if _is_wanted(subscription, at)]
+
+
+def _is_wanted(subscription: Subscription, at: TopicPartition) -> bool:
+    if subscription.kind == "assign":
+        return at.partition in subscription.partitions.get(at.topic, ())
+    if subscription.kind == "subscribe":
+        return at.topic in subscription.topics
+    # Kafka's own topics are meant only by who names them.
+    if at.topic.startswith("__"):
+        return False
+    return subscription.kind == "all" or re.fullmatch(subscription.pattern, at.topic) is not None
+
+
+def _require(
+    known: set[str], wanted: Sequence[str] | Mapping[str, object], option: str, source: LogSource
+) -> None:
+    for topic in wanted:
+        if topic not in known:
+            listed = ", ".join(sorted(known)[:20]) or "none at all"
+            raise OptionError(f"{option}: there is no topic {topic!r} in {source}; there are {listed}")
+
+
+def resolve(
+    position: Position,
+    source: LogSource,
+    bounds: Mapping[TopicPartition, Bounds],
+    *,
+    is_start: bool,
+    options: ReadOptions,
+) -> Offsets:
+    """The offset of each partition in `bounds` that `position` means.
+
+    Raises OptionError where it names partitions that are not read, or not all that are, and where a start's
+    time is later than every record; DataLossError for an offset that is not there.
+    """
+    if position.offsets is not None:
+        return _given_offsets(position, bounds, is_start=is_start, options=options)
+    if position.timestamp is not None:
+        times = dict.fromkeys(bounds, position.timestamp)
+    elif position.timestamps is not None:
+        times = flat(position.timestamps)
+        _require_all(position, times, bounds)
+    else:
+        return {at: each.start if position.default == EARLIEST else each.end for at, each in bounds.items()}
+    found = {}
+    for at, each in bounds.items():
+        offset = source.offset_for_timestamp(at, times[at])
+        if offset is None and is_start and not options.no_match_is_latest:
+            raise OptionError(
+                f"{position.option}: {at} has no record at or after {times[at]}; with "
+                "startingOffsetsByTimestampStrategy=latest the read begins at its end"
+            )
+        found[at] = each.end if offset is None else min(offset, each.end)
+    return found
+
+
+def _given_offsets(
+    position: Position, bounds: Mapping[TopicPartition, Bounds], *, is_start: bool, options: ReadOptions
+) -> Offsets:
+    given = flat(position.offsets or {})
+    _require_all(position, given, bounds)
+    found = {}
+    for at, each in bounds.items():
+        offset = {EARLIEST: each.start, LATEST: each.end}.get(given[at], given[at])
+        if not each.start <= offset <= each.end:
+            text = f"{position.option}: {at} has offsets {each.start} to {each.end}, not {offset}"
+            if is_start or offset > each.end:
+                lost(options.fail_on_data_loss, text)
+        found[at] = max(each.start, min(offset, each.end))
+    return found
+
+
+def _require_all(position: Position, given: Offsets, bounds: Mapping[TopicPartition, Bounds]) -> None:
+    foreign = [at for at in given if at not in bounds]
+    if foreign:
+        raise OptionError(f"{position.option}: {min(foreign)} is none of the partitions that are read")
+    missing = [at for at in bounds if at not in given]
+    if missing:
+        raise OptionError(f"{position.option}: says nothing of {min(missing)}; name all partitions")
+
+
+def split(ranges: Sequence[LogRange], source: LogSource, options: ReadOptions) -> list[LogRange]:
+    """The ranges as tasks: no empty one, parted at batch boundaries so that none is longer than
+    maxRecordsPerPartition, and that there are minPartitions of about the same length."""
+    ranges = [each for each in ranges if each.start < each.stop]
+    if options.max_records_per_partition is not None:
+        limit = options.max_records_per_partition
+        ranges = [piece for each in ranges for piece in _parts(each, source, limit)]
+    if options.min_partitions is None or len(ranges) >= options.min_partitions or not ranges:
+        return ranges
+    total = sum(each.stop - each.start for each in ranges)
+    found = []
+    for each in ranges:
+        size = each.stop - each.start
+        count = max(1, -(-size * options.min_partitions // total))
+        found += _parts(each, source, -(-size // count))
+    return found
+
+
+def _parts(wanted: LogRange, source: LogSource, limit: int) -> list[LogRange]:
+    if wanted.stop - wanted.start <= limit:
+        return [wanted]
+    cuts = [wanted.start, *source.cuts(wanted.at, wanted.start, wanted.stop, limit), wanted.stop]
+    return [wanted._replace(start=start, stop=stop) for start, stop in pairwise(cuts) if start < stop]

@@ -1,0 +1,42 @@
+"""The Spark data source `kreplica`: what Spark asks for by the format's name. Thread rule: as Spark's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from spark_connector import schema as schemas
+from spark_connector.batch_reader import KreplicaReader
+from spark_connector.options import parse_read
+from spark_connector.stream_reader import KreplicaStreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "kreplica"
+
+
+class KreplicaDataSource(DataSource):
+    """format("kreplica"): reads with the options of format("kafka"), and `path` for log directories."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        with_headers = self.options.get("includeHeaders", "false").strip().lower() == "true"
+        return schemas.SCHEMA_WITH_HEADERS if with_headers else schemas.SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return KreplicaReader(parse_read(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return KreplicaStreamReader(parse_read(self.options, streaming=True), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make format("kreplica") known to the session, and let its filters reach the logs' indexes."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(KreplicaDataSource)
