@@ -68,7 +68,8 @@ class ReplicaFetcher:
     """Fetches from `leader`. `name`: for metrics, Kafka's client id.
 
     `on_moved(partition)`: the partition's log or high watermark has moved.
-    `on_storage_failure(topic_partition, error)`: its log has failed. Both are called with no lock held.
+    `on_storage_failure(topic_partition, error)`: its log has failed, or its disk is full. Neither is called with
+    a lock held.
     """
 
     def __init__(
@@ -565,12 +566,12 @@ class ReplicaFetcher:
             self._give_up(topic_partition, error)
         except KafkaStorageError as error:
             log = partition.log
+            self._broken.append((topic_partition, error))
             if isinstance(error, StorageFull) and log is not None and not log.is_offline:
                 # The disk may have room again by then.
                 self._delay(state)
-                return
-            self._give_up(topic_partition, error)
-            self._broken.append((topic_partition, error))
+            else:
+                self._give_up(topic_partition, error)
         except KreplicaError:
             # What came was damaged on its way, or the leader changed meanwhile: ask again.
             self._delay(state)

@@ -46,6 +46,7 @@ from kreplica.replica.delayed_delete_records import (
 from kreplica.replica.delayed_elect_leader import DelayedElectLeader, ElectionResults
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.fetch_manager import FetchManager
+from kreplica.replica.full_disks import FullDisks
 from kreplica.replica.hosted_partitions import HostedPartitions, add_gauges
 from kreplica.replica.isr_policy import isr_policy_of
 from kreplica.replica.metadata_cache import MetadataCache
@@ -156,6 +157,7 @@ class ReplicaManager:
         self._clock = clock
         self._scheduler = scheduler
         self._isr_policy = isr_policy_of(config)
+        self._full_disks = FullDisks(lambda: clock.monotonic_ns() // 1_000_000)
         self._timers: list[Cancellable] = []
         self._isr_shrinks = self.metrics.meter("ReplicaManager", "IsrShrinksPerSec")
         self._isr_expands = self.metrics.meter("ReplicaManager", "IsrExpandsPerSec")
@@ -546,9 +548,12 @@ class ReplicaManager:
         """
         log = self.log_manager.get_log(topic_partition)
         if isinstance(error, KafkaStorageError) and log is not None:
+            directory = os.path.dirname(log.local.directory)
             failure = error if isinstance(error, StorageIOError) else log.failure
             if failure is not None:
-                self.handle_log_directory_failure(os.path.dirname(log.local.directory), failure)
+                self.handle_log_directory_failure(directory, failure)
+            elif isinstance(error, StorageFull):
+                self._full_disks.refused(directory, topic_partition, error)
 
     def handle_log_directory_failure(self, path: str, error: BaseException) -> None:
         """The directory's disk failed: its partitions are offline until the broker starts anew."""

@@ -47,16 +47,29 @@ def well(at: Replicas, leader: int = 1) -> bool:
 # ---- no room -----------------------------------------------------------------------------------------------
 
 
-def test_a_follower_goes_on_when_there_is_room_again() -> None:
+def test_a_follower_goes_on_when_there_is_room_again(caplog: pytest.LogCaptureFixture) -> None:
     at = filled()
     set_full(at, 2, True)
     append(at, 20)
     assert at.partition(2).log_end_offset < 40
     at.pass_time(60_000)
     assert set(at.partition(1).isr) == {1, 3}
+    # Whoever operates it hears of that, now and then.
+    told = [each for each in caplog.messages if "is full" in each]
+    assert 1 <= len(told) <= 3
+    assert all(each.startswith(DIRECTORY) and "t-0" in each for each in told)
     set_full(at, 2, False)
     at.pass_time(2_000)
     assert well(at)
+
+
+def test_a_leader_without_room_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    at = filled()
+    set_full(at, 1, True)
+    for _ in range(3):
+        with pytest.raises(StorageFull):
+            append(at, 20)
+    assert len([each for each in caplog.messages if "is full" in each]) == 1
 
 
 def test_a_leader_that_has_no_room_to_note_its_epoch_leads_when_it_has() -> None:
