@@ -68,8 +68,8 @@ class ReplicaFetcher:
     """Fetches from `leader`. `name`: for metrics, Kafka's client id.
 
     `on_moved(partition)`: the partition's log or high watermark has moved.
-    `on_storage_failure(topic_partition, error)`: its log has failed, or its disk is full. Neither is called with
-    a lock held.
+    `on_storage_failure(topic_partition, error)`: its log has failed, or its disk is full. Neither is called
+    with a lock held.
     """
 
     def __init__(
