@@ -39,10 +39,10 @@ KNOWN = {
     *("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp"),
     *("startingoffsetsbytimestamp", "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy"),
     *("minpartitions", "maxrecordsperpartition", "maxoffsetspertrigger", "minoffsetspertrigger"),
-    *("maxtriggerdelay", "failondataloss", "includeheaders", "skipdamaged", "reader", "topic"),
+    *("maxtriggerdelay", "failondataloss", "includeheaders", "skipdamaged", "topic"),
     # Of Spark's own source; they are about its consumers, of which there are none here.
     *("groupidprefix", "fetchoffset.numretries", "fetchoffset.retryintervalms"),
-    *("kafkaconsumer.polltimeoutms",),
+    *("kafkaconsumer.polltimeoutms", "checkpointlocation", "queryname"),
 }
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from spark_connector import schema as schemas
 from spark_connector.batch_reader import KreplicaReader
-from spark_connector.options import parse_read
+from spark_connector.options import parse_read, parse_write
+from spark_connector.sink import KreplicaStreamWriter, KreplicaWriter
 from spark_connector.stream_reader import KreplicaStreamReader
 
 if TYPE_CHECKING:
@@ -34,6 +41,12 @@ class KreplicaDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return KreplicaStreamReader(parse_read(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return KreplicaWriter(parse_write(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return KreplicaStreamWriter(parse_write(self.options), schema, overwrite)
 
 
 def register(spark: SparkSession) -> None:

@@ -1,0 +1,164 @@
+"""Rows on their way into logs: which partition each goes to, and the files in which tasks leave them.
+
+The columns are those that Spark's own Kafka sink takes: value, and if they are there key, headers, topic and
+partition. A task leaves one Arrow file for each partition that it has rows for; its batches are as large as
+they are to be appended. Thread rule: one thread for a Staging.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow
+from pyarrow import compute, ipc
+
+from kreplica._core.partitioner import partition_of
+from kreplica.common.errors import MessageTooLarge
+from kreplica.common.types import TopicPartition, check_topic_name
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch as ArrowRecordBatch
+    from pyspark.sql.types import StructType
+
+# A batch that is appended; the default of max.message.bytes is a little more than twice this.
+BATCH_BYTES = 1 << 19
+# A record that fits max.message.bytes by its default, with what a batch has besides.
+MAX_RECORD_BYTES = 1_000_000
+KNOWN = ("key", "value", "headers", "topic", "partition")
+HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
+STAGED = pyarrow.schema([("key", pyarrow.binary()), ("value", pyarrow.binary()), ("headers", HEADERS)])
+
+
+class SinkError(ValueError):
+    """Rows that cannot be written so."""
+
+
+class StagedFile(NamedTuple):
+    """A file below the staging directory, and the partition whose rows it has."""
+
+    at: TopicPartition
+    name: str
+
+
+def check_schema(schema: StructType, topic: str | None) -> None:
+    """Raises SinkError for columns that a sink does not take."""
+    kinds = {field.name.lower(): field.dataType.simpleString() for field in schema}
+    unknown = [name for name in kinds if name not in KNOWN]
+    if unknown:
+        raise SinkError(f"a sink takes no column {unknown[0]!r}, only {', '.join(KNOWN)}")
+    wanted = {
+        "value": ("binary", "string"),
+        "key": ("binary", "string"),
+        "topic": ("string",),
+        "partition": ("int",),
+        "headers": ("array<struct<key:string,value:binary>>",),
+    }
+    for name, kind in kinds.items():
+        if kind not in wanted[name]:
+            raise SinkError(f"column {name} must be {' or '.join(wanted[name])}, not {kind}")
+    if "value" not in kinds:
+        raise SinkError("a sink needs a column value")
+    if topic is None and "topic" not in kinds:
+        raise SinkError("name the option topic, or give each row a column topic")
+    if topic is not None:
+        check_topic_name(topic)
+
+
+class Staging:
+    """The files that one task leaves in `directory`. `topic`: of all rows, None: each names its own;
+    `counts`: how many partitions the topics have that are there."""
+
+    def __init__(self, directory: str, topic: str | None, counts: Mapping[str, int]) -> None:
+        self._directory = directory
+        self._topic = topic
+        self._counts = counts
+        self._task = uuid.uuid4().hex
+        self._writers: dict[TopicPartition, tuple[str, Any]] = {}
+        self._turn = 0
+
+    def write(self, batch: ArrowRecordBatch) -> None:
+        columns = {name.lower(): batch.column(index) for index, name in enumerate(batch.schema.names)}
+        rows = pyarrow.RecordBatch.from_arrays(
+            [_column(columns, field, batch.num_rows) for field in STAGED], schema=STAGED
+        )
+        _check_sizes(rows)
+        for at, indices in self._places(columns, rows).items():
+            mine = rows.take(pyarrow.array(indices))
+            writer = self._writer(at)
+            step = max(1, mine.num_rows * BATCH_BYTES // max(mine.nbytes, 1))
+            for start in range(0, mine.num_rows, step):
+                writer.write_batch(mine.slice(start, step))
+
+    def close(self) -> list[StagedFile]:
+        """The files, all of them on the disk."""
+        found = []
+        for at, (name, writer) in self._writers.items():
+            writer.close()
+            _sync(os.path.join(self._directory, name))
+            found.append(StagedFile(at, name))
+        if found:
+            _sync(self._directory)
+        return found
+
+    def _writer(self, at: TopicPartition) -> Any:
+        if at not in self._writers:
+            name = f"{self._task}-{len(self._writers)}.arrow"
+            os.makedirs(self._directory, exist_ok=True)
+            self._writers[at] = name, ipc.new_file(os.path.join(self._directory, name), STAGED)
+        return self._writers[at][1]
+
+    def _places(self, columns: Mapping[str, Any], rows: ArrowRecordBatch) -> dict[TopicPartition, list[int]]:
+        topics = [self._topic] * rows.num_rows if self._topic else columns["topic"].to_pylist()
+        given = columns["partition"].to_pylist() if "partition" in columns else [None] * rows.num_rows
+        found: dict[TopicPartition, list[int]] = {}
+        for index, (topic, partition, key) in enumerate(
+            zip(topics, given, rows.column("key").to_pylist(), strict=True)
+        ):
+            if topic is None:
+                raise SinkError("a row without a topic, and no option topic")
+            found.setdefault(self._place(topic, partition, key), []).append(index)
+        for topic in {at.topic for at in found}:
+            check_topic_name(topic)
+        return found
+
+    def _place(self, topic: str, partition: int | None, key: bytes | None) -> TopicPartition:
+        if partition is not None:
+            if partition < 0:
+                raise SinkError(f"{topic}: there is no partition {partition}")
+            return TopicPartition(topic, partition)
+        count = self._counts.get(topic, 1)
+        if key is not None:
+            return TopicPartition(topic, partition_of(key, count))
+        self._turn += 1
+        return TopicPartition(topic, self._turn % count)
+
+
+def staged_batches(path: str) -> Iterator[ArrowRecordBatch]:
+    """What a task has left in a file, batch by batch."""
+    with pyarrow.memory_map(path) as source:
+        reader = ipc.open_file(source)
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+
+
+def _column(columns: Mapping[str, Any], field: Any, rows: int) -> Any:
+    array = columns.get(field.name)
+    return pyarrow.nulls(rows, field.type) if array is None else array.cast(field.type)
+
+
+def _check_sizes(rows: ArrowRecordBatch) -> None:
+    for name in ("key", "value"):
+        longest = compute.max(compute.binary_length(rows.column(name))).as_py() or 0
+        if longest > MAX_RECORD_BYTES:
+            raise MessageTooLarge(f"a {name} of {longest} bytes, {MAX_RECORD_BYTES} allowed")
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
