@@ -46,8 +46,8 @@ NANOSECONDS_PER_MS = 1_000_000
 NO_BROKER_EPOCH = -1
 # How soon the next heartbeat follows while something is waited for that the next answer may bring.
 STEP_INTERVAL_MS = 10
-# How many times broker.heartbeat.timeout.ms an answer is waited for, at most, once some came too late.
-MOST_PATIENCE = 16
+# How long an answer is waited for once some came too late, where broker.heartbeat.timeout.ms is not longer.
+LONGEST_PATIENCE_MS = 1_600
 # Refusals that no retry can mend: another cluster, a feature that is missing, directories that are taken.
 FATAL = (InconsistentClusterId, UnsupportedVersion, InvalidRequest)
 
@@ -252,7 +252,7 @@ class BrokerLifecycleManager:
         # Over a slow network an answer takes a while, and one that waits for a commit longer still: with the
         # same patience each time, all answers to a registration could come just too late.
         shortest_ms = self._config.broker_heartbeat_timeout_ms
-        self._patience_ms = min(max(2 * taken_ms, shortest_ms), MOST_PATIENCE * shortest_ms)
+        self._patience_ms = max(min(2 * taken_ms, LONGEST_PATIENCE_MS), shortest_ms)
 
     def _retry(self) -> None:
         config = self._config
