@@ -13,7 +13,7 @@ from typing import Any
 from kreplica.common.errors import InvalidTxnState, TopicAlreadyExists, UnknownTopicId
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata import metadata_snapshot, record_replay
-from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange, partition_changes
+from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange, topic_changes
 from kreplica.metadata.records import (
     AccessControlEntryRecord,
     DelegationTokenRecord,
@@ -258,17 +258,6 @@ class ClusterMetadata:
     ) -> tuple[tuple[TopicRegistration, ...], tuple[TopicRegistration, ...], tuple[PartitionChange, ...]]:
         before, self._topics_before = self._topics_before, {}
         touched, self._partitions_touched = self._partitions_touched, {}
-        created: list[TopicRegistration] = []
-        deleted: list[TopicRegistration] = []
-        partitions: list[PartitionChange] = []
-        for topic_id, old in before.items():
-            new = self.topic_by_id(topic_id)
-            if new is None and old is None:
-                continue
-            if old is None and new is not None:
-                created.append(new)
-            elif old is not None and new is None:
-                deleted.append(old)
-            is_same = old is not None and new is not None
-            partitions += partition_changes(old, new, touched[topic_id] if is_same else None)
-        return tuple(created), tuple(deleted), tuple(partitions)
+        return topic_changes(
+            (old, self.topic_by_id(topic_id), touched.get(topic_id)) for topic_id, old in before.items()
+        )

@@ -98,6 +98,9 @@ def changed_nodes(delta: MetadataDelta) -> dict[str, bytes | None]:
     for (name, number), _, _, partition in delta.partitions:
         if partition is not None:
             nodes[partition_path(name, number)] = encode_partition(partition)
+        else:
+            # Of two topics of one name, the one that is there counts.
+            nodes.setdefault(partition_path(name, number), None)
     tables: dict[str, Mapping[Any, Change[Any]]] = {
         "brokers": delta.brokers,
         "configs": delta.configs,

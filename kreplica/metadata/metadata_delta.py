@@ -59,32 +59,42 @@ class MetadataDelta:
 def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
     """What differs between two states of which neither need come of the other."""
     tables = {name: _table_changes(getattr(old, name), getattr(new, name)) for name in new.TABLES}
-    partitions: list[PartitionChange] = []
-    created: list[TopicRegistration] = []
-    deleted: list[TopicRegistration] = []
-    for topic_id in {**old.topic_names, **new.topic_names}:
-        before, after = old.topic_by_id(topic_id), new.topic_by_id(topic_id)
-        if before is after:
-            continue
-        # No topic changes its name, but an id may stand for topics of two clusters.
-        is_same = before is not None and after is not None and before.name == after.name
-        if before is not None and not is_same:
-            deleted.append(before)
-        if after is not None and not is_same:
-            created.append(after)
-        if is_same or before is None or after is None:
-            partitions += partition_changes(before, after)
-        else:
-            partitions += (*partition_changes(before, None), *partition_changes(None, after))
+    created, deleted, partitions = topic_changes(
+        (before, after, None)
+        for topic_id in {**old.topic_names, **new.topic_names}
+        if (before := old.topic_by_id(topic_id)) is not (after := new.topic_by_id(topic_id))
+    )
     return MetadataDelta(
-        topics_created=tuple(created),
-        topics_deleted=tuple(deleted),
-        partitions=tuple(partitions),
+        topics_created=created,
+        topics_deleted=deleted,
+        partitions=partitions,
         brokers=tables.pop("brokers"),
         configs=tables.pop("configs"),
         features=tables.pop("features"),
         others={name: changes for name, changes in tables.items() if changes},
     )
+
+
+def topic_changes(
+    changed: Iterable[tuple[TopicRegistration | None, TopicRegistration | None, Iterable[int] | None]],
+) -> tuple[tuple[TopicRegistration, ...], tuple[TopicRegistration, ...], tuple[PartitionChange, ...]]:
+    """The topics created, those deleted, and the partitions that differ, of topics as they were and are; with
+    the partitions that may differ, None for all."""
+    created: list[TopicRegistration] = []
+    deleted: list[TopicRegistration] = []
+    partitions: list[PartitionChange] = []
+    for old, new, touched in changed:
+        # No topic changes its name, but an id may stand for topics of two clusters.
+        if old is not None and new is not None and old._replace(partitions={}) == new._replace(partitions={}):
+            partitions += partition_changes(old, new, touched)
+            continue
+        if old is not None:
+            deleted.append(old)
+            partitions += partition_changes(old, None)
+        if new is not None:
+            created.append(new)
+            partitions += partition_changes(None, new)
+    return tuple(created), tuple(deleted), tuple(partitions)
 
 
 def partition_changes(

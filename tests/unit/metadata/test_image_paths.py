@@ -84,6 +84,17 @@ def test_the_difference_of_two_clusters_makes_the_one_image_the_other(first: lis
     assert difference(new, new.copy()).is_empty
 
 
+def test_a_topic_of_another_cluster_may_have_fewer_partitions() -> None:
+    old, new = ClusterMetadata(), ClusterMetadata()
+    image = ImageStore(MemoryMetadataStore(), "c")
+    for cluster in (old, new):
+        cluster.replay(kinds.TopicRecord(name="a", topic_id=RECORD.topic_id))
+    old.replay(RECORD)
+    write(image, difference(ClusterMetadata(), old), 1)
+    write(image, difference(old, new), 2)
+    assert image_paths.load(image) == new
+
+
 def test_a_topic_of_the_same_id_and_another_name_is_another() -> None:
     old, new = ClusterMetadata(), ClusterMetadata()
     image = ImageStore(MemoryMetadataStore(), "c")
