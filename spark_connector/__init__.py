@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_connector.java_runtime import use_java
+from spark_connector.progress import lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "use_java"]
+__all__ = ["lag", "register", "use_java"]
 
 
 def register(spark: SparkSession) -> None:

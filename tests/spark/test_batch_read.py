@@ -12,6 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import kreplica
+from spark_connector.batch_reader import KreplicaReader
+from spark_connector.log_source import DataLossError
+from spark_connector.options import parse_read
+from spark_connector.schema import SCHEMA
 from tests.conformance.expectation import FIXTURES
 
 LOGS = FIXTURES / "clean" / "logs"
@@ -214,6 +218,40 @@ def test_offsets_that_are_gone(spark: SparkSession, tmp_path: Path) -> None:
             read(spark, tmp_path, **options).count()
         frame = read(spark, tmp_path, failOnDataLoss=False, **options)
         assert places(frame) == place("t-0", *range(max(start, 4), 10))
+
+
+def test_retention_between_the_plan_and_the_read(tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "t-0", segment_bytes=500, retention_bytes=500) as log:
+        for n in range(40):
+            log.append([b"%d" % n])
+        readers = {fail: planned(tmp_path, failOnDataLoss=fail) for fail in ("true", "false")}
+        assert log.delete_old_segments() > 0
+        first = log.log_start_offset
+    with pytest.raises(DataLossError, match=f"t-0: offsets 0 to {first - 1} are not there any more"):
+        offsets(*readers["true"])
+    assert offsets(*readers["false"]) == list(range(first, 40))
+
+
+def test_retention_takes_nothing_from_under_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_connector.directory_source.PIECE_ROWS", 1)
+    with kreplica.Log.open(tmp_path / "t-0", segment_bytes=500, retention_bytes=500) as log:
+        for n in range(40):
+            log.append([b"%d" % n])
+        reader, tasks = planned(tmp_path)
+        batches = reader.read(tasks[0])
+        seen = [next(batches)]
+        assert log.delete_old_segments() > 0
+        seen += batches
+    assert [offset for batch in seen for offset in batch.column("offset").to_pylist()] == list(range(40))
+
+
+def planned(path: Path, **options: str) -> tuple[KreplicaReader, Any]:
+    reader = KreplicaReader(parse_read({"path": str(path), **options}, streaming=False), SCHEMA)
+    return reader, reader.partitions()
+
+
+def offsets(reader: KreplicaReader, tasks: Any) -> list[int]:
+    return [n for task in tasks for batch in reader.read(task) for n in batch.column("offset").to_pylist()]
 
 
 def test_rot_is_named_or_passed_over(spark: SparkSession, tmp_path: Path) -> None:

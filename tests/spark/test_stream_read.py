@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 import kreplica
+import spark_connector
 from kreplica.common.types import TopicPartition
 from spark_connector.directory_source import DirectorySource
 from spark_connector.log_source import Bounds, DataLossError
@@ -65,7 +66,9 @@ def test_every_record_once_over_restarts(spark: SparkSession, tmp_path: Path) ->
     append(node / "t-0", 10)
     append(node / "t-1", 4)
     progress = run_once(spark, node, work, maxOffsetsPerTrigger=6)
-    assert [each.numInputRows for each in progress if each.numInputRows] == [6, 6, 2]
+    batches = [each for each in progress if each.numInputRows]
+    assert [each.numInputRows for each in batches] == [6, 6, 2]
+    assert [sum(spark_connector.lag(each).values()) for each in batches] == [8, 2, 0]
     append(node / "t-0", 3)
     append(node / "t-2", 5)  # a partition that is new
     run_once(spark, node, work)
