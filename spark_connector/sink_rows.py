@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow
 from pyarrow import compute, ipc
 
-from kreplica._core.partitioner import partition_of
+from kreplica._core.partitioner import partitions_of
 from kreplica.common.errors import MessageTooLarge
 from kreplica.common.types import TopicPartition, check_topic_name
 
@@ -86,7 +86,7 @@ class Staging:
         )
         _check_sizes(rows)
         for at, indices in self._places(columns, rows).items():
-            mine = rows.take(pyarrow.array(indices))
+            mine = rows.take(indices)
             writer = self._writer(at)
             step = max(1, mine.num_rows * BATCH_BYTES // max(mine.nbytes, 1))
             for start in range(0, mine.num_rows, step):
@@ -110,30 +110,33 @@ class Staging:
             self._writers[at] = name, ipc.new_file(os.path.join(self._directory, name), STAGED)
         return self._writers[at][1]
 
-    def _places(self, columns: Mapping[str, Any], rows: ArrowRecordBatch) -> dict[TopicPartition, list[int]]:
-        topics = [self._topic] * rows.num_rows if self._topic else columns["topic"].to_pylist()
-        given = columns["partition"].to_pylist() if "partition" in columns else [None] * rows.num_rows
-        found: dict[TopicPartition, list[int]] = {}
-        for index, (topic, partition, key) in enumerate(
-            zip(topics, given, rows.column("key").to_pylist(), strict=True)
-        ):
-            if topic is None:
-                raise SinkError("a row without a topic, and no option topic")
-            found.setdefault(self._place(topic, partition, key), []).append(index)
-        for topic in {at.topic for at in found}:
-            check_topic_name(topic)
+    def _places(self, columns: Mapping[str, Any], rows: ArrowRecordBatch) -> dict[TopicPartition, Any]:
+        """Of each partition the numbers of its rows, in order."""
+        found: dict[TopicPartition, Any] = {}
+        for topic, indices in self._by_topic(columns, rows.num_rows):
+            count = self._counts.get(topic, 1)
+            # Those without a key stay together, as with Kafka's producer, and go elsewhere the next time.
+            self._turn += 1
+            keys = rows.column("key").take(indices).to_pylist()
+            placed = pyarrow.array(partitions_of(keys, count, self._turn % count), pyarrow.int32())
+            if "partition" in columns:
+                placed = compute.coalesce(columns["partition"].take(indices).cast(pyarrow.int32()), placed)
+            for partition in compute.unique(placed).to_pylist():
+                if partition < 0:
+                    raise SinkError(f"{topic}: there is no partition {partition}")
+                mine = compute.indices_nonzero(compute.equal(placed, partition))
+                found[TopicPartition(topic, partition)] = indices.take(mine)
         return found
 
-    def _place(self, topic: str, partition: int | None, key: bytes | None) -> TopicPartition:
-        if partition is not None:
-            if partition < 0:
-                raise SinkError(f"{topic}: there is no partition {partition}")
-            return TopicPartition(topic, partition)
-        count = self._counts.get(topic, 1)
-        if key is not None:
-            return TopicPartition(topic, partition_of(key, count))
-        self._turn += 1
-        return TopicPartition(topic, self._turn % count)
+    def _by_topic(self, columns: Mapping[str, Any], rows: int) -> Iterator[tuple[str, Any]]:
+        if self._topic is not None:
+            yield self._topic, pyarrow.array(range(rows), pyarrow.uint64())
+            return
+        topics = columns["topic"]
+        if topics.null_count:
+            raise SinkError("a row without a topic, and no option topic")
+        for topic in compute.unique(topics).to_pylist():
+            yield check_topic_name(topic), compute.indices_nonzero(compute.equal(topics, topic))
 
 
 def staged_batches(path: str) -> Iterator[ArrowRecordBatch]:
