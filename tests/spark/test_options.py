@@ -12,6 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 import kreplica
 from spark_connector.options import OptionError, parse_read, parse_write
 from spark_connector.schema import SchemaError
+from spark_connector.sink_rows import SinkError
 from spark_connector.source import KreplicaDataSource
 
 
@@ -107,3 +108,14 @@ def test_options_of_kafkas_clients_are_taken_with_a_warning(caplog: pytest.LogCa
 def test_of_a_schema(node: Path, column: str, text: str) -> None:
     with pytest.raises(SchemaError, match=f"schema: .*{text}"):
         plan({"path": node}, StructType([StructField(column, StringType())]))
+
+
+def test_of_a_sink(node: Path) -> None:
+    schema = StructType([StructField("value", StringType())])
+    source = KreplicaDataSource({"kafka.bootstrap.servers": "localhost:9092", "topic": "t"})
+    with pytest.raises(
+        OptionError, match=r"kafka.bootstrap.servers: a sink writes into directories; name path"
+    ):
+        source.streamWriter(schema=schema, overwrite=False)
+    with pytest.raises(SinkError, match="a log is appended to: use mode append"):
+        KreplicaDataSource({"path": str(node), "topic": "t"}).writer(schema, overwrite=True)
