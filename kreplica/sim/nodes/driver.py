@@ -209,10 +209,12 @@ class NodeDriver:
         replicas = [view.replicas[each] for each in known.replicas]
         if {(each.log_end, each.high_watermark) for each in replicas} != {(leader.log_end, leader.log_end)}:
             return f"the replicas do not end together; {view}"
-        # What another replica has deleted is not to be had any more.
+        # What another replica has deleted is not to be had any more; a leader's readers need it all the same.
         start = max(each.log_start for each in replicas)
-        if any(damage.stop_offset > start for each in replicas for damage in each.damages):
-            return f"a range is damaged; {view}"
+        for each in replicas:
+            needed = leader.log_start if each is leader else start
+            if any(damage.stop_offset > needed for damage in each.damages):
+                return f"a range is damaged; {view}"
         if any(each.is_excused for each in replicas):
             return f"a replica has not come back to the committed log; {view}"
         return None

@@ -7,7 +7,7 @@ from kreplica.sim.history import History, Polled, Sent
 from kreplica.sim.history_checker import check
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.replica_view import Cell
-from kreplica.sim.nodes.driver import promised
+from kreplica.sim.nodes.driver import NodeDriver, promised
 
 AT = TopicPartition("t", 0)
 
@@ -26,3 +26,18 @@ def test_what_an_unclean_election_has_left_must_be_there_at_the_end():
     assert other == {"inconsistent-offsets", "unseen"}
     # What was deleted nobody misses.
     assert check(History([send], {AT: whole[1:]}), log_starts={AT: 4}) == []
+
+
+def test_all_is_not_well_while_readers_of_a_leader_meet_rot_that_the_others_have_deleted():
+    driver = NodeDriver(1)
+    cluster = driver.cluster
+    cluster.boot()
+    cluster.result(cluster.client.admin.create_topic("t", assignment={0: [1, 2]}))
+    cluster.result(cluster.client.producer.send(AT, [b"a"], acks=1))
+    logs = {each: cluster.node(each).broker.log_manager.get_log(AT) for each in (1, 2)}
+    assert cluster.run_until(lambda: all(log.high_watermark == 1 for log in logs.values()))
+    driver.faults._rot.strike(1)
+    logs[2].maybe_increment_log_start_offset(1)
+    driver._heal()
+    assert logs[1].log_start_offset == 1
+    driver._check_history()
