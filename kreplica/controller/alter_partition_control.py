@@ -150,7 +150,8 @@ class AlterPartitionControl:
         change.leader_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
         change.set_isr(
             tuple(broker.broker_id for broker in asked.new_isr_with_epochs),
-            min_isr=self._context.min_isr(partition.topic_partition.topic),
+            # The answer makes it count on these alone, before it hears of what the log says.
+            min_isr=self._context.min_isr_of_leader(partition.topic_partition.topic, change.leader),
         )
         self._logger.trace(
             "changed the ISR of partition %s from %s to %s as its leader asked",

@@ -124,6 +124,7 @@ class BrokerChange:
 
     def on_metadata_offset(self, broker_id: int, metadata_offset: int) -> None:
         """A broker has carried out the metadata up to this offset, that record included."""
+        self._context.metadata_offsets[broker_id] = metadata_offset
         self._topic_deletion.on_metadata_offset(broker_id, metadata_offset)
 
     def _on_replicas_gone(self, gone: list[Replica]) -> None:

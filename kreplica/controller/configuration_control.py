@@ -41,7 +41,7 @@ from kreplica.common.errors import (
 )
 from kreplica.controller.controller_result import ControllerResult, Records
 from kreplica.controller.feature_control import ELIGIBLE_LEADER_REPLICAS
-from kreplica.controller.topic_settings import settings_by
+from kreplica.controller.topic_settings import MIN_ISR, settings_by
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
 from kreplica.metadata.records import ConfigRecord, MetadataRecord, PartitionChangeRecord
 from kreplica.metadata.serde import in_lowest_version
@@ -49,7 +49,6 @@ from kreplica.metadata.serde import in_lowest_version
 SET, DELETE, APPEND, SUBTRACT = range(4)
 # The name under which brokers' settings are those of all brokers.
 ALL_BROKERS = ""
-MIN_ISR = "min.insync.replicas"
 
 NO_THROTTLE = timedelta(0)
 LISTS = frozenset(

@@ -94,21 +94,24 @@ class TopicDeletion:
 
 
 class ControllerContext:
-    """`metadata` is the context's from now on. `epoch`: of this controller.
+    """`metadata` is the context's from now on. `epoch`: of this controller; `last_offset`: the last record
+    that an earlier one may have written, -1 of none.
 
     `live_broker_ids`: registered, not fenced, not shutting down; `shutting_down_broker_ids`: not fenced, and
-    about to leave. `offline_directories`: of each broker that has any. `stored_controller_epoch`: the newest
+    about to leave. `offline_directories`: of each broker that has any. `metadata_offsets`: the last record
+    that each broker has told to have carried out. `stored_controller_epoch`: the newest
     that anybody told; where it is above `epoch`, this controller has been replaced.
     """
 
-    def __init__(self, metadata: ClusterMetadata, epoch: int) -> None:
+    def __init__(self, metadata: ClusterMetadata, epoch: int, last_offset: int = -1) -> None:
         self.metadata = metadata
         self.epoch = epoch
         self.stored_controller_epoch = epoch
-        self.settings = TopicSettings(metadata)
+        self.settings = TopicSettings(metadata, last_offset)
         self.live_broker_ids: set[int] = set()
         self.shutting_down_broker_ids: set[int] = set()
         self.offline_directories: dict[int, frozenset[Uuid]] = {}
+        self.metadata_offsets: dict[int, int] = {}
         self.partitions: dict[TopicPartition, PartitionContext] = {}
         self.topics_to_be_deleted: dict[Uuid, TopicDeletion] = {}
         self.partitions_being_reassigned: dict[PartitionContext, None] = {}
@@ -145,6 +148,17 @@ class ControllerContext:
     def min_isr(self, topic: str) -> int | None:
         """The topic's min.insync.replicas; None where no eligible leader replicas are kept."""
         return self.settings.of(topic).min_insync_replicas if self._is_elr_enabled else None
+
+    def min_isr_of_leader(self, topic: str, broker_id: int) -> int | None:
+        """As `min_isr`, by what a leader may know that is answered before the log tells it anything.
+
+        One that has not heard of the last change may take as few as one replica for enough, so whoever it
+        leaves out of the ISR may miss what it commits.
+        """
+        min_isr, heard_of = self.min_isr(topic), self.metadata_offsets.get(broker_id, -1)
+        if min_isr is None or heard_of >= self.settings.min_isr_changed_at(topic):
+            return min_isr
+        return 1
 
     @property
     def live_or_shutting_down_broker_ids(self) -> Collection[int]:
@@ -339,7 +353,7 @@ class ControllerContext:
         elif isinstance(message, FeatureLevelRecord):
             self._is_elr_enabled = has_elr(self.metadata)
         else:
-            self.settings.forget(message)
+            self.settings.forget(message, offset)
 
     def _take_partition(self, partition: PartitionContext) -> None:
         name, number = partition.topic_partition

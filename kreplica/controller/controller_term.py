@@ -82,7 +82,7 @@ class ControllerTerm:
         self._quorum = quorum
         self._expected_offset: int | None = None
         self._after_append: list[Callable[[int], object]] = []
-        self.context = ControllerContext(metadata, epoch)
+        self.context = ControllerContext(metadata, epoch, quorum.next_offset - 1)
         self.machines = StateMachines(
             self.context,
             self._append,

@@ -54,7 +54,7 @@ class ControllerStage:
 
     def take_over(self, epoch: int = EPOCH) -> None:
         """A new term: the context is made of what is in the log."""
-        self.context = ControllerContext(self.replayed(), epoch)
+        self.context = ControllerContext(self.replayed(), epoch, len(self.log) - 1)
         self.logger = StateChangeLogger(1)
         self.machines = StateMachines(self.context, self.append, self.logger, self.random)
         self.control = self.machines.replication_control

@@ -16,6 +16,7 @@ from kio.schema.alter_partition.v3.response import PartitionData as Answer
 from kio.schema.errors import ErrorCode
 
 from kreplica.common.leader_and_isr import LeaderRecoveryState
+from kreplica.metadata.records import ConfigRecord
 from tests.support.controllers import ControllerStage
 
 
@@ -73,6 +74,54 @@ def test_a_smaller_and_a_larger_isr() -> None:
     answer = ask(stage, (0, 2))
     assert (answer.isr, answer.partition_epoch) == ((0, 2), 2)
     assert (stage.state("orders").isr, stage.state("orders").elr) == ((0, 2), ())
+
+
+def test_nobody_is_eligible_beside_a_leader_that_has_not_heard_of_min_insync_replicas() -> None:
+    """It may take the one replica that is left for enough, and commit what the others lack."""
+    stage = ControllerStage(range(3))
+    stage.create("orders", (0, 1, 2), min_insync_replicas="1")
+    stage.set_config("orders", "min.insync.replicas", "2")
+    changed_at = len(stage.log) - 1
+    stage.machines.broker_change.on_metadata_offset(0, changed_at - 1)
+    assert ask(stage, (0,)).error_code == ErrorCode.none
+    assert (stage.state("orders").isr, stage.state("orders").elr) == ((0,), ())
+    ask(stage, (0, 1))
+    stage.machines.broker_change.on_metadata_offset(0, changed_at)
+    ask(stage, (0,))
+    assert (stage.state("orders").isr, stage.state("orders").elr) == ((0,), (1,))
+
+
+def test_who_is_eligible_is_so_no_more_once_such_a_leader_has_more_in_sync() -> None:
+    stage = ControllerStage(range(3))
+    stage.create("orders", (0, 1, 2), min_insync_replicas="2")
+    ask(stage, (0,))
+    assert stage.state("orders").elr == (1, 2)
+    stage.set_config("orders", "min.insync.replicas", "3")
+    ask(stage, (0, 2))
+    assert (stage.state("orders").isr, stage.state("orders").elr) == ((0, 2), ())
+
+
+def test_a_default_that_has_changed_counts_for_all_topics() -> None:
+    stage = ControllerStage(range(3))
+    stage.create("orders", (0, 1, 2), min_insync_replicas="2")
+    with stage.machines.batch.collected():
+        record = ConfigRecord(resource_type=4, resource_name="", name="min.insync.replicas", value="3")
+        stage.machines.batch.add_record(record, 0)
+    ask(stage, (0,))
+    assert stage.state("orders").elr == ()
+
+
+def test_a_new_controller_does_not_know_which_changes_leaders_have_heard_of() -> None:
+    stage = three()
+    stage.take_over()
+    last = len(stage.log) - 1
+    ask(stage, (0, 1))
+    ask(stage, (0,))
+    assert stage.state("orders").elr == ()
+    ask(stage, (0, 1))
+    stage.machines.broker_change.on_metadata_offset(0, last)
+    ask(stage, (0,))
+    assert stage.state("orders").elr == (1,)
 
 
 def test_what_is_so_already_changes_nothing() -> None:

@@ -43,3 +43,26 @@ def test_a_topic_made_anew_has_nothing_of_the_old_one() -> None:
     stage.machines.topic_deletion.enqueue_topics_for_deletion(["orders"])
     stage.create("orders", (0,))
     assert stage.context.settings.of("orders").min_insync_replicas == 1
+
+
+def test_since_when_there_is_another_min_insync_replicas() -> None:
+    stage = ControllerStage()
+    changed_at = stage.context.settings.min_isr_changed_at
+    stage.create("orders", (0,), min_insync_replicas="2")
+    stage.set_config("orders", "retention.ms", "1000")
+    assert (changed_at("orders"), changed_at("other")) == (-1, -1)
+    stage.set_config("orders", "min.insync.replicas", "1")
+    assert (changed_at("orders"), changed_at("other")) == (len(stage.log) - 1, -1)
+    set_default(stage, "min.insync.replicas", "3")
+    assert changed_at("orders") == changed_at("other") == len(stage.log) - 1
+    stage.take_over()
+    assert stage.context.settings.min_isr_changed_at("orders") == len(stage.log) - 1
+
+
+def test_a_topic_made_anew_was_not_changed() -> None:
+    stage = ControllerStage()
+    stage.create("orders", (0,))
+    stage.set_config("orders", "min.insync.replicas", "2")
+    stage.machines.topic_deletion.enqueue_topics_for_deletion(["orders"])
+    stage.create("orders", (0,))
+    assert stage.context.settings.min_isr_changed_at("orders") == -1
