@@ -157,7 +157,7 @@ class ReplicaManager:
         self._clock = clock
         self._scheduler = scheduler
         self._isr_policy = isr_policy_of(config)
-        self._full_disks = FullDisks(lambda: clock.monotonic_ns() // 1_000_000)
+        self._full_disks = FullDisks(broker_id, broker_epoch, config, transport, loop, clock, self.partitions)
         self._timers: list[Cancellable] = []
         self._isr_shrinks = self.metrics.meter("ReplicaManager", "IsrShrinksPerSec")
         self._isr_expands = self.metrics.meter("ReplicaManager", "IsrExpandsPerSec")

@@ -10,7 +10,7 @@ from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.types import TopicPartition
 from kreplica.log.damage_search import search
 from kreplica.log.unified_log import UnifiedLog
-from kreplica.replica.produce import ACKS_LEADER
+from kreplica.replica.produce import ACKS_ALL, ACKS_LEADER
 from kreplica.sim.node import DIRECTORY
 from kreplica.sim.rot import flip_a_bit
 from kreplica.sim.storage import SimStorage
@@ -59,8 +59,38 @@ def test_a_follower_goes_on_when_there_is_room_again(caplog: pytest.LogCaptureFi
     assert 1 <= len(told) <= 3
     assert all(each.startswith(DIRECTORY) and "t-0" in each for each in told)
     set_full(at, 2, False)
-    at.pass_time(2_000)
+    at.pass_time(5_000)
     assert well(at)
+
+
+def test_a_follower_without_room_holds_up_no_writer() -> None:
+    at = filled()
+    set_full(at, 2, True)
+    written = [at.manager(1).append(T0, batch(b"v" * 150), required_acks=ACKS_ALL) for _ in range(20)]
+    at.pass_time(2_000)
+    assert all(each.done() for each in written)
+    assert set(at.partition(1).isr) == {1, 3}
+    # As long as there is no room it stays out, and nobody waits for it.
+    at.pass_time(10_000)
+    append(at, 5)
+    assert set(at.partition(1).isr) == {1, 3}
+    set_full(at, 2, False)
+    at.pass_time(5_000)
+    assert well(at)
+
+
+def test_a_follower_without_room_tells_each_leader() -> None:
+    at = filled()
+    set_full(at, 2, True)
+    append(at, 20)
+    at.pass_time(2_000)
+    assert set(at.partition(1).isr) == {1, 3}
+    at.elect(3, [1, 2, 3], unclean=True)
+    at.pass_time(3_000)
+    assert set(at.partition(3).isr) == {1, 3}
+    set_full(at, 2, False)
+    at.pass_time(5_000)
+    assert well(at, leader=3)
 
 
 def test_a_leader_without_room_says_so(caplog: pytest.LogCaptureFixture) -> None:
