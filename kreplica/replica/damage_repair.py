@@ -6,7 +6,9 @@ which takes it out of the ISR, and goes on replicating. It takes the range from 
 replica where the leader lacks it, too; a leader takes it from its followers, those in sync first. A range is
 taken only from a replica of the same leader epoch whose batches join on to this log's (see lost_range). Once
 the log is whole, the same kind of fetch at its end says so, and the usual rules let it back in. What no
-replica can fill stays damaged, is never served, and is tried again after a back-off.
+replica can fill stays damaged, is never served, and is tried again after a back-off. A log at which
+recovery stopped is cut there once its leader, as such, has said that it cannot give the range: as long as
+nobody answers, this may be the last replica that has what lies behind.
 
 Thread rule: `found`, `role_changed` and `refused_to_lead` may come from any thread, under locks; all else
 runs in the loop. One request is in flight for each partition.
@@ -24,7 +26,13 @@ from typing import TYPE_CHECKING
 
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 
-from kreplica.common.errors import KreplicaError, LogCleaningAborted
+from kreplica.common.errors import (
+    CorruptMessage,
+    KafkaStorageError,
+    KreplicaError,
+    LogCleaningAborted,
+    OffsetOutOfRange,
+)
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.metrics import MetricRegistry
@@ -46,6 +54,8 @@ if TYPE_CHECKING:
 
 # A consumer that names its rack may be answered by a follower (KIP-392).
 RACK = "damage-repair"
+# What a leader answers that cannot give a range; whoever does not lead answers otherwise.
+OF_A_LEADER = frozenset({0, OffsetOutOfRange.code, CorruptMessage.code, KafkaStorageError.code})
 # Puts a range into the log at which recovery stopped: (partition, damage, data); None: cuts the log there.
 MendStopped = Callable[["Partition", "Damage", bytes | None], None]
 
@@ -54,13 +64,15 @@ class _Repair:
     """The work on one partition. `number` tells answers to an earlier try apart.
 
     `told_leader`: the leader that was last told of a range, NO_LEADER for none; `is_heard`: whether it has
-    heard since that the log is whole.
+    heard since that the log is whole. `leader_answered`: whether the leader has said what it has of
+    the range.
     """
 
     __slots__ = (
         "damage",
         "is_heard",
         "is_scheduled",
+        "leader_answered",
         "number",
         "partition",
         "passed_over",
@@ -78,6 +90,7 @@ class _Repair:
         self.taken: RangeFromPeers | None = None
         # How far the range had come when its peers were last asked from the first one on.
         self.reached = 0
+        self.leader_answered = False
         # Ranges that nobody could fill in this round.
         self.passed_over: set[Damage] = set()
         self.is_scheduled = False
@@ -160,6 +173,7 @@ class DamageRepair:
         """Begin with the next damaged range, or end where there is none."""
         partition, log = repair.partition, repair.partition.log
         repair.number += 1
+        repair.leader_answered = False
         if self._closed or log is None or log.is_offline:
             self._repairs.pop(partition.topic_partition, None)
             return
@@ -231,8 +245,7 @@ class DamageRepair:
     def _pass_over(self, repair: _Repair, damage: Damage) -> None:
         self._failed.mark()
         partition, log = repair.partition, repair.partition.local_log
-        follows = partition.leader not in (NO_LEADER, self._broker_id)
-        if log.stopped_at == damage and follows and self._broker_id not in partition.isr:
+        if log.stopped_at == damage and repair.leader_answered and self._broker_id not in partition.isr:
             # The leader has all that is committed, and nobody counts on this replica: it begins again there.
             try:
                 self._mend_stopped(partition, damage, None)
@@ -301,6 +314,8 @@ class DamageRepair:
         if repair.damage is None:
             self._heard_whole(repair, offset, answer)
             return
+        if peer == repair.partition.leader and answer is not None and answer.error_code in OF_A_LEADER:
+            repair.leader_answered = True
         try:
             self._take(repair, peer, answer)
         except KreplicaError:

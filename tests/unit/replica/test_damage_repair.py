@@ -399,6 +399,28 @@ def test_a_follower_whose_recovery_stops_at_rot_is_made_whole(offsets: tuple[int
     assert set(at.partition(1).isr) == {1, 2, 3}
 
 
+def test_a_log_at_whose_rot_recovery_stopped_is_not_cut_before_its_leader_has_answered() -> None:
+    """Nobody else may have what lies behind the range, as long as nobody is heard."""
+    at = filled()
+    log = at.partition(2).local_log
+    whole = image(at, 2)
+    at.cluster.kill(2)
+    rot_file(at, 2, 9, log)
+    at.cluster.kill(1)
+    at.cluster.kill(3)
+    at.cluster.start(2)
+    at.tell(at.controller.decide(T0, isr=(1,)), to=[2])
+    at.pass_time(5_000)
+    assert at.partition(2).local_log.stopped_at.first_offset == 9
+    # One that answers, and does not lead, says nothing of what is committed either.
+    at.cluster.start(1)
+    at.pass_time(5_000)
+    assert at.partition(2).local_log.stopped_at.first_offset == 9
+    at.tell(at.controller.decide(T0), to=[1, 2])
+    at.pass_time(5_000)
+    assert image(at, 2) == whole
+
+
 def test_a_full_disk_puts_off_the_repair_of_a_log_at_whose_rot_recovery_stopped() -> None:
     at = filled()
     log = at.partition(2).local_log
