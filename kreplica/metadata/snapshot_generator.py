@@ -122,5 +122,12 @@ class SnapshotGenerator:
         LOGGER.error("no snapshot of the metadata up to %s: %s", snapshot_id, error)
         self.failed += 1
         self._is_writing = False
-        if writer is not None:
+        if writer is None:
+            return
+        try:
             writer.close()
+        except KreplicaError as left:
+            # The same disk may refuse this, too.
+            LOGGER.error(
+                "what there is of the snapshot up to %s stays until the next start: %s", snapshot_id, left
+            )

@@ -152,6 +152,29 @@ def test_one_that_fails_is_given_up(stage: Stage, caplog: pytest.LogCaptureFixtu
     assert stage.generator.written == 1
 
 
+def test_one_whose_file_cannot_even_be_removed_is_given_up(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.add_topic(partitions=1)
+
+    def fault() -> None:
+        raise KafkaStorageError("no writes")
+
+    def close() -> None:
+        raise KafkaStorageError("no removals")
+
+    stage.commit(1, size_bytes=1_000)
+    (writer,) = stage.writers.values()
+    writer.fault, writer.close = fault, close  # type: ignore[method-assign]
+    stage.settle()
+    assert (stage.generator.written, stage.generator.failed) == (0, 1)
+    assert "no writes" in caplog.text
+    assert "no removals" in caplog.text
+    stage.commit(2, size_bytes=1_000)
+    stage.settle()
+    assert stage.generator.written == 1
+
+
 def test_one_that_cannot_be_begun_is_tried_again_later(stage: Stage) -> None:
     stage.refuses = True
     stage.commit(1, size_bytes=1_000)
