@@ -154,7 +154,10 @@ def _unseen(
     promised: dict[Hashable, int | None] = {
         value: max(offsets) for value, offsets in partition.polled_offsets_of.items()
     }
-    promised.update(partition.acknowledged)
+    for value, offset in partition.acknowledged.items():
+        # Who heard only that it was there already has no offset; a reader may have told it.
+        if offset is not None or value not in promised:
+            promised[value] = offset
     for value, offset in promised.items():
         if value not in there and (offset is None or offset >= start):
             how = "acknowledged" if value in partition.acknowledged else "read"

@@ -108,6 +108,14 @@ class IsrGrowth:
             # It has gone to another leader since it fetched here: the controller knows a later epoch, and
             # refuses.
             return
+        decided = partition.decided
+        if (
+            decided is not None
+            and decided.leader_epoch > leader.leader_epoch
+            and broker_id not in decided.replicas
+        ):
+            # It is no replica any more, and has deleted its log: the controller refuses here, too.
+            return
         epoch_start = leader.state[0].epoch_start_offset
         if replica.log_end < max(leader.high_watermark, epoch_start):
             facts = f"{leader}, whose epoch begins at {epoch_start}, admits {replica}; {partition}"

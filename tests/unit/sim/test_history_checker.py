@@ -133,3 +133,11 @@ def test_a_log_that_keeps_its_promises_has_no_anomaly(data):
         del history.final[AT][lost]
         if log[lost] in acked:
             assert "unseen" in {anomaly.name for anomaly in check(history)}
+
+
+def test_what_was_read_and_deleted_is_not_missed_where_its_producer_has_no_offset():
+    at = TopicPartition("deleted", 0)
+    sent = Send("p", "ok", [Sent(at, "a", None)])
+    read = Poll("c", [Polled(at, 2, "a")])
+    assert check(History([sent, read], {at: []}), log_starts={at: 3}) == []
+    assert {each.name for each in check(History([sent, read], {at: []}), log_starts={at: 2})} == {"unseen"}
