@@ -3,6 +3,7 @@ where none is installed. Spark's workers are new processes, which find the packa
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     spark_connector.use_java()
+    # It says goodbye when the process ends, to streams that are closed by then.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     scratch = tmp_path_factory.mktemp("spark")
     session = (
