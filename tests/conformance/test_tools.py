@@ -145,8 +145,8 @@ def test_settings_of_topics_and_brokers(tool: Tool, topic: str) -> None:
     assert "retention.ms" not in tool(CONFIGS, *of_topic, "--describe")
 
     of_broker = ("--entity-type", "brokers", "--entity-name", "1")
-    tool(CONFIGS, *of_broker, "--alter", "--add-config", "log.idle.ms=500000")
-    assert "log.idle.ms=500000" in tool(CONFIGS, *of_broker, "--describe")
+    tool(CONFIGS, *of_broker, "--alter", "--add-config", "log.retention.ms=500000")
+    assert "log.retention.ms=500000" in tool(CONFIGS, *of_broker, "--describe")
     assert "node.id=1" in tool(CONFIGS, *of_broker, "--describe", "--all")
 
 
