@@ -114,9 +114,12 @@ class PartitionChangeBuilder:
             self.last_known_elr = ()
         elif base.leader in replicas:
             self.last_known_elr = (base.leader,)
-        else:
+        elif base.last_known_elr:
             # Whom this event has elected may be lost again in it.
             self.last_known_elr = tuple(replica for replica in base.last_known_elr if replica in replicas)
+        else:
+            # It had no leader while some were in sync, of whom none was there: the last of those has as much.
+            self.last_known_elr = tuple(replica for replica in base.isr if replica in replicas)[:1]
 
     def elect(self, leader: int, isr: tuple[int, ...], *, unclean: bool, min_isr: int | None) -> None:
         """What an election has found. An unclean one forgets who was eligible, for that they have is void."""

@@ -62,7 +62,8 @@ class PartitionStateMachine:
         context = self._context
         for partition in context.partitions.values():
             current = partition.leader_and_isr
-            if current.leader == NO_LEADER and not (current.isr or current.elr or current.last_known_elr):
+            # One that had a leader and lost all who may follow it is not new: there is something to lose.
+            if current.leader == NO_LEADER and not (current.leader_epoch or current.isr):
                 state = PartitionState.NEW
             elif current.leader != NO_LEADER and context.is_replica_online(partition, current.leader):
                 state = PartitionState.ONLINE

@@ -159,6 +159,8 @@ class QuorumWord:
         assert former is not None
         if leader in former.isr or leader in former.elr:
             return False
+        if former.leader < 0 and not (former.leader_epoch or former.isr):
+            return False  # its first leader ever: nothing was committed
         is_recovering = state.leader_recovery_state is LeaderRecoveryState.RECOVERING
         if is_recovering and self.may_be_unclean(state.topic_partition.topic):
             return True

@@ -27,3 +27,26 @@ def test_the_last_leader_stays_known_where_it_is_elected_and_lost_in_one_event()
     change.set_isr((), min_isr=1)
     change.set_leader(NO_LEADER)
     assert change.registration().last_known_elr == (2,)
+
+
+def test_the_last_one_in_sync_stays_known_where_there_was_no_leader() -> None:
+    # 2 led and died while 3, the only one in sync, was down; both came back after unclean ends, one by one.
+    leaderless = PartitionRegistration(
+        replicas=(1, 3, 2),
+        directories=(MIGRATING_DIRECTORY,) * 3,
+        isr=(3,),
+        removing_replicas=(),
+        adding_replicas=(),
+        elr=(2,),
+        last_known_elr=(),
+        leader=NO_LEADER,
+        leader_recovery_state=LeaderRecoveryState.RECOVERED,
+        leader_epoch=2,
+        partition_epoch=3,
+    )
+    first = PartitionChangeBuilder(leaderless)
+    first.set_isr((), min_isr=2, unclean_shutdown={3})
+    assert (first.registration().elr, first.registration().last_known_elr) == ((2,), (3,))
+    second = PartitionChangeBuilder(first.registration())
+    second.set_isr((), min_isr=2, unclean_shutdown={2})
+    assert (second.registration().elr, second.registration().last_known_elr) == ((), (3,))

@@ -133,6 +133,19 @@ def test_startup_finds_the_states() -> None:
     assert states == {"orders-0": ONLINE, "orders-1": OFFLINE, "orders-2": ONLINE, "never-led-0": NEW}
 
 
+def test_a_partition_that_lost_all_who_may_lead_it_is_not_new() -> None:
+    # Its first replica that is there would lead it as if there were nothing to lose.
+    stage = ControllerStage()
+    stage.log.append(ApiMessageAndVersion(TopicRecord(name="led", topic_id=Uuid(bytes(16))), 0))
+    lost = PartitionRecord(
+        partition_id=0, topic_id=Uuid(bytes(16)), replicas=(1,), isr=(), leader_epoch=2, partition_epoch=9
+    )
+    stage.log.append(ApiMessageAndVersion(lost, 0))
+    stage.take_over(epoch=4)
+    assert stage.partition("led").state is OFFLINE
+    assert stage.state("led").leader == NO_LEADER
+
+
 def test_trigger_skips_topics_queued_for_deletion() -> None:
     stage = ControllerStage()
     stage.create("kept", (0,))
