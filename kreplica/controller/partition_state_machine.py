@@ -61,7 +61,8 @@ class PartitionStateMachine:
     def _initialize_partition_state(self) -> None:
         context = self._context
         for partition in context.partitions.values():
-            current = partition.leader_and_isr
+            current = partition.registration
+            assert current is not None  # no event has changed anything yet
             # One that had a leader and lost all who may follow it is not new: there is something to lose.
             if current.leader == NO_LEADER and not (current.leader_epoch or current.isr):
                 state = PartitionState.NEW
