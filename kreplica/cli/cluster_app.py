@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -257,7 +258,7 @@ def quorum_add_voter(
     """Make a controller that runs, and has caught up, a voter."""
     from kreplica.cli import quorum as command
 
-    change = lambda: command.add_voter(bootstrap, cluster_id, node_id, directory_id, listener)  # noqa: E731
+    change = partial(command.add_voter, bootstrap, cluster_id, node_id, directory_id, listener)
     raise typer.Exit(_parsed(change, "--listener, --bootstrap"))
 
 
@@ -271,5 +272,5 @@ def quorum_remove_voter(
     """Let a voter be none any more."""
     from kreplica.cli import quorum as command
 
-    change = lambda: command.remove_voter(bootstrap, cluster_id, node_id, directory_id)  # noqa: E731
+    change = partial(command.remove_voter, bootstrap, cluster_id, node_id, directory_id)
     raise typer.Exit(_parsed(change, "--bootstrap"))

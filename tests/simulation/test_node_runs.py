@@ -5,38 +5,26 @@ KREPLICA_SEEDS runs so many; one that fails tells its seed, and the same seed fa
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections import Counter
-
 import pytest
 
 from kreplica.sim.nodes.driver import NodeDriver
 from kreplica.sim.nodes.node_observer import EXPECTED
+from tests.support.random_runs import hash_elsewhere, hold_seeds
 
-SEEDS = int(os.environ.get("KREPLICA_SEEDS", "50"))
-FIRST_SEED = int(os.environ.get("KREPLICA_FIRST_SEED", "1"))
 EVENTS = 2_000
-SAID_EVERY = 100
+SEEDS = 50
 
 
 def test_no_seed_violates_an_invariant(capsys):
-    counts: Counter[str] = Counter()
-    for number, seed in enumerate(range(FIRST_SEED, FIRST_SEED + SEEDS), 1):
-        driver = NodeDriver(seed)
-        try:
-            driver.run(EVENTS)
-        except Exception as error:
-            error.add_note(f"to replay: KREPLICA_SEEDS=1 KREPLICA_FIRST_SEED={seed} pytest {__file__}")
-            raise
-        assert driver.cluster.scheduler.events >= EVENTS
-        counts += driver.counts
-        if number % SAID_EVERY == 0:
-            with capsys.disabled():
-                print(f"\n{number} seeds, the last was {seed}: {dict(counts)}")
-    if SEEDS >= 50:
-        assert [name for name in EXPECTED if not counts[name]] == []
+    hold_seeds(
+        NodeDriver,
+        lambda driver: driver.cluster.scheduler.events,
+        least_events=EVENTS,
+        seeds=SEEDS,
+        expected=EXPECTED,
+        capsys=capsys,
+        replay=__file__,
+    )
 
 
 PROGRAM = """
@@ -53,11 +41,4 @@ def test_the_same_seed_gives_the_same_events_in_another_process(seed):
     driver = NodeDriver(seed)
     driver.run(600)
     for hash_seed in ("1", "2"):
-        ran = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(seed)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert ran.stdout.strip() == driver.cluster.scheduler.event_hash
+        assert hash_elsewhere(PROGRAM, seed, hash_seed) == driver.cluster.scheduler.event_hash

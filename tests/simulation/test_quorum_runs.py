@@ -5,37 +5,25 @@ KREPLICA_SEEDS runs so many; one that fails tells its seed, and the same seed fa
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections import Counter
-
 import pytest
 
 from kreplica.sim.quorum.quorum_driver import EXPECTED, QuorumDriver
+from tests.support.random_runs import hash_elsewhere, hold_seeds
 
-SEEDS = int(os.environ.get("KREPLICA_SEEDS", "40"))
-FIRST_SEED = int(os.environ.get("KREPLICA_FIRST_SEED", "1"))
 EVENTS = 800
-SAID_EVERY = 100
+SEEDS = 40
 
 
 def test_no_seed_violates_an_invariant(capsys):
-    counts: Counter[str] = Counter()
-    for number, seed in enumerate(range(FIRST_SEED, FIRST_SEED + SEEDS), 1):
-        driver = QuorumDriver(seed)
-        try:
-            driver.run(EVENTS)
-        except Exception as error:
-            error.add_note(f"to replay: KREPLICA_SEEDS=1 KREPLICA_FIRST_SEED={seed} pytest {__file__}")
-            raise
-        assert driver.quorum.scheduler.events >= EVENTS
-        counts += driver.counts
-        if number % SAID_EVERY == 0:
-            with capsys.disabled():
-                print(f"\n{number} seeds, the last was {seed}: {dict(counts)}")
-    if SEEDS >= 40:
-        assert [name for name in EXPECTED if not counts[name]] == []
+    hold_seeds(
+        QuorumDriver,
+        lambda driver: driver.quorum.scheduler.events,
+        least_events=EVENTS,
+        seeds=SEEDS,
+        expected=EXPECTED,
+        capsys=capsys,
+        replay=__file__,
+    )
 
 
 PROGRAM = """
@@ -52,11 +40,4 @@ def test_the_same_seed_gives_the_same_events_in_another_process(seed):
     driver = QuorumDriver(seed)
     driver.run(300)
     for hash_seed in ("1", "2"):
-        ran = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(seed)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert ran.stdout.strip() == driver.quorum.scheduler.event_hash
+        assert hash_elsewhere(PROGRAM, seed, hash_seed) == driver.quorum.scheduler.event_hash
