@@ -13,19 +13,15 @@ our own side is measured, and a line says so.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench.peers.connections import request_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
@@ -37,53 +33,14 @@ from bench.peers.librdkafka import (
     produce_rate,
     silence_ms,
 )
+from bench.peers.rows import KAFKA, LIMIT, OURS, Row, table_of, tell, write
 from tests.support.node_processes import NodeProcesses
 
 BUILD = Path(__file__).parents[2] / "build"
 DIRECTORY, RESULT = BUILD / "bench-peers", BUILD / "bench-peers.json"
-OURS, KAFKA, LIMIT = "kreplica", "kafka", "client"
-NEARLY = 0.85
 # Until a cluster that has just started, or got a node back, does nothing any more.
 SETTLE_S = 3.0
 CONNECTIONS = 200
-
-
-@dataclass
-class Row:
-    """One line of the table. `reach`: the ratio, ours to Kafka's, that is to be reached; a limit of our own
-    figure where `is_absolute`. `LIMIT` among the figures: what the client can do by itself, of which nearly
-    all is as good."""
-
-    name: str
-    unit: str
-    reach: float
-    is_absolute: bool = False
-    more_is_better: bool = True
-    figures: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, who: str, figure: float) -> None:
-        self.figures.setdefault(who, []).append(figure)
-
-    def median(self, who: str) -> float | None:
-        found = self.figures.get(who)
-        return statistics.median(found) if found else None
-
-    @property
-    def ratio(self) -> float | None:
-        """Ours by Kafka's."""
-        ours, theirs = self.median(OURS), self.median(KAFKA)
-        return ours / theirs if ours is not None and theirs else None
-
-    @property
-    def is_reached(self) -> bool | None:
-        """None where there is nothing to compare."""
-        measured = self.median(OURS) if self.is_absolute else self.ratio
-        if measured is None:
-            return None
-        ours, limit = self.median(OURS), self.median(LIMIT)
-        if ours is not None and limit is not None and ours >= NEARLY * limit:
-            return True
-        return measured >= self.reach if self.more_is_better else measured <= self.reach
 
 
 class Bench:
@@ -239,36 +196,6 @@ def resident_mb(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-# ---- what is told ------------------------------------------------------------------------------------------
-
-
-def tell(row: Row, who: str) -> None:
-    """One figure, as soon as it is there."""
-    print(
-        f"{row.name}: {who} {row.figures[who][-1]:,.1f} {row.unit} (load {os.getloadavg()[0]:.1f})",
-        flush=True,
-    )
-
-
-def table_of(rows: list[Row]) -> Table:
-    """The medians and their ratios."""
-    table = Table("what", "unit", OURS, "Kafka", "ratio", "to reach", "", "client's limit")
-    for row in rows:
-        ours, theirs, ratio, limit = row.median(OURS), row.median(KAFKA), row.ratio, row.median(LIMIT)
-        sign = ">=" if row.more_is_better else "<="
-        table.add_row(
-            row.name,
-            row.unit,
-            "" if ours is None else f"{ours:,.1f}",
-            "" if theirs is None else f"{theirs:,.1f}",
-            "" if ratio is None else f"{ratio:.2f}",
-            f"{sign} {row.reach:g}{f' {row.unit}' if row.is_absolute else 'x'}",
-            "" if row.is_reached is None else "reached" if row.is_reached else "missed",
-            "" if limit is None else f"{limit:,.1f}",
-        )
-    return table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -280,8 +207,7 @@ def main() -> None:
     bench = Bench(given.rounds, given.scale, [name for name in given.rows.split(",") if name])
     bench.run()
     Console(width=120).print(table_of(bench.rows))
-    told = [{**asdict(row), "ratio": row.ratio, "is_reached": row.is_reached} for row in bench.rows]
-    RESULT.write_text(json.dumps({"load": os.getloadavg(), "rows": told}, indent=1) + "\n")
+    write(RESULT, bench.rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""A line of a table that holds us beside peers: figures by who reached them, medians, and what to reach.
+
+What measures fills rows, round by round; `table_of` shows them, `write` keeps them as JSON, from which
+bench/page.py draws docs/BENCHMARKS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+OURS, KAFKA, LIMIT = "kreplica", "kafka", "client"
+NEARLY = 0.85
+
+
+@dataclass
+class Row:
+    """One line of the table. `reach`: the ratio, ours to Kafka's, that is to be reached; a limit of our own
+    figure where `is_absolute`. `LIMIT` among the figures: what the client can do by itself, of which nearly
+    all is as good."""
+
+    name: str
+    unit: str
+    reach: float
+    is_absolute: bool = False
+    more_is_better: bool = True
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, who: str, figure: float) -> None:
+        self.figures.setdefault(who, []).append(figure)
+
+    def median(self, who: str) -> float | None:
+        found = self.figures.get(who)
+        return statistics.median(found) if found else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours by Kafka's."""
+        ours, theirs = self.median(OURS), self.median(KAFKA)
+        return ours / theirs if ours is not None and theirs else None
+
+    @property
+    def is_reached(self) -> bool | None:
+        """None where there is nothing to compare."""
+        measured = self.median(OURS) if self.is_absolute else self.ratio
+        if measured is None:
+            return None
+        ours, limit = self.median(OURS), self.median(LIMIT)
+        if ours is not None and limit is not None and ours >= NEARLY * limit:
+            return True
+        return measured >= self.reach if self.more_is_better else measured <= self.reach
+
+
+def tell(row: Row, who: str) -> None:
+    """One figure, as soon as it is there."""
+    print(
+        f"{row.name}: {who} {row.figures[who][-1]:,.1f} {row.unit} (load {os.getloadavg()[0]:.1f})",
+        flush=True,
+    )
+
+
+def table_of(rows: list[Row]) -> Table:
+    """The medians and their ratios."""
+    table = Table("what", "unit", OURS, "Kafka", "ratio", "to reach", "", "client's limit")
+    for row in rows:
+        ours, theirs, ratio, limit = row.median(OURS), row.median(KAFKA), row.ratio, row.median(LIMIT)
+        sign = ">=" if row.more_is_better else "<="
+        table.add_row(
+            row.name,
+            row.unit,
+            "" if ours is None else f"{ours:,.1f}",
+            "" if theirs is None else f"{theirs:,.1f}",
+            "" if ratio is None else f"{ratio:.2f}",
+            f"{sign} {row.reach:g}{f' {row.unit}' if row.is_absolute else 'x'}",
+            "" if row.is_reached is None else "reached" if row.is_reached else "missed",
+            "" if limit is None else f"{limit:,.1f}",
+        )
+    return table
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """Keep the rows with the machine's load as JSON."""
+    told = [{**asdict(row), "ratio": row.ratio, "is_reached": row.is_reached} for row in rows]
+    path.write_text(json.dumps({"load": os.getloadavg(), "rows": told}, indent=1) + "\n")
