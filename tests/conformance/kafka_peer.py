@@ -83,6 +83,14 @@ def jars() -> Path:
 
 
 @functools.cache
+def spark_jars() -> list[str]:
+    """The jars that Spark needs for format("kafka"), for its setting spark.jars. Raises PeerError."""
+    pom = HERE / "spark" / "pom.xml"
+    directory = _made("spark-jars", [pom], lambda target: _resolve(target, pom))
+    return [str(path) for path in sorted(directory.glob("*.jar"))]
+
+
+@functools.cache
 def classes(*sources: Path) -> Path:
     """The directory of the classes compiled from `sources` (Java files) against Kafka's jars."""
     return _made("classes", sources, lambda target: _compile(sources, target))
@@ -110,9 +118,9 @@ def _made(kind: str, sources: Iterable[Path], make: Callable[[Path], None]) -> P
     return target
 
 
-def _resolve(target: Path) -> None:
+def _resolve(target: Path, pom: Path = HERE / "pom.xml") -> None:
     goal = ["dependency:copy-dependencies", f"-DoutputDirectory={target}"]
-    _run(["mvn", "--quiet", "--batch-mode", "--file", str(HERE / "pom.xml"), *goal], timeout_s=600)
+    _run(["mvn", "--quiet", "--batch-mode", "--file", str(pom), *goal], timeout_s=600)
 
 
 def _compile(sources: Iterable[Path], target: Path) -> None:

@@ -1,0 +1,50 @@
+"""One Spark session for all tests of a process; its Java runtime is looked for, and comes with a package
+where none is installed. Spark's workers are new processes, which find the packages by PYTHONPATH."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import spark_connector
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The readers behind format("kreplica"), by name, with the options that choose each: what reads is tested
+# with all of them.
+READERS: dict[str, dict[str, str]] = {"python": {}}
+
+
+@contextmanager
+def spark_session(scratch: Path, jars: Sequence[str] = ()) -> Iterator[SparkSession]:
+    """The session, with `jars` besides Spark's own; `scratch` is for its files."""
+    spark_connector.use_java()
+    # It says goodbye when the process ends, to streams that are closed by then.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.local.dir", str(scratch))
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    )
+    if jars:
+        builder = builder.config("spark.jars", ",".join(jars))
+    session = builder.getOrCreate()
+    spark_connector.register(session)
+    try:
+        yield session
+    finally:
+        session.stop()
