@@ -5,7 +5,7 @@
 #   make lint         ruff, mypy, the stubs, cython-lint, and the tests of the tree itself
 #   make demo         real flights into four logs, a kill -9 in the middle, and the sums still right
 #   make bench        timings, each beside a peer or a limit in the same run
-#   make bench-peers  three nodes beside three of Kafka under the same client (PEER_ROUNDS=3), about ten minutes
+#   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
 #   make crash        the kill -9 loop and power cuts, at length (KILLS=3000 CUTS=10000)
@@ -128,8 +128,13 @@ sanitize: .make/venv
 bench: .make/build
 	$(BIN)/python -m pytest bench --benchmark-only
 
-bench-peers: .make/build
+bench-peers: .make/build .make/bench
+	$(BIN)/python -m bench.peers.embedded --rounds $(PEER_ROUNDS)
 	$(BIN)/python -m bench.peers.wire --rounds $(PEER_ROUNDS)
+
+.make/bench: .make/venv
+	$(INSTALL_SELF) --editable '.[bench]'
+	@touch $@
 
 demo: .make/build .make/demo
 	$(BIN)/python bench/demo.py
@@ -153,7 +158,7 @@ constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --upgrade pip setuptools wheel
-	build/constraints/bin/python -m pip install --quiet '.[arrow,test,lint,demo]' cython
+	build/constraints/bin/python -m pip install --quiet '.[arrow,test,lint,demo,bench]' cython
 	(head -1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude kreplica) >constraints.new
 	mv constraints.new constraints.txt
 

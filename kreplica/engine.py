@@ -158,7 +158,7 @@ class Log:
             if batch.base_offset >= first and (stop is None or batch.last_offset < stop):
                 yield from batch
             else:
-                yield from (record for record in batch if _is_within(record, first, stop))
+                yield from batch.records(start=first, stop=stop)
 
     def batches(
         self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
@@ -395,11 +395,6 @@ def _make_directory(files: Storage, directory: str) -> None:
         _make_directory(files, parent)
     files.make_directory(directory)
     files.sync_directory(parent)
-
-
-def _is_within(record: Record, start: int, stop: int | None) -> bool:
-    offset = record.offset
-    return offset is not None and offset >= start and (stop is None or offset < stop)
 
 
 __all__ = [

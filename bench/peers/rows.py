@@ -16,19 +16,23 @@ from rich.table import Table
 
 OURS, KAFKA, LIMIT = "kreplica", "kafka", "client"
 NEARLY = 0.85
+# What a machine or a client does by itself stands in the table, and is no peer.
+NO_PEERS = (OURS, LIMIT, "write+fdatasync")
 
 
 @dataclass
 class Row:
     """One line of the table. `reach`: the ratio, ours to Kafka's, that is to be reached; a limit of our own
-    figure where `is_absolute`. `LIMIT` among the figures: what the client can do by itself, of which nearly
+    figure where `is_absolute`; None where nothing is asked. `best_of_others`: the ratio is to the best of all
+    others, not to Kafka's. `LIMIT` among the figures: what the client can do by itself, of which nearly
     all is as good."""
 
     name: str
     unit: str
-    reach: float
+    reach: float | None = None
     is_absolute: bool = False
     more_is_better: bool = True
+    best_of_others: bool = False
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, who: str, figure: float) -> None:
@@ -40,15 +44,19 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours by Kafka's."""
-        ours, theirs = self.median(OURS), self.median(KAFKA)
+        """Ours by Kafka's, or by the best of all others."""
+        ours, theirs = self.median(OURS), self._best() if self.best_of_others else self.median(KAFKA)
         return ours / theirs if ours is not None and theirs else None
+
+    def _best(self) -> float | None:
+        others = [statistics.median(found) for who, found in self.figures.items() if who not in NO_PEERS]
+        return (max if self.more_is_better else min)(others, default=None)
 
     @property
     def is_reached(self) -> bool | None:
         """None where there is nothing to compare."""
         measured = self.median(OURS) if self.is_absolute else self.ratio
-        if measured is None:
+        if measured is None or self.reach is None:
             return None
         ours, limit = self.median(OURS), self.median(LIMIT)
         if ours is not None and limit is not None and ours >= NEARLY * limit:
@@ -76,10 +84,20 @@ def table_of(rows: list[Row]) -> Table:
             "" if ours is None else f"{ours:,.1f}",
             "" if theirs is None else f"{theirs:,.1f}",
             "" if ratio is None else f"{ratio:.2f}",
-            f"{sign} {row.reach:g}{f' {row.unit}' if row.is_absolute else 'x'}",
+            "" if row.reach is None else f"{sign} {row.reach:g}{f' {row.unit}' if row.is_absolute else 'x'}",
             "" if row.is_reached is None else "reached" if row.is_reached else "missed",
             "" if limit is None else f"{limit:,.1f}",
         )
+    return table
+
+
+def beside_table(rows: list[Row], peers: list[str]) -> Table:
+    """The medians of all that have figures, and our ratio to the best of the others."""
+    table = Table("what", "unit", *peers, "ratio to the best other")
+    for row in rows:
+        medians = [row.median(who) for who in peers]
+        cells = ["" if each is None else f"{each:,.1f}" for each in medians]
+        table.add_row(row.name, row.unit, *cells, "" if row.ratio is None else f"{row.ratio:.2f}")
     return table
 
 

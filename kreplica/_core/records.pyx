@@ -118,8 +118,12 @@ cdef class RecordBatch:
         check(scan_records(records, size, &self.h, dense, &found), "checking records", self.h.base_offset)
         del keeper
 
-    def records(self, *, max_decompressed=None):
-        """Iterate over the records; `max_decompressed` bytes instead of the attribute's."""
+    def records(self, *, start=None, stop=None, max_decompressed=None):
+        """Iterate over the records with offsets in [start, stop), all of them where these are None.
+
+        All records are checked, those before `start` too, and made Python objects only in that range.
+        `max_decompressed` bytes instead of the attribute's.
+        """
         cdef RecordIterator iterator = RecordIterator.__new__(RecordIterator)
         cdef RecordScan found
         iterator.batch = self
@@ -130,6 +134,12 @@ cdef class RecordBatch:
         check(scan_records(iterator.position, iterator.left, &self.h, False, &found), "reading records",
               self.h.base_offset)
         iterator.remaining = self.h.record_count
+        if start is not None or stop is not None:
+            _narrow(
+                iterator,
+                self.h.base_offset if start is None else start,
+                self.h.base_offset + self.h.last_offset_delta + 1 if stop is None else stop,
+            )
         return iterator
 
     def __iter__(self):
@@ -269,6 +279,36 @@ cdef class RecordBatch:
         control_type = load16(first.key + 2)
         del keeper
         return control_type
+
+
+cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1:
+    # Leave the records before `start` behind and those from `stop` on out; all were scanned.
+    cdef const BatchHeader *h = &iterator.batch.h
+    cdef RecordView record
+    cdef const uint8_t *position = iterator.position
+    cdef int64_t left = iterator.left, used = 0, offset
+    cdef int32_t i, before = 0, within = 0
+    with nogil:
+        for i in range(h.record_count):
+            if parse_record(position, left, &record, &used) != OK:
+                break             # the page was lost since the scan: __next__ says so
+            offset = h.base_offset + record.offset_delta
+            if offset >= stop:
+                break
+            position += used
+            left -= used
+            if offset < start:
+                before += 1
+                iterator.position = position
+                iterator.left = left
+            else:
+                within += 1
+                if stop > h.base_offset + h.last_offset_delta:
+                    within = h.record_count - before
+                    break
+    check_fault(iterator.batch.fault)
+    iterator.remaining = within
+    return 0
 
 
 @cython.final

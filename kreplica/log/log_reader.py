@@ -38,7 +38,8 @@ LATEST_TIMESTAMP = -1
 MAX_TIMESTAMP = -3
 
 # What a reader that follows batch by batch asks of a segment at a time.
-READ_CHUNK_BYTES = 4 << 20
+# A chunk's end is found by walking over its headers: who wants one record shall not wait for 4 MiB of them.
+FIRST_CHUNK_BYTES, READ_CHUNK_BYTES = 16 << 10, 4 << 20
 
 # The bound of a reader behind the damaged range: where the log ends there, the batches themselves tell.
 UNKNOWN_END = 1 << 62
@@ -146,9 +147,10 @@ def _view(log: UnifiedLog, start: int, isolation: str) -> tuple[int, LogSegments
 
 def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) -> Iterator[RecordBatch]:
     # Offsets lie outside a batch's CRC, so each batch waits until it is seen that the next one lies above it.
-    offset, held = start, None
+    offset, held, chunk_bytes = start, None, FIRST_CHUNK_BYTES
     for segment, limit in _bounded(log, segments, start, bound):
-        while (chunk := _read(log, segment, offset, READ_CHUNK_BYTES, limit, True)) is not None:
+        while (chunk := _read(log, segment, offset, chunk_bytes, limit, True)) is not None:
+            chunk_bytes = min(4 * chunk_bytes, READ_CHUNK_BYTES)
             for batch in batches_in(chunk):
                 check_crc(log, batch)
                 if held is not None:

@@ -203,6 +203,17 @@ def test_a_batch_is_a_view_of_its_bytes():
     held += b"z"
 
 
+@given(st.sets(st.integers(0, 30), min_size=1), st.integers(-3, 35), st.integers(-3, 35))
+def test_a_range_of_a_batch_is_what_all_of_it_has_there(deltas, start, stop):
+    section = b"".join(record_of(delta) for delta in sorted(deltas))
+    batch = RecordBatch(batch_of(section, len(deltas), max(deltas)))
+    every = [record.offset for record in batch]
+    assert every == sorted(deltas)
+    assert [r.offset for r in batch.records(start=start, stop=stop)] == [o for o in every if start <= o < stop]
+    assert [r.offset for r in batch.records(start=start)] == [o for o in every if start <= o]
+    assert [r.offset for r in batch.records(stop=stop)] == [o for o in every if o < stop]
+
+
 def test_walking_from_batch_to_batch():
     one, two = build([b"1", b"2"]), build([b"3"], base_offset=2)
     assert [b.base_offset for b in batches(one + two)] == [0, 2]
