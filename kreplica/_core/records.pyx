@@ -287,9 +287,9 @@ cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1
     cdef RecordView record
     cdef const uint8_t *position = iterator.position
     cdef int64_t left = iterator.left, used = 0, offset
-    cdef int32_t i, before = 0, within = 0
+    cdef int32_t _, before = 0, within = 0
     with nogil:
-        for i in range(h.record_count):
+        for _ in range(h.record_count):
             if parse_record(position, left, &record, &used) != OK:
                 break             # the page was lost since the scan: __next__ says so
             offset = h.base_offset + record.offset_delta

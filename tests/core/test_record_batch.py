@@ -208,8 +208,9 @@ def test_a_range_of_a_batch_is_what_all_of_it_has_there(deltas, start, stop):
     section = b"".join(record_of(delta) for delta in sorted(deltas))
     batch = RecordBatch(batch_of(section, len(deltas), max(deltas)))
     every = [record.offset for record in batch]
+    wanted = [offset for offset in every if start <= offset < stop]
     assert every == sorted(deltas)
-    assert [r.offset for r in batch.records(start=start, stop=stop)] == [o for o in every if start <= o < stop]
+    assert [r.offset for r in batch.records(start=start, stop=stop)] == wanted
     assert [r.offset for r in batch.records(start=start)] == [o for o in every if start <= o]
     assert [r.offset for r in batch.records(stop=stop)] == [o for o in every if o < stop]
 
