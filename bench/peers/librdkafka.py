@@ -102,11 +102,8 @@ def latencies_us(bootstrap: str, topic: str, *, records: int) -> tuple[float, fl
     return taken[len(taken) // 2] / 1e3, taken[len(taken) * 99 // 100] / 1e3
 
 
-def consume_rate(bootstrap: str, topic: str, *, records: int, fetch_s: float = 0) -> float:
-    """Records taken each second, from the first that come to the last of so many.
-
-    With `fetch_s` the client has so long to fetch all of them before: what comes then is its own limit.
-    """
+def consume_rate(bootstrap: str, topic: str, *, records: int) -> float:
+    """Records taken each second, from the first that come to the last of so many."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -119,7 +116,6 @@ def consume_rate(bootstrap: str, topic: str, *, records: int, fetch_s: float = 0
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         found = len(consumer.consume(1, WAIT_S))
-        time.sleep(fetch_s)
         first, began = found, time.perf_counter()
         while found < records:
             came = len(consumer.consume(min(CONSUMED, records - found), WAIT_S))

@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.peers.connections import request_rate
+from bench.peers.fetching import fetch_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
 from bench.peers.librdkafka import (
     consume_rate,
@@ -33,6 +34,7 @@ from bench.peers.librdkafka import (
     produce_rate,
     silence_ms,
 )
+from bench.peers.recorded import Recorded
 from bench.peers.rows import KAFKA, LIMIT, OURS, Row, table_of, tell, write
 from tests.support.node_processes import NodeProcesses
 
@@ -74,14 +76,9 @@ class Bench:
 
     def _measures(self) -> Iterator[tuple[list[Row], Callable[[Any], list[float]]]]:
         many, few = self._count(1_000_000), self._count(200_000)
-        yield (
-            [Row("produce, 100 B", "records/s", 3.0)],
-            lambda cluster: [produce_rate(cluster.bootstrap, self._topic(cluster), records=many, size=100)],
-        )
-        yield (
-            [Row("produce, 1 KiB", "records/s", 1.5)],
-            lambda cluster: [produce_rate(cluster.bootstrap, self._topic(cluster), records=few, size=1024)],
-        )
+        small, large = Row("produce, 100 B", "records/s", 3.0), Row("produce, 1 KiB", "records/s", 1.5)
+        yield [small], lambda cluster: self._produce(cluster, small, records=many, size=100)
+        yield [large], lambda cluster: self._produce(cluster, large, records=few, size=1024)
         latency = [
             Row("latency, p50", "us", 0.6, more_is_better=False),
             Row("latency, p99", "us", 0.2, more_is_better=False),
@@ -93,6 +90,7 @@ class Bench:
         )
         consume = Row("consume, 100 B", "records/s", 1.5)
         yield [consume], lambda cluster: self._consume(cluster, consume)
+        yield [Row("fetch, answers not looked into", "MiB/s", 1.5)], self._fetch
         yield [Row(f"requests, {CONNECTIONS} connections", "requests/s", 0.5)], self._requests
 
     def _count(self, records: int) -> int:
@@ -140,22 +138,41 @@ class Bench:
                 tell(start, who)
                 tell(idle, who)
 
+    def _produce(self, cluster: Any, row: Row, *, records: int, size: int) -> list[float]:
+        topic = self._topic(cluster)
+        rate = produce_rate(cluster.bootstrap, topic, records=records, size=size)
+        if cluster is self._clusters[OURS]:
+            with Recorded(cluster.bootstrap) as recorded:
+                produce_rate(recorded.bootstrap, topic, records=1, size=size)
+                row.add(LIMIT, produce_rate(recorded.bootstrap, topic, records=records, size=size))
+            tell(row, LIMIT)
+        return [rate]
+
     def _consume(self, cluster: Any, row: Row) -> list[float]:
         topic, records = self._topic(cluster), self._count(1_000_000)
         produce_rate(cluster.bootstrap, topic, records=records, size=100)
         rate = consume_rate(cluster.bootstrap, topic, records=records)
         if cluster is self._clusters[OURS]:
-            fetch_s = 2 * records / rate
-            row.add(LIMIT, consume_rate(cluster.bootstrap, topic, records=records, fetch_s=fetch_s))
+            with Recorded(cluster.bootstrap) as recorded:
+                consume_rate(recorded.bootstrap, topic, records=records)
+                row.add(LIMIT, consume_rate(recorded.bootstrap, topic, records=records))
             tell(row, LIMIT)
         return [rate]
 
+    def _fetch(self, cluster: Any) -> list[float]:
+        topic, records = self._topic(cluster), self._count(1_000_000)
+        produce_rate(cluster.bootstrap, topic, records=records, size=100)
+        return [fetch_rate(*self._leader_address(cluster, topic), topic, records=records)]
+
     def _requests(self, cluster: Any) -> list[float]:
-        topic = self._topic(cluster)
+        topic, requests = self._topic(cluster), self._count(100)
+        address = self._leader_address(cluster, topic)
+        return [request_rate(*address, topic, connections=CONNECTIONS, requests=requests)]
+
+    def _leader_address(self, cluster: Any, topic: str) -> tuple[str, int]:
         leader = leader_of(cluster.bootstrap, topic)
         host, _, port = cluster.bootstrap.split(",")[cluster.ids.index(leader)].rpartition(":")
-        rate = request_rate(host, int(port), topic, connections=CONNECTIONS, requests=self._count(100))
-        return [rate]
+        return host, int(port)
 
     def _kills(self) -> None:
         row = Row("kill -9 of the leader, no ack", "ms", 1000.0, is_absolute=True, more_is_better=False)

@@ -132,11 +132,7 @@ def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], n
         raise InvalidRequest(f"Fetch {version} has no place for {response.error_code}")
     if names is None:
         return converter(FetchResponse, target)(response)
-    topic_type = kind_of(field_of(target, "responses")).entity
-    assert topic_type is not None
-    partition_type = kind_of(field_of(topic_type, "partitions")).entity
-    assert partition_type is not None
-    make_topic: Callable[..., Any] = maker(topic_type)
+    make_topic, partition_type = _named_topic(target)
     topics = []
     for topic in response.responses:
         answers = [_answer_by_name(each, partition_type) for each in topic.partitions]
@@ -146,6 +142,16 @@ def _downgrade_fetch(response: FetchResponse, version: int, target: type[Any], n
         topics.append(make_topic(topic=name, partitions=tuple(answers)))
     empty = dataclasses.replace(response, responses=())
     return dataclasses.replace(converter(FetchResponse, target)(empty), responses=tuple(topics))
+
+
+@lru_cache(None)
+def _named_topic(target: type[Any]) -> tuple[Callable[..., Any], type[Any]]:
+    """What makes a topic of such a Fetch response, and the class of its partitions."""
+    topic_type = kind_of(field_of(target, "responses")).entity
+    assert topic_type is not None
+    partition_type = kind_of(field_of(topic_type, "partitions")).entity
+    assert partition_type is not None
+    return maker(topic_type), partition_type
 
 
 def _name_of(topic_id: uuid.UUID | None, names: FetchedNames) -> str:

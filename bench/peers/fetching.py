@@ -1,0 +1,89 @@
+"""One fetch after the other, as librdkafka's consumer asks, and nothing done with the answers.
+
+A client of our own over one plain socket. The requests (Fetch 12, one partition, 1 MiB at a time) are made
+in a first pass, which looks for the offsets to go on at; what is timed sends them and receives.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import timedelta
+
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
+from kio.schema.fetch.v12.response import FetchResponse
+
+from kreplica._core.records import batches
+from kreplica.common.message_reader import MessageReader, read_message
+from kreplica.common.message_writer import request_frame
+
+FETCH_BYTES = 1 << 20
+# An answer has one batch at least, which may be larger.
+ANSWER_BYTES = 4 * FETCH_BYTES
+SIZE_BYTES = 4
+PASSES = 5
+
+
+def fetch_rate(host: str, port: int, topic: str, *, records: int) -> float:
+    """MiB of answers each second, while the first `records` of partition 0 are fetched some times."""
+    with socket.create_connection((host, port)) as broker:
+        broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        memory = memoryview(bytearray(ANSWER_BYTES))
+        frames, offset = [], 0
+        while offset < records:
+            frames.append(_frame(topic, offset))
+            offset = _next_offset(memory[SIZE_BYTES : _ask(broker, frames[-1], memory)])
+        began = time.perf_counter()
+        received = sum(_ask(broker, frame, memory) for _ in range(PASSES) for frame in frames)
+        return received / (time.perf_counter() - began) / (1 << 20)
+
+
+def _frame(topic: str, offset: int) -> bytes:
+    asked = FetchPartition(
+        partition=0,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=FETCH_BYTES,
+    )
+    request = FetchRequest(
+        replica_id=-1,
+        max_wait=timedelta(milliseconds=500),
+        min_bytes=1,
+        max_bytes=50 * FETCH_BYTES,
+        isolation_level=1,
+        session_id=0,
+        session_epoch=-1,
+        topics=(FetchTopic(topic=topic, partitions=(asked,)),),
+        forgotten_topics_data=(),
+        rack_id="",
+    )
+    return b"".join(request_frame(request, 0, b"bench"))
+
+
+def _ask(broker: socket.socket, frame: bytes, memory: memoryview) -> int:
+    """The size of the answer, which is in `memory` then, its own size before it."""
+    broker.sendall(frame)
+    came, size = 0, SIZE_BYTES
+    while came < size:
+        received = broker.recv_into(memory[came:])
+        if not received:
+            raise ConnectionError("the broker closed the connection")
+        came += received
+        if size == SIZE_BYTES <= came:
+            size += int.from_bytes(memory[:SIZE_BYTES], "big")
+    return size
+
+
+def _next_offset(answer: memoryview) -> int:
+    reader = MessageReader(answer)
+    reader.int32()
+    reader.skip_tags()
+    response: FetchResponse = read_message(FetchResponse, reader)
+    data = response.responses[0].partitions[0]
+    if data.error_code is not ErrorCode.none or not data.records:
+        raise RuntimeError(f"a fetch was answered with {data.error_code!r}, without records")
+    # Kafka cuts the last batch where its bytes end.
+    return max(batch.next_offset for batch in batches(data.records, partial=True))
