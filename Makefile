@@ -6,6 +6,7 @@
 #   make demo         real flights into four logs, a kill -9 in the middle, and the sums still right
 #   make bench        timings, each beside a peer or a limit in the same run
 #   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
+#   make soak         an hour of load on three processes, one killed every five minutes: nothing lost, all flat
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
 #   make crash        the kill -9 loop and power cuts, at length (KILLS=3000 CUTS=10000)
@@ -36,6 +37,7 @@ FLIP_BYTES ?= 1048576
 FUZZ_SECONDS ?= 60
 SIM_SEEDS ?= 20000
 PEER_ROUNDS ?= 3
+SOAK_MINUTES ?= 60
 WORKERS ?= 2
 
 SOURCES := $(wildcard kreplica/_core/*.pyx kreplica/_core/*.pxd kreplica/_core/native/*.[ch])
@@ -45,7 +47,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -131,6 +133,9 @@ bench: .make/build
 bench-peers: .make/build .make/bench
 	$(BIN)/python -m bench.peers.embedded --rounds $(PEER_ROUNDS)
 	$(BIN)/python -m bench.peers.wire --rounds $(PEER_ROUNDS)
+
+soak: .make/build
+	$(BIN)/python -m bench.soak --minutes $(SOAK_MINUTES)
 
 .make/bench: .make/venv
 	$(INSTALL_SELF) --editable '.[bench]'

@@ -1,0 +1,340 @@
+"""An hour of load with a node killed every five minutes: `python -m bench.soak` (make soak).
+
+Three nodes as processes. One topic is kept by size and rolled all the time, one is compacted; each of their
+partitions gets numbered values from an idempotent producer, at half the rate that the machine reached in a
+measurement before. A reader follows and holds every partition to its order: each number once. Each sample has
+what every node holds (memory, descriptors, maps) and how long acknowledgements took.
+
+At the end nothing may be lost, the compacted topic must have each key's last value, and what nodes hold must
+be flat: the median of the last quarter beside that of the second. Prints a table, writes
+build/bench-soak.json, and its exit code is 1 where something was not so.
+
+    --minutes N        how long (60)
+    --kill-every N     seconds from kill to kill (300)
+    --share F          of the rate that the machine reached (0.5)
+    --records-per-second N   this rate instead
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from rich.console import Console
+from rich.table import Table
+
+from bench.peers.librdkafka import create_topic, produce_rate
+from tests.support.node_processes import NodeProcesses
+
+BUILD = Path(__file__).parents[1] / "build"
+DIRECTORY, RESULT = BUILD / "bench-soak", BUILD / "bench-soak.json"
+WAIT_S = 120.0
+PARTITIONS = 4
+VALUE_BYTES = 200
+KEYS = 10_000
+KEPT, COMPACTED = "soak-kept", "soak-compacted"
+SMALL_SEGMENTS = {"segment.bytes": str(16 << 20), "min.insync.replicas": "2"}
+CONFIGS = {
+    KEPT: {**SMALL_SEGMENTS, "retention.bytes": str(64 << 20), "cleanup.policy": "delete"},
+    COMPACTED: {**SMALL_SEGMENTS, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.3"},
+}
+DOWN_S = 10.0
+SAMPLE_S = 10.0
+TRIAL_RECORDS = 300_000
+# What counts as flat: caches fill, and a node that was killed begins anew with less.
+GROWTH = {"resident_mb": 1.25, "descriptors": 1.25, "maps": 1.25, "p50_ms": 1.5, "p99_ms": 2.0}
+
+
+@dataclass
+class Sample:
+    """What was seen in some seconds; of what nodes hold, the largest."""
+
+    second: float
+    resident_mb: float
+    descriptors: int
+    maps: int
+    acknowledged: int
+    read: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+
+
+@dataclass
+class Writer:
+    """An idempotent producer at a steady rate, numbering the values of each partition."""
+
+    bootstrap: str
+    rate: float
+    stopping: threading.Event = field(default_factory=threading.Event)
+    took_ms: list[float] = field(default_factory=list)
+    last_of_key: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    counts: dict[tuple[str, int], int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Write until told to stop, then until all of it is acknowledged."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "message.timeout.ms": 0,
+                "queue.buffering.max.messages": 1_000_000,
+                "log_level": 0,
+            }
+        )
+        sent, began = 0, time.monotonic()
+        places = cycle([(topic, partition) for topic in CONFIGS for partition in range(PARTITIONS)])
+        while not self.stopping.is_set():
+            due = int((time.monotonic() - began) * self.rate)
+            for _ in range(due - sent):
+                self._send(producer, *next(places))
+            sent = max(sent, due)
+            producer.poll(0.002)
+        if producer.flush(WAIT_S):
+            self.failed.append(f"{len(producer)} records were not acknowledged in {WAIT_S:.0f} s")
+
+    def _send(self, producer: Producer, topic: str, partition: int) -> None:
+        number = self.counts.get((topic, partition), 0)
+        self.counts[topic, partition] = number + 1
+        value = b"%d " % number + b"v" * VALUE_BYTES
+        key = b"%d" % (number % KEYS)
+        if topic == COMPACTED:
+            self.last_of_key[partition, key] = value
+        at = time.perf_counter()
+        while True:
+            try:
+                producer.produce(
+                    topic, value, key, partition=partition, on_delivery=lambda error, _: self._told(error, at)
+                )
+                return
+            except BufferError:
+                producer.poll(0.1)
+
+    def _told(self, error: object, at: float) -> None:
+        if error is not None:
+            self.failed.append(str(error))
+        self.took_ms.append((time.perf_counter() - at) * 1e3)
+
+
+@dataclass
+class Reader:
+    """Follows the kept topic from its first record on, and finds each number once and in order."""
+
+    bootstrap: str
+    stopping: threading.Event = field(default_factory=threading.Event)
+    next_number: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
+    wrong: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Read until told to stop."""
+        consumer = reader_of(self.bootstrap, KEPT)
+        while not self.stopping.is_set():
+            self.take(consumer, 0.2)
+        consumer.close()
+
+    def take(self, consumer: Consumer, seconds: float) -> None:
+        """What has come within so many seconds."""
+        for message in consumer.consume(5_000, seconds):
+            if message.error() is not None:
+                self.wrong.append(str(message.error()))
+                continue
+            partition, number = message.partition(), int(message.value().split(b" ", 1)[0])
+            if number != self.next_number[partition]:
+                self.wrong.append(f"partition {partition}: {number} after {self.next_number[partition] - 1}")
+            self.next_number[partition] = number + 1
+
+
+def reader_of(bootstrap: str, topic: str) -> Consumer:
+    """A consumer of all partitions from their first record on."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "soak", "enable.auto.commit": False, "log_level": 0}
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    return consumer
+
+
+# ---- what is looked at -------------------------------------------------------------------------------------
+
+
+def held_by(nodes: NodeProcesses) -> tuple[float, int, int]:
+    """Memory in MB, descriptors and maps of the node that holds most of each."""
+    found = []
+    for node in nodes.live:
+        process = Path(f"/proc/{nodes.pid(node)}")
+        status = (process / "status").read_text().splitlines()
+        anonymous = sum(int(line.split()[1]) for line in status if line.startswith(("RssAnon", "RssShmem")))
+        descriptors = len(list((process / "fd").iterdir()))
+        found.append((anonymous / 1024, descriptors, len((process / "maps").read_text().splitlines())))
+    return max(each[0] for each in found), max(each[1] for each in found), max(each[2] for each in found)
+
+
+def sample(nodes: NodeProcesses, writer: Writer, reader: Reader, second: float) -> Sample:
+    """What has gone on since the last one."""
+    took, writer.took_ms = sorted(writer.took_ms), []
+    resident_mb, descriptors, maps = held_by(nodes)
+    return Sample(
+        second=second,
+        resident_mb=resident_mb,
+        descriptors=descriptors,
+        maps=maps,
+        acknowledged=len(took),
+        read=sum(reader.next_number.values()),
+        p50_ms=took[len(took) // 2] if took else float("nan"),
+        p99_ms=took[len(took) * 99 // 100] if took else float("nan"),
+        longest_ms=took[-1] if took else float("nan"),
+    )
+
+
+def missing_keys(bootstrap: str, writer: Writer) -> list[str]:
+    """The keys of the compacted topic whose last value is not the last that was acknowledged."""
+    consumer, found = reader_of(bootstrap, COMPACTED), dict[tuple[int, bytes], bytes]()
+    ends = {p: consumer.get_watermark_offsets(TopicPartition(COMPACTED, p))[1] for p in range(PARTITIONS)}
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until and any(consumer_is_behind(consumer, ends)):
+        for message in consumer.consume(10_000, 0.5):
+            if message.error() is None:
+                found[message.partition(), message.key()] = message.value()
+    consumer.close()
+    return [f"{place}" for place, value in writer.last_of_key.items() if found.get(place) != value]
+
+
+def consumer_is_behind(consumer: Consumer, ends: dict[int, int]) -> list[bool]:
+    """For each partition, whether the consumer has not come to its end."""
+    places = consumer.position([TopicPartition(COMPACTED, partition) for partition in ends])
+    return [place.offset < ends[place.partition] for place in places]
+
+
+# ---- the run -----------------------------------------------------------------------------------------------
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, minutes: float, kill_every_s: float, share: float, rate: float | None) -> None:
+        self._seconds = minutes * 60
+        self._kill_every_s = kill_every_s
+        self._share = share
+        self._rate = rate
+        self.samples: list[Sample] = []
+        self.kills: list[float] = []
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        """Load, kills and samples; then what was written is looked for."""
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        with NodeProcesses(DIRECTORY, log_cleaner_backoff_ms=1000) as nodes:
+            self._make_topics(nodes)
+            if self._rate is None:
+                self._rate = self._share * self._reached(nodes)
+            print(f"{self._rate:,.0f} records a second for {self._seconds / 60:.0f} minutes", flush=True)
+            writer, reader = Writer(nodes.bootstrap, self._rate), Reader(nodes.bootstrap)
+            threads = [threading.Thread(target=each.run, daemon=True) for each in (writer, reader)]
+            for thread in threads:
+                thread.start()
+            self._watch(nodes, writer, reader)
+            writer.stopping.set()
+            threads[0].join(2 * WAIT_S)
+            self._let_read(writer, reader)
+            reader.stopping.set()
+            threads[1].join(WAIT_S)
+            self.faults += [*writer.failed[:5], *reader.wrong[:5]]
+            self.faults += [
+                f"not as written: key {each}" for each in missing_keys(nodes.bootstrap, writer)[:5]
+            ]
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+
+    def _make_topics(self, nodes: NodeProcesses) -> None:
+        admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
+        topics = [NewTopic(name, PARTITIONS, 3, config=config) for name, config in CONFIGS.items()]
+        for made in admin.create_topics(topics).values():
+            made.result(WAIT_S)
+
+    def _reached(self, nodes: NodeProcesses) -> float:
+        create_topic(nodes.bootstrap, "soak-trial")
+        rate = produce_rate(nodes.bootstrap, "soak-trial", records=TRIAL_RECORDS, size=VALUE_BYTES)
+        AdminClient({"bootstrap.servers": nodes.bootstrap}).delete_topics(["soak-trial"])
+        return rate
+
+    def _watch(self, nodes: NodeProcesses, writer: Writer, reader: Reader) -> None:
+        began = time.monotonic()
+        turns, next_kill, down = cycle(nodes.ids), self._kill_every_s, None
+        while (second := time.monotonic() - began) < self._seconds:
+            time.sleep(SAMPLE_S)
+            self.samples.append(sample(nodes, writer, reader, second + SAMPLE_S))
+            print(json.dumps(asdict(self.samples[-1])), flush=True)
+            if down is not None and second > self.kills[-1] + DOWN_S:
+                nodes.start(down)
+                down = None
+            elif down is None and second >= next_kill:
+                down, next_kill = next(turns), second + self._kill_every_s
+                nodes.kill(down)
+                self.kills.append(second)
+        if down is not None:
+            nodes.start(down)
+
+    def _let_read(self, writer: Writer, reader: Reader) -> None:
+        wanted = {partition: writer.counts[KEPT, partition] for partition in range(PARTITIONS)}
+        until = time.monotonic() + WAIT_S
+        while reader.next_number != wanted and time.monotonic() < until and not reader.wrong:
+            time.sleep(0.1)
+        if reader.next_number != wanted:
+            self.faults.append(f"read {reader.next_number} of {wanted}")
+
+    def judge(self) -> Table:
+        """The medians of the second and the last quarter; what grew is a fault."""
+        quarter = len(self.samples) // 4
+        table = Table("what", "second quarter", "last quarter", "ratio", "at most")
+        for name, limit in GROWTH.items():
+            before, after = (
+                statistics.median(getattr(each, name) for each in part)
+                for part in (self.samples[quarter : 2 * quarter], self.samples[-quarter:])
+            )
+            ratio = after / before
+            table.add_row(name, f"{before:,.1f}", f"{after:,.1f}", f"{ratio:.2f}", f"{limit:g}")
+            if ratio > limit:
+                self.faults.append(f"{name} grew {ratio:.2f} times")
+        return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--kill-every", type=float, default=300)
+    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--records-per-second", type=float)
+    given = parser.parse_args()
+    soak = Soak(given.minutes, given.kill_every, given.share, given.records_per_second)
+    soak.run()
+    Console(width=120).print(soak.judge())
+    kept: dict[str, Any] = {
+        "load": os.getloadavg(),
+        "kills": soak.kills,
+        "faults": soak.faults,
+        "samples": [asdict(each) for each in soak.samples],
+    }
+    RESULT.write_text(json.dumps(kept, indent=1) + "\n")
+    for fault in soak.faults:
+        print(f"not as it should be: {fault}", file=sys.stderr)
+    acknowledged = sum(each.acknowledged for each in soak.samples)
+    print(f"{acknowledged:,} records acknowledged, {len(soak.kills)} kills, {len(soak.faults)} faults")
+    return 1 if soak.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
