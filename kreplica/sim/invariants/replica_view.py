@@ -245,8 +245,11 @@ class ReplicaView:
         if high_watermark != self.high_watermark:
             self.high_watermark = high_watermark
             changed = True
-        if self._is_new and log.stopped_at is None:
-            self._is_new, self.began_with = False, high_watermark
+        if self._is_new:
+            self._is_new = False
+            # Where recovery stopped at rot, the checkpoint may have told more.
+            if log.stopped_at is None:
+                self.began_with = high_watermark
         return changed
 
     def _present_log(self) -> Any:

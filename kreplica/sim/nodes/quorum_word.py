@@ -44,12 +44,15 @@ class QuorumWord:
     """Implements `kreplica.sim.invariants.controllers_word.ControllersWord`.
 
     `now`: the cluster as of the decision that was told last. `unclean_topics`: those for which somebody has
-    asked for an unclean election, whatever their settings say.
+    asked for an unclean election, whatever their settings say. `reused_names`: those that more than one topic
+    has had; what a client was told of such a topic may be of any of them.
     """
 
     def __init__(self) -> None:
         self.now = ClusterMetadata()
         self.unclean_topics: set[str] = set()
+        self.reused_names: set[str] = set()
+        self._first_topics: dict[str, Uuid] = {}  # by name
         # Of each of the last committed batches, by its end.
         self.states: dict[int, ClusterMetadata] = {0: self.now}
         self.untold: deque[CommittedBatch] = deque()
@@ -113,6 +116,8 @@ class QuorumWord:
             for change in batch.delta.partitions:
                 self._change = change
                 at, new = change.topic_partition, change.new
+                if self._first_topics.setdefault(at.topic, change.topic_id) != change.topic_id:
+                    self.reused_names.add(at.topic)
                 yield at, None if new is None else new.leader_and_isr(at, change.topic_id)
             if batch.delta.configs:
                 # Settings of topics decide, too: how many must be in sync.

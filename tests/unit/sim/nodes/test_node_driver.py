@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.history import History, Polled, Sent
 from kreplica.sim.history_checker import check
 from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.replica_view import Cell
+from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.driver import NodeDriver, promised
 
 AT = TopicPartition("t", 0)
@@ -41,3 +44,21 @@ def test_all_is_not_well_while_readers_of_a_leader_meet_rot_that_the_others_have
     driver._heal()
     assert logs[1].log_start_offset == 1
     driver._check_history()
+
+
+def test_of_a_name_that_two_topics_have_had_what_leaders_of_the_second_said_must_be_there():
+    driver = NodeDriver(1)
+    cluster, load = driver.cluster, driver.load
+    cluster.boot()
+    for values in (["a", "b"], ["c"]):
+        # As where a request to create a topic is made again after the topic's deletion.
+        cluster.result(cluster.client.admin.create_topic("t", assignment={0: [1, 2]}))
+        load._send(-1, values)
+        assert cluster.run_until(lambda: not load.pending)
+        if values == ["a", "b"]:
+            cluster.result(cluster.client.admin.delete_topic("t"))
+    assert [each.offset for send in load.sends for each in send.values] == [0, 1, 0]
+    driver._check_history()
+    driver.checker.view.partitions[AT].acked[0] = b"a"
+    with pytest.raises(InvariantViolated, match="inconsistent-offsets"):
+        driver._check_history()
