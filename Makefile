@@ -6,6 +6,7 @@
 #   make demo         real flights into four logs, a kill -9 in the middle, and the sums still right
 #   make bench        timings, each beside a peer or a limit in the same run
 #   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
+#   make bench-curves how cost grows with partitions, sizes, connections, replicas; twenty minutes, 20 GB of disk
 #   make soak         an hour of load on three processes, one killed every five minutes: nothing lost, all flat
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
@@ -47,7 +48,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers bench-curves soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -133,6 +134,9 @@ bench: .make/build
 bench-peers: .make/build .make/bench
 	$(BIN)/python -m bench.peers.embedded --rounds $(PEER_ROUNDS)
 	$(BIN)/python -m bench.peers.wire --rounds $(PEER_ROUNDS)
+
+bench-curves: .make/build
+	$(BIN)/python -m bench.curves
 
 soak: .make/build
 	$(BIN)/python -m bench.soak --minutes $(SOAK_MINUTES)

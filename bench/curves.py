@@ -1,0 +1,317 @@
+"""How cost grows: `python -m bench.curves` (make bench-curves).
+
+Each curve changes one thing and keeps the rest: partitions, size of a record, records of an append,
+connections, replicas, size of a log. Those over the wire are measured on three processes, and on three of
+Kafka's where Java and Maven are there, point by point in turns. Prints tables and writes
+build/bench-curves.json.
+
+    --rounds N      of each point (1)
+    --curves a,b    only these: partitions, record-size, batch-size, connections, replicas, log-size
+    --log-gib N     the largest log of the curve log-size (20)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from rich.console import Console
+from rich.table import Table
+
+import kreplica
+from bench.peers.connections import request_rate
+from bench.peers.kafka_cluster import KafkaCluster, missing
+from bench.peers.librdkafka import WAIT_S, create_topic, latencies_us, leader_of, produce_rate
+from bench.peers.rows import KAFKA, OURS
+from tests.support.node_processes import NodeProcesses
+
+BUILD = Path(__file__).parents[1] / "build"
+DIRECTORY, RESULT = BUILD / "bench-curves", BUILD / "bench-curves.json"
+SETTLE_S = 2.0
+# What one point writes at most: enough to last seconds, little enough for all points of a curve.
+POINT_BYTES, POINT_RECORDS = 256 << 20, 300_000
+PARTITIONS = (1, 10, 100, 1_000)
+RECORD_BYTES = (10, 100, 1_000, 10_000, 100_000, 900_000)
+BATCH_RECORDS = (1, 10, 100, 1_000, 10_000)
+CONNECTIONS = (1, 10, 100, 1_000)
+REPLICAS = (1, 3, 5)
+GIB = 1 << 30
+# 10,000 records are a larger batch than is allowed by default, here and in Kafka.
+LARGE_BATCHES = {"max.message.bytes": 4 << 20}
+
+
+@dataclass
+class Curve:
+    """One thing that grows, and what it costs: figures by who, then by how much of it there was."""
+
+    name: str
+    grows: str
+    unit: str
+    figures: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+
+    def add(self, who: str, amount: int, figure: float) -> None:
+        self.figures.setdefault(who, {}).setdefault(amount, []).append(figure)
+        print(f"{self.name}, {amount:,} {self.grows}: {who} {figure:,.1f} {self.unit}", flush=True)
+
+    def table(self) -> Table:
+        """The medians."""
+        table = Table(self.grows, *(f"{who}, {self.unit}" for who in self.figures), title=self.name)
+        for amount in sorted({each for found in self.figures.values() for each in found}):
+            cells = [found.get(amount) for found in self.figures.values()]
+            table.add_row(f"{amount:,}", *(f"{statistics.median(e):,.1f}" if e else "" for e in cells))
+        return table
+
+
+class Curves:
+    """All of them, and the clusters that they share."""
+
+    def __init__(self, rounds: int, log_gib: int) -> None:
+        self._rounds = rounds
+        self._log_gib = log_gib
+        self._topics = 0
+        self.curves: list[Curve] = []
+
+    def run(self, names: list[str]) -> None:
+        """Those that were asked for, or all."""
+        alone = {"batch-size": self._batch_size, "replicas": self._replicas, "log-size": self._log_size}
+        shared = {
+            "record-size": self._record_size,
+            "connections": self._connections,
+            "partitions": self._partitions,
+        }
+        wanted = names or [*alone, *shared]
+        for name in alone.keys() & set(wanted):
+            alone[name]()
+        if shared.keys() & set(wanted):
+            with both_clusters() as clusters:
+                for name in shared.keys() & set(wanted):
+                    shared[name](clusters)
+
+    def _new(self, name: str, grows: str, unit: str) -> Curve:
+        self.curves.append(Curve(name, grows, unit))
+        return self.curves[-1]
+
+    def _topic(self) -> str:
+        self._topics += 1
+        return f"curve-{self._topics}"
+
+    # ---- over the wire -------------------------------------------------------------------------------------
+
+    def _record_size(self, clusters: dict[str, Any]) -> None:
+        curve = self._new("produce, three replicas", "bytes a record", "MB/s")
+        for size in RECORD_BYTES:
+            records = max(200, min(POINT_RECORDS, POINT_BYTES // size))
+            for who, cluster in self._turns(clusters):
+                topic = self._topic()
+                create_topic(cluster.bootstrap, topic)
+                rate = produce_rate(cluster.bootstrap, topic, records=records, size=size)
+                curve.add(who, size, rate * size / 1e6)
+
+    def _connections(self, clusters: dict[str, Any]) -> None:
+        curve = self._new("one small record a request, three replicas", "connections", "requests/s")
+        for connections in CONNECTIONS:
+            for who, cluster in self._turns(clusters):
+                topic = self._topic()
+                leader = create_topic(cluster.bootstrap, topic)
+                host, _, port = cluster.bootstrap.split(",")[cluster.ids.index(leader)].rpartition(":")
+                requests = max(10, 10_000 // connections)
+                rate = request_rate(host, int(port), topic, connections=connections, requests=requests)
+                curve.add(who, connections, rate)
+
+    def _partitions(self, clusters: dict[str, Any]) -> None:
+        rates = self._new("produce over partitions, three replicas, 100 B", "partitions", "records/s")
+        latency = self._new("one record in flight beside partitions", "partitions", "us (p50)")
+        for partitions in PARTITIONS:
+            for who, cluster in self._turns(clusters):
+                topic = self._topic()
+                create_wide_topic(cluster.bootstrap, topic, partitions)
+                rates.add(who, partitions, spread_rate(cluster.bootstrap, topic, partitions, POINT_RECORDS))
+                latency.add(who, partitions, latencies_us(cluster.bootstrap, topic, records=500)[0])
+
+    def _replicas(self) -> None:
+        curve = self._new("produce, 100 B, five processes", "replicas", "records/s")
+        latency = self._new("one record in flight, five processes", "replicas", "us (p50)")
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        with NodeProcesses(DIRECTORY, nodes=5) as nodes:
+            for _ in range(self._rounds):
+                for replicas in REPLICAS:
+                    topic = self._topic()
+                    create_wide_topic(nodes.bootstrap, topic, 1, replicas)
+                    rate = produce_rate(nodes.bootstrap, topic, records=POINT_RECORDS, size=100)
+                    curve.add(OURS, replicas, rate)
+                    latency.add(OURS, replicas, latencies_us(nodes.bootstrap, topic, records=1_000)[0])
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+
+    def _turns(self, clusters: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for _ in range(self._rounds):
+            yield from clusters.items()
+
+    # ---- a log by itself -----------------------------------------------------------------------------------
+
+    def _batch_size(self) -> None:
+        curve = self._new("Log.append, 100 B", "records an append", "records/s")
+        value = os.urandom(100)
+        for count in BATCH_RECORDS:
+            for _ in range(self._rounds):
+                with scratch_log() as log:
+                    values, times = [value] * count, max(20, 1_000_000 // count // (10 if count == 1 else 1))
+                    log.append(values)
+                    began = time.perf_counter()
+                    for _append in range(times):
+                        log.append(values)
+                    curve.add(OURS, count, times * count / (time.perf_counter() - began))
+
+    def _log_size(self) -> None:
+        """A log grows; after each step it leaves the page cache, is opened, looked into, and read."""
+        opening = self._new("open of a log closed in order, cold", "GiB", "ms")
+        look_up = self._new("first look-up in it, cold", "GiB", "ms")
+        reading = self._new("reading its last GiB, cold", "GiB", "MB/s")
+        values, path = [os.urandom(1000) for _ in range(1000)], DIRECTORY / "large-0"
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        DIRECTORY.mkdir(parents=True)
+        written = 0
+        for gib in (size for size in (1, 2, 5, 10, 20) if size <= self._log_gib):
+            with kreplica.Log.open(str(path)) as log:
+                while log.size < gib * GIB:
+                    log.append(values)
+                    written += len(values)
+                log.flush()
+            leave_cache(path)
+            opening.add(OURS, gib, 1e3 * timed(lambda: self._opened(path)))
+            leave_cache(path)
+            with kreplica.Log.open(str(path), read_only=True) as log:
+                middle = written // 2
+                look_up.add(OURS, gib, 1e3 * timed(lambda log=log, at=middle: next(iter(log.read(start=at)))))
+                start = max(0, written - GIB // 1000)
+                size = sum(batch.size for batch in log.batches(start))
+                leave_cache(path)
+                took = timed(lambda log=log, at=start: sum(b.size for b in log.batches(at)))
+                reading.add(OURS, gib, size / took / 1e6)
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+
+    def _opened(self, path: Path) -> None:
+        kreplica.Log.open(str(path)).close()
+
+
+# ---- what the points share ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def both_clusters() -> Iterator[dict[str, Any]]:
+    """Three of our processes, and three of Kafka's where they can run."""
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    DIRECTORY.mkdir(parents=True)
+    clusters: dict[str, Any] = {OURS: NodeProcesses(DIRECTORY / OURS, min_insync_replicas=2)}
+    if reason := missing():
+        print(f"Kafka's side is skipped: {reason}")
+    else:
+        clusters[KAFKA] = KafkaCluster(DIRECTORY)
+        clusters[KAFKA].format()
+    try:
+        for cluster in clusters.values():
+            cluster.start_all()
+        time.sleep(SETTLE_S)
+        yield clusters
+    finally:
+        for cluster in clusters.values():
+            cluster.close()
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+
+
+def create_wide_topic(bootstrap: str, topic: str, partitions: int, replicas: int = 3) -> None:
+    """A topic all of whose partitions have leaders."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    config = {"min.insync.replicas": str(min(2, replicas)), "segment.bytes": str(16 << 20)}
+    made = admin.create_topics([NewTopic(topic, partitions, replicas, config=config)], request_timeout=WAIT_S)
+    made[topic].result(WAIT_S)
+    if replicas == 3:
+        leader_of(bootstrap, topic)
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        found = admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
+        if len(found) == partitions and all(each.leader >= 0 for each in found.values()):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"{topic} has partitions without a leader")
+
+
+def spread_rate(bootstrap: str, topic: str, partitions: int, records: int) -> float:
+    """Records of 100 B acknowledged a second, spread over all partitions in turn."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 1_000_000,
+            "log_level": 0,
+        }
+    )
+    value = os.urandom(100)
+    for partition in range(partitions):
+        producer.produce(topic, value, partition=partition)
+    producer.flush(WAIT_S)
+    began = time.perf_counter()
+    for number in range(records):
+        producer.produce(topic, value, partition=number % partitions)
+        if not number % 1024:
+            producer.poll(0)
+    if producer.flush(WAIT_S):
+        raise TimeoutError(f"{topic}: not all records were acknowledged")
+    return records / (time.perf_counter() - began)
+
+
+@contextmanager
+def scratch_log() -> Iterator[kreplica.Log]:
+    """An empty log that is gone afterwards."""
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    with kreplica.Log.open(str(DIRECTORY / "scratch-0"), config=LARGE_BATCHES) as log:
+        yield log
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+
+
+def leave_cache(directory: Path) -> None:
+    """Write the files back, and let the kernel forget them."""
+    for path in directory.iterdir():
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def timed(function: Callable[[], object]) -> float:
+    """Seconds."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--curves", default="")
+    parser.add_argument("--log-gib", type=int, default=20)
+    given = parser.parse_args()
+    curves = Curves(given.rounds, given.log_gib)
+    curves.run([name for name in given.curves.split(",") if name])
+    for curve in curves.curves:
+        Console(width=120).print(curve.table())
+    told = {"load": os.getloadavg(), "curves": [asdict(curve) for curve in curves.curves]}
+    RESULT.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
