@@ -18,10 +18,11 @@ cdef extern from "offset_map.h" nogil:
     ctypedef struct kr_offset_map:
         int64_t slots
         int64_t capacity
+        int64_t reserved_slots
         int64_t size
     int kr_offset_map_open(kr_offset_map *map, int64_t slots, int64_t capacity, const uint8_t *key)
     void kr_offset_map_close(kr_offset_map *map)
-    void kr_offset_map_clear(kr_offset_map *map)
+    void kr_offset_map_clear(kr_offset_map *map, int64_t keys)
     bint kr_offset_map_put(kr_offset_map *map, const kr_offset_entry *entry)
     kr_offset_entry kr_offset_map_entry(const kr_offset_map *map, const uint8_t *key, int64_t size)
     uint32_t kr_offset_map_find(const kr_offset_map *map, uint64_t place, uint32_t check)

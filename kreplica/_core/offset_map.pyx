@@ -3,7 +3,7 @@
 A pass begins with `clear` and ends where the map is full. Contract, ownership and thread rule: offset_map.pxd.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 
 from kreplica._core.batch_walk cimport BatchWalk
 from kreplica._core.log_segment cimport LogSegment
@@ -127,9 +127,13 @@ cdef class OffsetMap(BatchWalk):
 
     # ---- the Python side --------------------------------------------------------------------------------
 
-    def clear(self, int64_t first_offset):
-        """Empty the map for a pass from this offset on; records below it are passed over."""
-        kr_offset_map_clear(&self.map)
+    def clear(self, int64_t first_offset, int64_t stop_offset=INT64_MAX):
+        """Empty the map for a pass over [first_offset, stop_offset); records below that are passed over.
+
+        There are no more keys than offsets: a short range uses, and touches, as little of the memory as it needs.
+        """
+        # Without a `stop_offset` the difference might not fit.
+        kr_offset_map_clear(&self.map, INT64_MAX if stop_offset == INT64_MAX else stop_offset - first_offset)
         self.first_offset = first_offset
         self.latest_offset = first_offset - 1
         self.bytes_read = self.records_read = self.batches_read = self.next_offset = 0
@@ -201,13 +205,13 @@ cdef class OffsetMap(BatchWalk):
 
     @property
     def capacity(self):
-        """Keys that it takes."""
+        """Keys that it takes in this pass."""
         return self.map.capacity
 
     @property
     def memory_bytes(self):
         """What its slots take, whether keys are in them or not."""
-        return self.map.slots * SLOT_BYTES
+        return self.map.reserved_slots * SLOT_BYTES
 
     def __repr__(self):
         return f"OffsetMap({self.map.size} of {self.map.capacity} keys, latest_offset={self.latest_offset})"

@@ -55,7 +55,7 @@ class Cleaner:
         StorageFull, KafkaStorageError.
         """
         round_ = _Round(log, self._map, self._step_bytes, now_ms)
-        self._map.clear(first_dirty_offset)
+        self._map.clear(first_dirty_offset, stop_offset)
         yield from round_.take_in_keys(first_dirty_offset, stop_offset)
         stats = round_.stats
         stats.first_dirty_offset = first_dirty_offset
@@ -64,6 +64,8 @@ class Cleaner:
             yield from round_.clean_segments(stats.end_offset)
         stats.rounds = 1
         stats.keys = len(self._map)
+        # What it took goes back to the system until there is a log to clean again.
+        self._map.clear(stats.end_offset)
         return stats
 
 

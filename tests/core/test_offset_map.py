@@ -139,6 +139,25 @@ def test_a_large_map_cleared_knows_nothing_and_takes_as_much_again():
         )
 
 
+@given(
+    st.integers(2, 60),
+    st.lists(st.tuples(st.integers(0, 40), st.sets(st.integers(0, 45))), min_size=1, max_size=5),
+)
+def test_a_short_range_needs_few_slots_and_leaves_nothing_to_the_next_one(slots, passes):
+    made = OffsetMap(16 * slots, HASH_KEY)
+    whole = made.capacity
+    for span, keys in passes:
+        made.clear(100, 100 + span)
+        assert made.capacity == min(whole, max(span, 1))
+        assert made.memory_bytes == 16 * slots
+        known = {}
+        for offset, number in enumerate(sorted(keys), 100):
+            assert made.put(b"%d" % number, offset) is (len(known) < made.capacity)
+            if len(known) < made.capacity:
+                known[number] = offset
+        assert {n: made.get(b"%d" % n) for n in range(46)} == {n: known.get(n, -1) for n in range(46)}
+
+
 def test_how_far_an_offset_may_lie_above_the_first_one():
     made = OffsetMap(1024, HASH_KEY)
     made.clear(7)

@@ -11,7 +11,11 @@ enum { HUGE_PAGE = 2 << 20 };
 static size_t bytes_of(const kr_offset_map *map) { return (size_t)map->slots * sizeof(kr_offset_entry); }
 
 int kr_offset_map_open(kr_offset_map *map, int64_t slots, int64_t capacity, const uint8_t key[16]) {
-    *map = (kr_offset_map){.slots = slots, .capacity = capacity, .key = {kr_little64(key), kr_little64(key + 8)}};
+    *map = (kr_offset_map){.slots = slots,
+                           .capacity = capacity,
+                           .reserved_slots = slots,
+                           .reserved_capacity = capacity,
+                           .key = {kr_little64(key), kr_little64(key + 8)}};
     void *memory = mmap(NULL, bytes_of(map), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return ENOMEM;
 #ifdef MADV_HUGEPAGE
@@ -23,16 +27,28 @@ int kr_offset_map_open(kr_offset_map *map, int64_t slots, int64_t capacity, cons
 }
 
 void kr_offset_map_close(kr_offset_map *map) {
+    map->slots = map->reserved_slots;
     if (map->entries) munmap(map->entries, bytes_of(map));
     map->entries = NULL;
 }
 
-void kr_offset_map_clear(kr_offset_map *map) {
+static void empty(kr_offset_map *map) {
     map->size = 0;
 #ifdef __linux__
     if (bytes_of(map) >= HUGE_PAGE && madvise(map->entries, bytes_of(map), MADV_DONTNEED) == 0) return;
 #endif
     memset(map->entries, 0, bytes_of(map));
+}
+
+void kr_offset_map_clear(kr_offset_map *map, int64_t keys) {
+    empty(map);
+    map->slots = map->reserved_slots;
+    map->capacity = map->reserved_capacity;
+    if (keys >= map->capacity) return;
+    /* A tenth of the slots stays empty, as in a whole table. */
+    map->capacity = keys < 1 ? 1 : keys;
+    int64_t slots = map->capacity + map->capacity / 9 + 2;
+    if (slots < map->slots) map->slots = slots;
 }
 
 /* Take the slot `at`; the entries from there on move up by one, to the next empty slot. */

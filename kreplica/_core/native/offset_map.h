@@ -21,8 +21,10 @@ typedef struct {
 
 typedef struct {
     kr_offset_entry *entries;
-    int64_t slots;
+    int64_t slots;    /* in use; of those that were reserved as few as the keys of a pass may need */
     int64_t capacity; /* keys; fewer than slots, so that a search ends */
+    int64_t reserved_slots;
+    int64_t reserved_capacity;
     int64_t size;
     uint64_t key[2];
 } kr_offset_map;
@@ -30,8 +32,9 @@ typedef struct {
 /* `slots` slots, of which at most `capacity` are taken; both at least 1, and one slot stays empty. 0 or ENOMEM. */
 int kr_offset_map_open(kr_offset_map *map, int64_t slots, int64_t capacity, const uint8_t key[16]);
 void kr_offset_map_close(kr_offset_map *map);
-/* Empty it. A large table's memory goes back to the system. */
-void kr_offset_map_clear(kr_offset_map *map);
+/* Empty it for at most `keys` keys, or as many as there is room for. A large table's memory goes back to the system;
+ * a small one of few keys stays in the processor's cache. */
+void kr_offset_map_clear(kr_offset_map *map, int64_t keys);
 /* Put the entry, or raise the mark of the one with its hash: 1, or 0 when there is no room for another key. */
 int kr_offset_map_put(kr_offset_map *map, const kr_offset_entry *entry);
 
