@@ -7,6 +7,7 @@
 #   make bench        timings, each beside a peer or a limit in the same run
 #   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
 #   make bench-curves how cost grows with partitions, sizes, connections, replicas; twenty minutes, 20 GB of disk
+#   make bench-page   docs/BENCHMARKS.md anew from the last runs; bench-compare holds them to those on the page
 #   make soak         an hour of load on three processes, one killed every five minutes: nothing lost, all flat
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
@@ -48,7 +49,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers bench-curves soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers bench-curves bench-page bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -137,6 +138,12 @@ bench-peers: .make/build .make/bench
 
 bench-curves: .make/build
 	$(BIN)/python -m bench.curves
+
+bench-page: .make/build .make/bench
+	$(BIN)/python -m bench.page
+
+bench-compare: .make/build
+	$(BIN)/python -m bench.compare
 
 soak: .make/build
 	$(BIN)/python -m bench.soak --minutes $(SOAK_MINUTES)

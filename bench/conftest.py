@@ -7,6 +7,8 @@ limit or a peer timed in the same run.
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +18,11 @@ from typing import Any
 import pytest
 
 from bench.peers.kafka_harness import KafkaHarness, missing
+from bench.peers.rows import OURS
 
 LINES: list[str] = []
+ROWS: list[dict[str, Any]] = []
+RESULT = Path(__file__).parents[1] / "build" / "bench.json"
 
 
 class Row:
@@ -27,6 +32,7 @@ class Row:
         self._benchmark = benchmark
         self._what = what
         self.ns: float | None = None
+        self._quartiles_ns: list[float] = []
         self._beside_ns: dict[str, float] = {}
         self._notes: list[str] = []
 
@@ -41,7 +47,9 @@ class Row:
         """Time rounds of `function`, which does the thing `count` times, on the arguments `setup` returns."""
         self._benchmark.pedantic(function, setup=lambda: (setup(), {}), rounds=rounds, warmup_rounds=1)
         if self._benchmark.stats is not None:
-            self.ns = self._benchmark.stats.stats.median / count * 1e9
+            stats = self._benchmark.stats.stats
+            self.ns = stats.median / count * 1e9
+            self._quartiles_ns = [each / count * 1e9 for each in (stats.q1, stats.median, stats.q3)]
 
     def beside(
         self,
@@ -85,6 +93,8 @@ class Row:
         if self.ns is None:
             return None
         self._benchmark.extra_info |= {"ns": self.ns, "beside_ns": self._beside_ns}
+        figures = {OURS: self._quartiles_ns, **{peer: [ns] for peer, ns in self._beside_ns.items()}}
+        ROWS.append({"name": self._what, "unit": "ns", "more_is_better": False, "figures": figures})
         digits = 1 if self.ns >= 10 else 3
         peers = [f"{peer} {ns:,.{digits}f} ns ({self.ns / ns:.2f}x)" for peer, ns in self._beside_ns.items()]
         return "; ".join([f"{self._what}: {self.ns:,.{digits}f} ns", *peers, *self._notes])
@@ -118,3 +128,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("one thing, and beside it")
         for line in LINES:
             terminalreporter.line(line)
+    if ROWS:
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps({"load": os.getloadavg(), "rows": ROWS}, indent=1) + "\n")

@@ -1,0 +1,90 @@
+"""What benchmarks have measured, whichever of them it was: the files in build/, and the run that is kept.
+
+Each file has rows: a name, a unit, and figures by who reached them. What is kept is docs/benchmarks.json,
+from which docs/BENCHMARKS.md is drawn (bench/page.py) and to which a later run is held (bench/compare.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.peers.rows import NO_PEERS, OURS
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs" / "benchmarks.json"
+FILES = {
+    "core": "bench.json",
+    "peers": "bench-peers.json",
+    "embedded": "bench-embedded.json",
+    "spark": "bench-spark.json",
+    "curves": "bench-curves.json",
+    "soak": "bench-soak.json",
+}
+WITH_ROWS = ("core", "peers", "embedded", "spark")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of one run."""
+
+    name: str
+    unit: str
+    more_is_better: bool
+    reach: float | None = None
+    is_absolute: bool = False
+    is_reached: bool | None = None
+    ratio: float | None = None
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def median(self, who: str) -> float | None:
+        """Of the rounds; None where it has none."""
+        found = self.figures.get(who)
+        return statistics.median(found) if found else None
+
+    @property
+    def peers(self) -> list[str]:
+        """All but us and the limits."""
+        return [who for who in self.figures if who not in NO_PEERS]
+
+    @property
+    def relative(self) -> tuple[float, float]:
+        """What a run is compared by, and its spread: our figure by a peer's of the same run, which a slower
+        machine changes little, or by itself where there is none. The spread is half the range, as a share."""
+        ours = self.figures[OURS]
+        by = self.peers or [who for who in self.figures if who != OURS]
+        if not by:
+            return statistics.median(ours), spread(ours)
+        theirs = self.figures[by[0]]
+        if len(theirs) == len(ours) > 1:
+            ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+            return statistics.median(ratios), spread(ratios)
+        return statistics.median(ours) / statistics.median(theirs), spread(ours) + spread(theirs)
+
+
+def spread(figures: list[float]) -> float:
+    """Half of the range of the figures, as a share of their median."""
+    middle = statistics.median(figures)
+    return (max(figures) - min(figures)) / 2 / middle if middle else math.inf
+
+
+def read_build() -> dict[str, Any]:
+    """What build/ has of each source."""
+    paths = {source: ROOT / "build" / name for source, name in FILES.items()}
+    return {source: json.loads(path.read_text()) for source, path in paths.items() if path.exists()}
+
+
+def read_kept() -> dict[str, Any]:
+    """The run that is kept, of each source the last."""
+    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    return kept
+
+
+def results_of(told: dict[str, Any]) -> list[Result]:
+    """The rows of one source."""
+    known = Result.__dataclass_fields__
+    return [Result(**{name: row[name] for name in known if name in row}) for row in told.get("rows", [])]
