@@ -46,6 +46,7 @@ class KreplicaReader(DataSourceReader):
         bounds = source.bounds(plan.subscribed(options.subscription, source))
         start = plan.resolve(options.starting, source, bounds, is_start=True, options=options)
         end = plan.resolve(options.ending, source, bounds, is_start=False, options=options)
+        plan.check_order(start, end, bounds, options)
         ranges = [LogRange(at, start[at], end[at], source.place(at)) for at in bounds]
         return plan.split(self._filters.apply(ranges), source, options)
 

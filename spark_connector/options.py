@@ -52,7 +52,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions: of topics by name or by a pattern that the whole name fits, or these partitions."""
+    """Which partitions: of topics by name or by a pattern found in it, or these partitions."""
 
     kind: Literal["subscribe", "subscribePattern", "assign", "all"]
     topics: tuple[str, ...] = ()

@@ -49,7 +49,8 @@ def _is_wanted(subscription: Subscription, at: TopicPartition) -> bool:
     # Kafka's own topics are meant only by who names them.
     if at.topic.startswith("__"):
         return False
-    return subscription.kind == "all" or re.fullmatch(subscription.pattern, at.topic) is not None
+    # Anywhere in the name, as Spark's own source looks for it.
+    return subscription.kind == "all" or re.search(subscription.pattern, at.topic) is not None
 
 
 def _require(
@@ -107,8 +108,21 @@ def _given_offsets(
             text = f"{position.option}: {at} has offsets {each.start} to {each.end}, not {offset}"
             if is_start or offset > each.end:
                 lost(options.fail_on_data_loss, text)
-        found[at] = max(each.start, min(offset, each.end))
+        found[at] = min(offset, each.end)
+        if is_start:
+            found[at] = max(each.start, found[at])
     return found
+
+
+def check_order(
+    start: Offsets, end: Offsets, bounds: Mapping[TopicPartition, Bounds], options: ReadOptions
+) -> None:
+    """Raises OptionError for a partition whose start lies behind its end; where records were lost before the
+    start, and that is to be taken, there is only nothing to read."""
+    for at, first in start.items():
+        if first > end[at] and (options.fail_on_data_loss or first > bounds[at].start):
+            names = f"{options.starting.option} and {options.ending.option}"
+            raise OptionError(f"{names}: {at} would begin at {first} and end at {end[at]}")
 
 
 def _require_all(position: Position, given: Offsets, bounds: Mapping[TopicPartition, Bounds]) -> None:

@@ -14,11 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 import kreplica
 from spark_connector.batch_reader import KreplicaReader
 from spark_connector.log_source import DataLossError
-from spark_connector.options import parse_read
+from spark_connector.options import OptionError, parse_read
 from spark_connector.schema import SCHEMA
-from tests.conformance.expectation import FIXTURES
 
-LOGS = FIXTURES / "clean" / "logs"
 T0 = 1_700_000_000_000
 
 
@@ -73,35 +71,6 @@ def test_all_columns(spark: SparkSession, node: Path) -> None:
     assert tuple(rows[2])[:5] == (None, b"2", "t", 0, 2)
     assert rows[2].headers is None
     assert rows[2].timestampType == 0
-
-
-@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_logs_of_kafkas(spark: SparkSession, isolation: str) -> None:
-    """All codecs, transactions, compaction, LogAppendTime, a log start behind the first segment's."""
-    frame = read(spark, LOGS, kafka__isolation__level=isolation, includeHeaders=True)
-    level: Any = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}[isolation]
-    expected = []
-    for directory in sorted(LOGS.iterdir()):
-        if directory.is_dir() and not directory.name.startswith("__"):
-            topic, _, partition = directory.name.rpartition("-")
-            with kreplica.Log.open(directory, read_only=True) as log:
-                for each in log.read(isolation=level):
-                    kind = 1 if each.timestamp_type == "log_append" else 0
-                    headers = [tuple(pair) for pair in each.headers] or None
-                    row = (topic, int(partition), each.offset, each.key, each.value, kind, each.timestamp)
-                    expected.append((*row, headers))
-    rows = frame.selectExpr(
-        "topic", "partition", "offset", "key", "value", "timestampType", "unix_millis(timestamp)", "headers"
-    ).collect()
-    found = sorted(tuple(map(plain, row)) for row in rows)
-    assert len(expected) > 100
-    assert found == sorted(expected)
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, bytearray):
-        return bytes(value)
-    return [(pair[0], plain(pair[1])) for pair in value] if isinstance(value, list) else value
 
 
 def test_subscriptions(spark: SparkSession, node: Path) -> None:
@@ -218,6 +187,20 @@ def test_offsets_that_are_gone(spark: SparkSession, tmp_path: Path) -> None:
             read(spark, tmp_path, **options).count()
         frame = read(spark, tmp_path, failOnDataLoss=False, **options)
         assert places(frame) == place("t-0", *range(max(start, 4), 10))
+
+
+def test_a_start_behind_its_end(tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "t-0") as log:
+        log.append([b"%d" % n for n in range(10)])
+        log.delete_records(4)
+    behind = {"startingOffsets": '{"t": {"0": 8}}', "endingOffsets": '{"t": {"0": 6}}'}
+    for fail in ("true", "false"):
+        with pytest.raises(OptionError, match="endingOffsets: t-0 would begin at 8 and end at 6"):
+            planned(tmp_path, failOnDataLoss=fail, **behind)
+    below = {"startingOffsets": '{"t": {"0": 1}}', "endingOffsets": '{"t": {"0": 3}}'}
+    with pytest.raises(OptionError, match="endingOffsets: t-0 would begin at 4 and end at 3"):
+        planned(tmp_path, endingOffsets=below["endingOffsets"])
+    assert offsets(*planned(tmp_path, failOnDataLoss="false", **below)) == []
 
 
 def test_retention_between_the_plan_and_the_read(tmp_path: Path) -> None:
