@@ -16,6 +16,7 @@ from kreplica._core.arrow import record_columns, schema
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record import Record
+from kreplica._core.record_columns import RecordColumns
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import CleanerConfig, LogConfig
 from kreplica.common.errors import (
@@ -111,10 +112,13 @@ class Log:
 
     # ---- append -------------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[RecordLike], *, leader_epoch: int | None = None) -> LogAppendInfo:
+    def append(
+        self, records: Sequence[RecordLike] | RecordColumns, *, leader_epoch: int | None = None
+    ) -> LogAppendInfo:
         """Append the records as one batch; all of them or none.
 
-        A record is a value (bytes or None), a pair (key, value), a triple with headers, or a `Record`.
+        A record is a value (bytes or None), a pair (key, value), a triple with headers, or a `Record`; all of
+        them may be RecordColumns, in memory of Arrow's layout.
         Returns once the log's durability is met. Raises TypeError, MessageTooLarge, InvalidTimestamp,
         StorageFull, KafkaStorageError, ReadOnlyLog, LogClosed.
         """
@@ -198,10 +202,33 @@ class Log:
         into the log's mapped files. Raises as `read`, ValueError for an unknown column, ImportError where
         pyarrow is not installed.
         """
-        self._see()
         names = COLUMNS[:6] if columns is None else columns
-        reader = ColumnReader(self._log, names, start=start, stop=stop, isolation=isolation, views=views)
+        reader = self.column_reader(start, stop, columns=names, isolation=isolation, views=views)
         return arrow_batches(reader, names)
+
+    def column_reader(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        isolation: Isolation = "log_end",
+        views: bool = False,
+        piece_rows: int | None = None,
+        piece_bytes: int | None = None,
+    ) -> ColumnReader:
+        """The same in memory of Arrow's layout, piece by piece, without pyarrow; see ColumnReader."""
+        self._see()
+        return ColumnReader(
+            self._log,
+            COLUMNS[:6] if columns is None else columns,
+            start=start,
+            stop=stop,
+            isolation=isolation,
+            views=views,
+            piece_rows=piece_rows,
+            piece_bytes=piece_bytes,
+        )
 
     def to_arrow(
         self,

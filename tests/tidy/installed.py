@@ -29,6 +29,10 @@ for name in sorted(names):
 # What is beside it needs packages that need not be there; that it came along can be seen without them.
 for beside in ("bindings", "spark_connector"):
     assert (PACKAGE.parent / beside / "py.typed").is_file(), beside
+assert {path.name for path in (PACKAGE.parent / "bindings").glob("kreplica.*")} == {
+    "kreplica.h",
+    "kreplica.c",
+}
 
 assert importlib.metadata.version("kreplica")
 print(f"{len(names)} files, {len(stubs)} native modules: installed and importable")

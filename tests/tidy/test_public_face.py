@@ -18,7 +18,7 @@ MEMBERS = {
         *("open", "close", "path", "config"),
         *("append", "append_batch", "append_arrow"),
         *("read", "batches", "offset_for_timestamp"),
-        *("arrow_batches", "to_arrow"),
+        *("arrow_batches", "column_reader", "to_arrow"),
         *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset"),
         *("size", "damage", "damages", "recovery"),
         *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments", "compact"),
