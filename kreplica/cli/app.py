@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,20 @@ Paths = Annotated[list[Path], typer.Argument(exists=True, help="Files or directo
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
+class EngineName(StrEnum):
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+Engine = Annotated[
+    EngineName, typer.Option("--engine", help="This process alone, or Spark (kreplica[spark]).")
+]
+Master = Annotated[
+    str, typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://...")
+]
+DEFAULT_MASTER = "local[*]"
+
+
 @app.command()
 def dump(
     paths: Paths,
@@ -55,13 +70,22 @@ def dump(
 
 
 @app.command()
-def verify(paths: Paths, as_json: Json = False) -> None:
+def verify(
+    paths: Paths,
+    engine: Engine = EngineName.LOCAL,
+    master: Master = DEFAULT_MASTER,
+    as_json: Json = False,
+) -> None:
     """Check every invariant of segments, partitions or log directories; exit code 1 if one does not hold."""
     from kreplica.cli import verify as command
 
     for path in paths:
         if not command.is_log(path):
             raise typer.BadParameter(f"{path} is no segment and holds no log", param_hint="PATHS")
+    if engine is EngineName.SPARK:
+        from kreplica.cli import spark
+
+        raise typer.Exit(spark.verify(list(map(str, paths)), master, as_json))
     raise typer.Exit(command.run(list(map(str, paths)), as_json))
 
 
@@ -75,6 +99,8 @@ def diff(
     by_record: Annotated[
         bool, typer.Option("--records", help="Where batches differ, compare their records (compacted logs).")
     ] = False,
+    engine: Engine = EngineName.LOCAL,
+    master: Master = DEFAULT_MASTER,
     as_json: Json = False,
 ) -> None:
     """Compare two replicas, by directories of a partition or of two nodes; exit code 1 if they differ."""
@@ -85,6 +111,10 @@ def diff(
         raise typer.BadParameter("neither two partitions nor two nodes' log directories", param_hint="RIGHT")
     if not any(pair.left is not None and pair.right is not None for pair in pairs):
         raise typer.BadParameter("they have no partition in common to compare", param_hint="RIGHT")
+    if engine is EngineName.SPARK:
+        from kreplica.cli import spark
+
+        raise typer.Exit(spark.diff(str(left), str(right), by_record, master, as_json))
     raise typer.Exit(command.run(pairs, by_record, as_json))
 
 
@@ -124,6 +154,7 @@ class Format(StrEnum):
 
 class ReadIsolation(StrEnum):
     LOG_END = "log_end"
+    HIGH_WATERMARK = "high_watermark"
     TXN_COMMITTED = "txn_committed"
 
 
@@ -136,7 +167,9 @@ def export(
         ),
     ],
     to: Annotated[Format, typer.Option("--to", help="The format.", show_default=False)],
-    out: Annotated[str | None, typer.Option("--out", "-o", help="The file; - is standard output.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="The file; - is standard output; on Spark a directory.")
+    ] = None,
     topic: Annotated[list[str] | None, typer.Option(help="Of a node's directory; may be repeated.")] = None,
     columns: Annotated[str | None, typer.Option(help="Which, with commas between them.")] = None,
     from_offset: Annotated[int | None, typer.Option(min=0, help="The first offset.")] = None,
@@ -144,20 +177,42 @@ def export(
     from_time: Annotated[str | None, typer.Option(help="The least timestamp: ISO, or ms since 1970.")] = None,
     to_time: Annotated[str | None, typer.Option(help="The timestamp to end before.")] = None,
     isolation: Annotated[
-        ReadIsolation, typer.Option(help="txn_committed leaves out what was aborted or is open.")
-    ] = ReadIsolation.LOG_END,
+        ReadIsolation | None,
+        typer.Option(
+            help="log_end, on Spark high_watermark; txn_committed leaves out what was aborted or is open."
+        ),
+    ] = None,
     skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Pass over what rotted.")] = False,
     file_rows: Annotated[int | None, typer.Option(min=1, help="So many rows a file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="On Spark: the last value of each key alone, to a new directory.")
+    ] = False,
+    engine: Engine = EngineName.LOCAL,
+    master: Master = DEFAULT_MASTER,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as a JSON object.")] = False,
 ) -> None:
     """Write the records of partitions to Parquet, Arrow (IPC file) or JSON lines.
 
     In JSON lines, keys and values are strings where they are UTF-8, else key_base64 and value_base64. What
     has rotted is an error, which names its offset and leaves no file behind.
+
+    On Spark, --out is a directory of Parquet files by topic and partition. Each run adds what is new since
+    the last one, each record once.
     """
     from kreplica.cli import export as command
 
+    bounds = {"--from-offset": from_offset, "--to-offset": to_offset, "--from-time": from_time}
+    if engine is EngineName.SPARK:
+        _refuse_on_spark({**bounds, "--to-time": to_time, "--overwrite": overwrite or None}, to, isolation)
+        raise typer.Exit(
+            _export_on_spark(
+                *(directories, topic, out, columns, isolation, skip_damaged, file_rows, latest),
+                *(master, as_json),
+            )
+        )
+    if latest:
+        raise typer.BadParameter("needs --engine spark", param_hint="--latest")
     try:
         found = command.partitions(directories, topic or [])
         names = command.parse_columns(columns)
@@ -165,8 +220,49 @@ def export(
         path = command.output_path(out, to, found, file_rows=file_rows, overwrite=overwrite, as_json=as_json)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    wanted = command.Range(from_offset, to_offset, *times, isolation, skip_damaged)
+    level = isolation or ReadIsolation.LOG_END
+    wanted = command.Range(from_offset, to_offset, *times, level, skip_damaged)
     raise typer.Exit(command.run(found, to, path, names, wanted, file_rows=file_rows, as_json=as_json))
+
+
+def _refuse_on_spark(given: Mapping[str, object], to: Format, isolation: ReadIsolation | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(
+                "a run on Spark adds what is new since the last one, all of it", param_hint=name
+            )
+    if to is not Format.PARQUET:
+        raise typer.BadParameter("Spark writes parquet", param_hint="--to")
+    if isolation is ReadIsolation.LOG_END:
+        text = "what is not committed may be taken back, and Spark reads no further: high_watermark"
+        raise typer.BadParameter(text, param_hint="--isolation")
+
+
+def _export_on_spark(
+    directories: list[Path],
+    topics: list[str] | None,
+    out: str | None,
+    columns: str | None,
+    isolation: ReadIsolation | None,
+    skip_damaged: bool,
+    file_rows: int | None,
+    latest: bool,
+    master: str,
+    as_json: bool,
+) -> int:
+    from kreplica.cli import export as command
+    from kreplica.cli import spark
+
+    try:
+        found = command.partitions(directories, topics or [])
+        names = command.parse_columns(columns)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if out is None or out == "-":
+        raise typer.BadParameter("name a directory", param_hint="--out")
+    committed = isolation is ReadIsolation.TXN_COMMITTED
+    wanted = spark.Wanted(found, names, committed, skip_damaged, file_rows)
+    return spark.export(wanted, out, latest=latest, master=master, as_json=as_json)
 
 
 class Driver(StrEnum):

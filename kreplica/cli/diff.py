@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich import progress as bars
 
-from kreplica.cli.output import Fact, console, print_json, print_table
-from kreplica.common.errors import KreplicaError
-from kreplica.common.ports import Storage
-from kreplica.log.diff import Comparison, Divergence, EpochHistory, Pair, compare, pair_up
+from kreplica.cli.output import console, print_json, print_table
+from kreplica.log.diff import Pair, agrees, compare_pair, pair_up
 from kreplica.log.verify import total_bytes
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
@@ -33,7 +31,7 @@ PLACE_COLUMNS = (
 )
 SIDES = ("left", "right")
 
-Progress = Callable[[int], None]
+Fact = Mapping[str, Any]
 
 
 def pairs(left: Path, right: Path) -> list[Pair] | None:
@@ -43,117 +41,79 @@ def pairs(left: Path, right: Path) -> list[Pair] | None:
 
 def run(found: Sequence[Pair], by_record: bool, as_json: bool) -> int:
     """Compare each pair; returns the exit code. What only one side has is listed and no difference."""
-    storage = FileStorage()
+    return report(_facts(found, by_record), as_json)
+
+
+def report(facts: Iterable[Fact], as_json: bool) -> int:
+    """Print what was found of each pair (see kreplica.log.diff.compare_pair); returns the exit code."""
     summary: list[Fact] = []
-    code = 0
+    for fact in facts:
+        summary.append(fact)
+        if as_json:
+            print_json(fact)
+        else:
+            _print_details(fact)
+    if not as_json:
+        print_table("Partitions", SUMMARY_COLUMNS, summary)
+    return 0 if all(map(agrees, summary)) else 1
+
+
+def _facts(found: Sequence[Pair], by_record: bool) -> Iterator[Fact]:
+    storage, clock = FileStorage(), SystemClock()
     both = [pair.left for pair in found if pair.left is not None and pair.right is not None]
     with _progress(sum(total_bytes(storage, directory) for directory in both)) as advance:
         for pair in found:
-            try:
-                compared = _compare(storage, pair, by_record, advance)
-            except KreplicaError as error:
-                fact: Fact = {"partition": pair.name, "outcome": "unread", "problem": str(error)}
-                compared, code = None, 1
-            else:
-                fact = _fact(pair, compared)
-            if compared is not None and not compared.agrees:
-                code = 1
-            summary.append(fact)
-            if as_json:
-                print_json(fact)
-            elif compared is not None:
-                _print_details(pair.name, compared)
-    if not as_json:
-        print_table("Partitions", SUMMARY_COLUMNS, summary)
-    return code
-
-
-def _compare(storage: Storage, pair: Pair, by_record: bool, progress: Progress | None) -> Comparison | None:
-    if pair.left is None or pair.right is None:
-        return None
-    return compare(storage, SystemClock(), pair.left, pair.right, by_record=by_record, progress=progress)
-
-
-def _outcome(found: Comparison) -> str:
-    if found.divergence is not None:
-        return "differ"
-    if found.lost:
-        return "damaged"
-    if found.epochs.differs:
-        return "epochs differ"
-    if found.first_offset == found.end_offset:
-        return "nothing in common"
-    return "agree"
-
-
-def _fact(pair: Pair, found: Comparison | None) -> Fact:
-    if found is None:
-        return {"partition": pair.name, "outcome": "only right" if pair.left is None else "only left"}
-    epochs = {
-        name: None if entry is None else entry._asdict()
-        for name, entry in (
-            ("agreed", found.epochs.agreed),
-            ("left", found.epochs.left),
-            ("right", found.epochs.right),
-        )
-    }
-    fact: Fact = {"partition": pair.name, "outcome": _outcome(found), **asdict(found), "epochs": epochs}
-    return fact
+            yield compare_pair(storage, clock, pair, by_record=by_record, progress=advance)
 
 
 # ---- for people ------------------------------------------------------------------------------------------
 
 
-def _print_details(name: str, found: Comparison) -> None:
+def _print_details(fact: Fact) -> None:
     """What a row of the summary cannot hold; nothing where the two agree."""
-    out = console()
-    if found.divergence is not None:
-        print_table(f"{name}: {_told(found.divergence)}", PLACE_COLUMNS, _places(found.divergence))
-    if found.lost:
-        print_table(f"{name}: lost", LOST_COLUMNS, map(asdict, found.lost))
-    if found.epochs.differs:
-        _print_epochs(name, found.epochs)
-    for side, count, first in (
-        ("left", found.only_left, found.first_only_left),
-        ("right", found.only_right, found.first_only_right),
-    ):
-        if count:
+    name, divergence, lost = fact["partition"], fact.get("divergence"), fact.get("lost")
+    if divergence:
+        print_table(f"{name}: {_told(divergence)}", PLACE_COLUMNS, _places(divergence))
+    if lost:
+        print_table(f"{name}: lost", LOST_COLUMNS, lost)
+    _print_epochs(name, fact.get("epochs") or {})
+    for side in SIDES:
+        if count := fact.get(f"only_{side}"):
             records = "1 record" if count == 1 else f"{count:,} records"
-            out.print(f"{name}: {records} only on the {side}, the first at offset {first}.")
+            first = fact[f"first_only_{side}"]
+            console().print(f"{name}: {records} only on the {side}, the first at offset {first}.")
 
 
-def _print_epochs(name: str, epochs: EpochHistory) -> None:
-    entries = [
-        {"side": side, "epoch": entry.epoch, "start_offset": entry.start_offset}
-        for side, entry in zip(SIDES, (epochs.left, epochs.right), strict=True)
-        if entry is not None
-    ]
+def _print_epochs(name: str, epochs: Fact) -> None:
+    entries = [{"side": side, **epochs[side]} for side in SIDES if epochs.get(side)]
+    if not entries:
+        return
     print_table(f"{name}: the leader epochs differ", ("side", "epoch", "start_offset"), entries)
-    agreed = epochs.agreed
+    agreed = epochs["agreed"]
     if agreed is not None:
-        text = f"By leader epochs alone they agree up to epoch {agreed.epoch}, offset {agreed.start_offset}."
-        console().print(text)
+        text = f"By leader epochs alone they agree up to epoch {agreed['epoch']}"
+        console().print(f"{text}, offset {agreed['start_offset']}.")
 
 
-def _told(divergence: Divergence) -> str:
-    where = f"offset {divergence.offset}, leader epoch {divergence.leader_epoch}"
+def _told(divergence: Fact) -> str:
+    where = f"offset {divergence['offset']}, leader epoch {divergence['leader_epoch']}"
     what = {
         "batch": "the batches differ",
         "leader_epoch": "the leader epochs of the batches differ",
-        "missing": f"nothing on the {'left' if divergence.left is None else 'right'}",
+        "missing": f"nothing on the {'left' if divergence['left'] is None else 'right'}",
         "record": "the records differ",
     }
-    return f"{what[divergence.kind]} at {where}"
+    return f"{what[divergence['kind']]} at {where}"
 
 
-def _places(divergence: Divergence) -> Iterator[Fact]:
-    for side, place in zip(SIDES, (divergence.left, divergence.right), strict=True):
-        if place is not None:
-            yield {"side": side, **asdict(place)}
+def _places(divergence: Fact) -> Iterator[Fact]:
+    for side in SIDES:
+        if divergence[side] is not None:
+            yield {"side": side, **divergence[side]}
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Progress | None]:
+def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
     """What to tell how many bytes were compared: a bar where somebody watches."""
     out = console(stderr=True)
     if not out.is_terminal:

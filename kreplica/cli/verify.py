@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -17,17 +17,23 @@ from kreplica.runtime.storage import FileStorage
 
 def run(paths: Sequence[str], as_json: bool) -> int:
     """Check all of `paths`; returns the exit code, which what a repair has dealt with does not change."""
-    storage = FileStorage()
+    size = total_size(paths)
+    return report(_problems(paths, size), size, as_json)
+
+
+def total_size(paths: Sequence[str]) -> int:
+    """The bytes of all segments in `paths`."""
+    return sum(total_bytes(FileStorage(), path) for path in paths)
+
+
+def report(found: Iterable[Problem], size: int, as_json: bool) -> int:
+    """Print the problems that are found in `size` bytes of segments; returns the exit code."""
     started = time.monotonic()
-    size = sum(total_bytes(storage, path) for path in paths)
     problems: list[Problem] = []
-    with progress("verify", size) as advance:
-        for path in paths:
-            snapshots = verify_snapshots(storage, path) if storage.is_directory(path) else ()
-            for problem in chain(verify(storage, path, progress=advance), snapshots):
-                problems.append(problem)
-                if as_json:
-                    print_json(asdict(problem))
+    for problem in found:
+        problems.append(problem)
+        if as_json:
+            print_json(asdict(problem))
     known = [problem for problem in problems if problem.is_known]
     problems = [problem for problem in problems if not problem.is_known]
     if not as_json:
@@ -37,10 +43,18 @@ def run(paths: Sequence[str], as_json: bool) -> int:
         if known:
             print_table("Known: taken out by a repair, and missing since", columns, map(asdict, known))
         seconds = max(time.monotonic() - started, 1e-9)
-        found = "1 problem" if len(problems) == 1 else f"{len(problems) or 'no'} problems"
-        found += f" and {len(known)} known" if known else ""
-        console().print(f"{found} in {size:,} bytes of segments ({size / seconds / 1e6:,.0f} MB/s)")
+        count = "1 problem" if len(problems) == 1 else f"{len(problems) or 'no'} problems"
+        count += f" and {len(known)} known" if known else ""
+        console().print(f"{count} in {size:,} bytes of segments ({size / seconds / 1e6:,.0f} MB/s)")
     return 1 if problems else 0
+
+
+def _problems(paths: Sequence[str], size: int) -> Iterator[Problem]:
+    storage = FileStorage()
+    with progress("verify", size) as advance:
+        for path in paths:
+            snapshots = verify_snapshots(storage, path) if storage.is_directory(path) else ()
+            yield from chain(verify(storage, path, progress=advance), snapshots)
 
 
 def is_log(path: Path) -> bool:

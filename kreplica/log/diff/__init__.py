@@ -6,9 +6,17 @@ divergence, and the comparison goes on behind them. Nothing is written, and eith
 each is read up to the offsets that its writer publishes. Thread rule: one thread for a comparison.
 """
 
-from kreplica.log.diff.comparison import compare
+from kreplica.log.diff.comparison import compare, compare_pair
 from kreplica.log.diff.directory import Pair, is_partition, pair_up
-from kreplica.log.diff.report import Comparison, Divergence, EpochHistory, LostRange, Place, Standing
+from kreplica.log.diff.report import (
+    Comparison,
+    Divergence,
+    EpochHistory,
+    LostRange,
+    Place,
+    Standing,
+    agrees,
+)
 
 __all__ = [
     "Comparison",
@@ -18,7 +26,9 @@ __all__ = [
     "Pair",
     "Place",
     "Standing",
+    "agrees",
     "compare",
+    "compare_pair",
     "is_partition",
     "pair_up",
 ]

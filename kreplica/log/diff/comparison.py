@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from typing import Any
 
 from kreplica._core.batch_comparison import RecordCursor, agree, compare_records
 from kreplica._core.log_state import read_standing
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import CorruptMessage, KafkaStorageError
+from kreplica.common.errors import CorruptMessage, KafkaStorageError, KreplicaError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import INT64_MAX, NO_LEADER_EPOCH, TopicPartition
+from kreplica.log.diff.directory import Pair
 from kreplica.log.diff.epochs import compare_epochs
 from kreplica.log.diff.replica import Replica
 from kreplica.log.diff.report import Comparison, Divergence, LostRange
@@ -64,6 +66,25 @@ def compare(
         if cuts == [_cuts(storage, directory) for directory in (left, right)]:
             return found
     raise KafkaStorageError(f"{left}, {right}: cut by a writer whenever they were compared")
+
+
+def compare_pair(
+    storage: Storage,
+    clock: Clock,
+    pair: Pair,
+    *,
+    by_record: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Compare what both sides of `pair` have: `partition`, `outcome`, and the fields of the Comparison, as
+    they go into JSON. What cannot be read has the outcome "unread" and its `problem`."""
+    if pair.left is None or pair.right is None:
+        return {"partition": pair.name, "outcome": "only right" if pair.left is None else "only left"}
+    try:
+        found = compare(storage, clock, pair.left, pair.right, by_record=by_record, progress=progress)
+    except KreplicaError as error:
+        return {"partition": pair.name, "outcome": "unread", "problem": str(error)}
+    return {"partition": pair.name, "outcome": found.outcome, **found.as_fact()}
 
 
 def _open(storage: Storage, clock: Clock, directory: str) -> UnifiedLog:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from kreplica.log.checkpoint import EpochEntry
 
@@ -118,3 +120,26 @@ class Comparison:
     def agrees(self) -> bool:
         """Whether nothing differs on the offsets that both have, and nothing of them is lost."""
         return self.divergence is None and not self.lost and not self.epochs.differs
+
+    @property
+    def outcome(self) -> str:
+        """In a word or two: "differ", "damaged", "epochs differ", "nothing in common" or "agree"."""
+        if self.divergence is not None:
+            return "differ"
+        if self.lost:
+            return "damaged"
+        if self.epochs.differs:
+            return "epochs differ"
+        return "nothing in common" if self.first_offset == self.end_offset else "agree"
+
+    def as_fact(self) -> dict[str, Any]:
+        """The fields, as they go into JSON."""
+        epochs = self.epochs
+        entries = {"agreed": epochs.agreed, "left": epochs.left, "right": epochs.right}
+        facts = {name: None if entry is None else entry._asdict() for name, entry in entries.items()}
+        return {**asdict(self), "epochs": facts}
+
+
+def agrees(fact: Mapping[str, Any]) -> bool:
+    """Whether nothing differs in what `compare_pair` tells; what only one side has is no difference."""
+    return fact["outcome"] in ("agree", "nothing in common", "only left", "only right")

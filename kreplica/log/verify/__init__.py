@@ -13,7 +13,7 @@ and in its indexes, and files that wait for their deletion. One verification run
 nothing.
 """
 
-from kreplica.log.verify.directory import holds_log, total_bytes, verify
+from kreplica.log.verify.directory import Part, PartKind, holds_log, parts, total_bytes, verify, verify_part
 from kreplica.log.verify.problem import Problem
 
-__all__ = ["Problem", "holds_log", "total_bytes", "verify"]
+__all__ = ["Part", "PartKind", "Problem", "holds_log", "parts", "total_bytes", "verify", "verify_part"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.common.quorum_state import parse_quorum_state
@@ -61,6 +62,55 @@ def verify(
         yield from _log_directory(storage, path, names, progress)
 
 
+class PartKind(Enum):
+    """What a Part is: all that is at its path, a partition among others of its log directory, or what lies in
+    a log directory beside the partitions."""
+
+    WHOLE = "whole"
+    PARTITION = "partition"
+    BESIDE_PARTITIONS = "beside partitions"
+
+
+class Part(NamedTuple):
+    """A part of what `verify` looks at, which can be looked at by itself; `size`: bytes of its segments."""
+
+    kind: PartKind
+    path: str
+    size: int
+
+
+def parts(storage: Storage, path: str) -> Iterator[Part]:
+    """What `verify` looks at in `path`, so that others may look at the parts at the same time.
+
+    Raises KafkaStorageError where `path` cannot be read.
+    """
+    names = [] if path.endswith(".log") else storage.list_directory(path)
+    if path.endswith(".log") or _is_partition(names):
+        yield Part(PartKind.WHOLE, path, total_bytes(storage, path))
+        return
+    for name in filter(_PARTITION.fullmatch, names):
+        below = f"{path}/{name}"
+        try:
+            size = total_bytes(storage, below)
+        except KafkaStorageError:
+            size = 0  # what there is against reading it is told by who verifies it
+        yield Part(PartKind.PARTITION, below, size)
+    yield Part(PartKind.BESIDE_PARTITIONS, path, 0)
+
+
+def verify_part(storage: Storage, part: Part) -> Iterator[Problem]:
+    """The problems of one part. All parts together have those of `verify`, in another order. Raises as it."""
+    if part.kind is PartKind.WHOLE:
+        yield from verify(storage, part.path)
+    elif part.kind is PartKind.BESIDE_PARTITIONS:
+        yield from small_files(storage, part.path, storage.list_directory(part.path))
+    else:
+        ends: dict[TopicPartition, int] = {}
+        yield from _partition(storage, part.path, None, ends)
+        path = part.path.rpartition("/")[0]
+        yield from _checkpoints_within_logs(storage, path, storage.list_directory(path), ends)
+
+
 def holds_log(storage: Storage, path: str) -> bool:
     """Whether there is anything at `path` that `verify` looks at."""
     if path.endswith(".log"):
@@ -92,25 +142,28 @@ def _log_directory(
     storage: Storage, path: str, names: list[str], progress: Callable[[int], None] | None
 ) -> Iterator[Problem]:
     ends: dict[TopicPartition, int] = {}
-    for name in names:
-        found = _PARTITION.fullmatch(name)
-        if found is None:
-            continue
-        below = f"{path}/{name}"
-        try:
-            files = storage.list_directory(below)
-        except KafkaStorageError as error:
-            yield Problem(below, type(error).__name__, str(error))
-            continue
-        partition = PartitionVerifier(storage, below, progress)
-        yield from partition.problems()
-        yield from small_files(storage, below, files)
-        if partition.whole and _is_partition(files):
-            ends[TopicPartition(found[1], int(found[2]))] = partition.next_offset
+    for name in filter(_PARTITION.fullmatch, names):
+        yield from _partition(storage, f"{path}/{name}", progress, ends)
     yield from small_files(storage, path, names)
-    for name in _OFFSET_CHECKPOINTS:
-        if name in names:
-            yield from _offsets_within_logs(storage, f"{path}/{name}", ends)
+    yield from _checkpoints_within_logs(storage, path, names, ends)
+
+
+def _partition(
+    storage: Storage, path: str, progress: Callable[[int], None] | None, ends: dict[TopicPartition, int]
+) -> Iterator[Problem]:
+    """The problems of one partition of a log directory; `ends` is told where its log ends, if that is
+    known."""
+    try:
+        files = storage.list_directory(path)
+    except KafkaStorageError as error:
+        yield Problem(path, type(error).__name__, str(error))
+        return
+    partition = PartitionVerifier(storage, path, progress)
+    yield from partition.problems()
+    yield from small_files(storage, path, files)
+    found = _PARTITION.fullmatch(path.rpartition("/")[2])
+    if found is not None and partition.whole and _is_partition(files):
+        ends[TopicPartition(found[1], int(found[2]))] = partition.next_offset
 
 
 def small_files(storage: Storage, path: str, names: list[str]) -> Iterator[Problem]:
@@ -120,6 +173,14 @@ def small_files(storage: Storage, path: str, names: list[str]) -> Iterator[Probl
                 read(storage.read_file(f"{path}/{name}"), f"{path}/{name}")
             except KreplicaError as error:
                 yield Problem(f"{path}/{name}", type(error).__name__, str(error))
+
+
+def _checkpoints_within_logs(
+    storage: Storage, path: str, names: list[str], ends: Mapping[TopicPartition, int]
+) -> Iterator[Problem]:
+    for name in _OFFSET_CHECKPOINTS:
+        if name in names:
+            yield from _offsets_within_logs(storage, f"{path}/{name}", ends)
 
 
 def _offsets_within_logs(

@@ -1,0 +1,127 @@
+"""`--engine spark`: the same commands by Spark, over archives that are larger than one machine.
+
+This is the one file of the package that knows of spark_connector, which is imported when a command runs, so
+that nobody else needs pyspark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from kreplica.cli import diff as diff_command
+from kreplica.cli import verify as verify_command
+from kreplica.cli.output import console, print_json
+from kreplica.log.verify import Problem
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ERROR_OF_PYTHON = re.compile(r"[\w.]*\w(?:Error|Exception|[a-z]): .*")
+
+
+def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
+    """As kreplica.cli.verify.run, by Spark; the problems come in another order."""
+
+    def run(spark: SparkSession) -> int:
+        from spark_connector import jobs
+
+        rows = jobs.verify(spark, paths).toLocalIterator()
+        problems = (Problem(row.path, row.kind, row.text, row.offset, row.position) for row in rows)
+        return verify_command.report(problems, verify_command.total_size(paths), as_json)
+
+    return _with_spark(master, run)
+
+
+def diff(left: str, right: str, by_record: bool, master: str, as_json: bool) -> int:
+    """As kreplica.cli.diff.run, by Spark."""
+
+    def run(spark: SparkSession) -> int:
+        from spark_connector import jobs
+
+        rows = jobs.compare(spark, left, right, by_record=by_record).orderBy("topic", "partition")
+        facts = (json.loads(row.report) for row in rows.toLocalIterator())
+        return diff_command.report(facts, as_json)
+
+    return _with_spark(master, run)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to export: all records of these partitions' directories, or, `committed`, those that no open or
+    aborted transaction has written."""
+
+    directories: Sequence[str]
+    columns: Sequence[str]
+    committed: bool
+    skip_damaged: bool
+    file_rows: int | None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The same as options of format("kreplica")."""
+        return {
+            "paths": json.dumps(list(self.directories)),
+            "kafka.isolation.level": "read_committed" if self.committed else "read_uncommitted",
+            "skipDamaged": "true" if self.skip_damaged else "false",
+        }
+
+
+def export(wanted: Wanted, out: str, *, latest: bool, master: str, as_json: bool) -> int:
+    """Write what is new into the Parquet files in `out`, or the `latest` values into new ones; the exit
+    code."""
+
+    def run(spark: SparkSession) -> int:
+        from spark_connector import jobs
+
+        try:
+            write = jobs.export_latest if latest else jobs.export
+            done = write(spark, wanted.options, out, columns=wanted.columns, file_rows=wanted.file_rows)
+        except jobs.JobError as error:
+            return _refuse(str(error))
+        if as_json:
+            print_json(asdict(done))
+        else:
+            rate = done.rows / max(done.seconds, 1e-9)
+            console().print(f"{done.rows:,} rows to {out} ({rate:,.0f} rows/s)", markup=False, soft_wrap=True)
+        return 0
+
+    return _with_spark(master, run)
+
+
+def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
+    """What `command` returns; 1 where Spark is not installed, or fails."""
+    try:
+        from pyspark.errors import PySparkException
+
+        from spark_connector.java_runtime import NoJavaRuntime
+        from spark_connector.jobs.session import session
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("pyspark", "py4j", "pyarrow"):
+            raise
+        return _refuse(
+            f"--engine spark needs {package}, which is not installed: pip install 'kreplica[spark]'"
+        )
+    try:
+        with session(master) as spark:
+            return command(spark)
+    except NoJavaRuntime as error:
+        return _refuse(f"--engine spark: {error}")
+    except PySparkException as error:
+        return _refuse(f"Spark: {_told(str(error))}")
+
+
+def _told(text: str) -> str:
+    """The line that says what went wrong in one of Spark's messages, which hold whole stacks of calls."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line for line in lines if _ERROR_OF_PYTHON.fullmatch(line) and not line.startswith("org.")]
+    return (own or lines or [text])[0 if not own else -1]
+
+
+def _refuse(text: str) -> int:
+    console(stderr=True).print(f"kreplica: {text}", markup=False, soft_wrap=True)
+    return 1

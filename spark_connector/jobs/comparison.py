@@ -1,0 +1,147 @@
+"""`kreplica diff` by Spark: all partitions that two replicas have in common at the same time.
+
+Each pair of directories is compared by kreplica's own native comparison in one of the workers. Nothing is
+written, and either side may have a live writer. Thread rule: as Spark's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.functions import explode
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+
+from kreplica.common.errors import InvalidFile
+from kreplica.log.diff import Pair, compare_pair, pair_up
+from kreplica.log.file_names import parse_directory_name
+from kreplica.log.verify import total_bytes
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.storage import FileStorage
+from spark_connector.jobs.spread import Row, spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PROBLEM = StructType(
+    [
+        StructField("side", StringType()),
+        StructField("path", StringType()),
+        StructField("position", LongType()),
+        StructField("offset", LongType()),
+        StructField("kind", StringType(), nullable=False),
+        StructField("text", StringType(), nullable=False),
+    ]
+)
+COMPARISONS = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("outcome", StringType(), nullable=False),
+        StructField("first_offset", LongType()),
+        StructField("end_offset", LongType()),
+        StructField("agreed_offset", LongType()),
+        StructField("agreed_epoch", IntegerType()),
+        StructField("problems", ArrayType(_PROBLEM, containsNull=False), nullable=False),
+        StructField("report", StringType(), nullable=False),
+    ]
+)
+SIDES = ("left", "right")
+
+
+def compare(
+    spark: SparkSession,
+    left: str | os.PathLike[str],
+    right: str | os.PathLike[str],
+    *,
+    by_record: bool = False,
+) -> DataFrame:
+    """A row for each partition of two partitions' directories, or of two nodes' log directories.
+
+    Columns: topic, partition, outcome ("agree", "differ", "damaged", "epochs differ", "nothing in common",
+    "only left", "only right", "unread"), the offsets [first_offset, end_offset) that both have, up to where
+    they agree (agreed_offset, agreed_epoch), problems as `diff` has them, and report: all that the tool
+    `kreplica diff --json` tells. `by_record`: where batches differ, compare their records, for logs that
+    compaction has rewritten. Raises InvalidFile where there is nothing to compare.
+    """
+    storage = FileStorage()
+    sides = [os.path.realpath(os.fspath(path)) for path in (left, right)]
+    for path in sides:
+        if not os.path.isdir(path):
+            raise InvalidFile(f"{path}: there is no such directory")
+    pairs = pair_up(storage, *sides)
+    if pairs is None:
+        raise InvalidFile(f"{left}, {right}: neither two partitions nor two nodes' log directories")
+    if not any(pair.left is not None and pair.right is not None for pair in pairs):
+        raise InvalidFile(f"{left}, {right}: they have no partition in common to compare")
+    pieces = [(pair, total_bytes(storage, pair.left) if pair.left else 0) for pair in pairs]
+    return spread(spark, pieces, COMPARISONS, partial(_compared, by_record=by_record))
+
+
+def diff(
+    spark: SparkSession,
+    left: str | os.PathLike[str],
+    right: str | os.PathLike[str],
+    *,
+    by_record: bool = False,
+) -> DataFrame:
+    """A row for each problem of what `compare` compares; no row: they agree on all that both have.
+
+    Columns: topic, partition, side (the one that it is about), path and position of the file and the byte,
+    offset, kind and text. A divergence ("batch", "leader_epoch", "missing", "record") has a row for each side
+    that has something there; "lost" is what rotted on a side, "epochs" where its history of leader epochs
+    differs, "unread" a pair that could not be read. Raises as `compare`.
+    """
+    found = compare(spark, left, right, by_record=by_record)
+    problems = found.select("topic", "partition", explode("problems").alias("problem"))
+    return problems.select("topic", "partition", "problem.*")
+
+
+def _compared(pair: Pair, *, by_record: bool) -> Iterator[Row]:
+    fact = compare_pair(FileStorage(), SystemClock(), pair, by_record=by_record)
+    at = parse_directory_name(pair.name)
+    same = ("outcome", "first_offset", "end_offset", "agreed_offset", "agreed_epoch")
+    yield {
+        "topic": at.topic if at is not None else pair.name,
+        "partition": at and at.partition,
+        **{name: fact.get(name) for name in same},
+        "problems": list(_problems(fact)),
+        "report": json.dumps(fact, ensure_ascii=False),
+    }
+
+
+def _problems(fact: Mapping[str, Any]) -> Iterator[Row]:
+    if "problem" in fact:
+        yield _problem("unread", fact["problem"])
+    divergence = fact.get("divergence")
+    if divergence is not None:
+        for side in SIDES:
+            place = divergence[side]
+            if place is not None:
+                text = f"the replicas part at offset {divergence['offset']}, here in leader epoch "
+                text += str(place["leader_epoch"])
+                where = (place["path"], place["position"], divergence["offset"])
+                yield _problem(divergence["kind"], text, side, *where)
+    for lost in fact.get("lost", ()):
+        last = "the end" if lost["next_offset"] is None else lost["next_offset"] - 1
+        text = f"offsets {lost['first_offset']} to {last} are lost: {lost['reason']}"
+        yield _problem("lost", text, lost["side"], lost["path"], lost["position"], lost["first_offset"])
+    for side in SIDES:
+        entry = fact.get("epochs", {}).get(side)
+        if entry is not None:
+            text = f"leader epoch {entry['epoch']} begins at offset {entry['start_offset']}, here alone"
+            yield _problem("epochs", text, side, offset=entry["start_offset"])
+
+
+def _problem(
+    kind: str,
+    text: str,
+    side: str | None = None,
+    path: str | None = None,
+    position: int | None = None,
+    offset: int | None = None,
+) -> Row:
+    return {"side": side, "path": path, "position": position, "offset": offset, "kind": kind, "text": text}
