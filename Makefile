@@ -8,6 +8,7 @@
 #   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
 #   make bench-curves how cost grows with partitions, sizes, connections, replicas; twenty minutes, 20 GB of disk
 #   make bench-page   docs/BENCHMARKS.md anew from the last runs; bench-compare holds them to those on the page
+#   make pictures     those of the docs that come from runs of the code
 #   make soak         an hour of load on three processes, one killed every five minutes: nothing lost, all flat
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
@@ -49,7 +50,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers bench-curves bench-page bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers bench-curves bench-page pictures bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -141,6 +142,9 @@ bench-curves: .make/build
 
 bench-page: .make/build .make/bench
 	$(BIN)/python -m bench.page
+
+pictures: .make/build .make/bench
+	$(BIN)/python -m bench.pictures
 
 bench-compare: .make/build
 	$(BIN)/python -m bench.compare
