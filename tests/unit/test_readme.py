@@ -33,3 +33,18 @@ def test_map_names_files_that_exist() -> None:
     named = re.findall(r"`(kreplica/[\w/.]+)`", (ROOT / "docs/KAFKA_MAP.md").read_text())
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_map_names_tests_that_exist() -> None:
+    rows = (ROOT / "docs/KAFKA_MAP.md").read_text().split("## The names of the designs")[1]
+    files = re.findall(r"`((?:unit|core|interaction)/[\w/.]+)`", rows)
+    transcripts = [
+        name
+        for text in re.findall(r"transcripts? (`[^|]+)", rows)
+        for name in re.findall(r"`([\w*]+)`", text)
+    ]
+    assert len(files) > 40
+    assert len(transcripts) > 5
+    assert [name for name in files if not (ROOT / "tests" / name).exists()] == []
+    known = ROOT / "tests/interaction/transcripts"
+    assert [name for name in transcripts if not list(known.glob(f"{name}.txt"))] == []
