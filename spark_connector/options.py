@@ -35,7 +35,7 @@ _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_
 
 # Every name, as Spark gives them: lower case. Another one is a typing error that would be silent otherwise.
 KNOWN = {
-    *("path", "paths", "subscribe", "subscribepattern", "assign"),
+    *("path", "paths", "reader", "subscribe", "subscribepattern", "assign"),
     *("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp"),
     *("startingoffsetsbytimestamp", "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy"),
     *("minpartitions", "maxrecordsperpartition", "maxoffsetspertrigger", "minoffsetspertrigger"),
@@ -111,6 +111,7 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """The options of a read. Raises OptionError, which names the one that is wrong."""
     options = _Options(given)
     options.refuse_unknown()
+    options.refuse_jvm()
     paths = _paths(options)
     servers = options.text("kafka.bootstrap.servers")
     _require_one_source(paths, servers)
@@ -161,6 +162,12 @@ class _Options:
                     logger.warning("option %s: taken, but there is nothing here that it would set", name)
             elif name not in KNOWN:
                 raise OptionError(f"{name}: format kreplica has no such option")
+
+    def refuse_jvm(self) -> None:
+        if self.choice("reader", ("auto", "python", "jvm"), "auto") == "jvm":
+            raise OptionError(
+                "reader=jvm: this session has no JVM reader; the log of its registration says why"
+            )
 
     def has(self, name: str) -> bool:
         return name.lower() in self._given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -13,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_connector import jvm_reader
 from spark_connector import schema as schemas
 from spark_connector.batch_reader import KreplicaReader
 from spark_connector.options import parse_read, parse_write
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMAT = "kreplica"
+
+logger = logging.getLogger(__name__)
 
 
 class KreplicaDataSource(DataSource):
@@ -49,7 +53,26 @@ class KreplicaDataSource(DataSource):
         return KreplicaStreamWriter(parse_write(self.options), schema, overwrite)
 
 
+class KreplicaPythonDataSource(KreplicaDataSource):
+    """The same under a name of its own, by which the JVM's data source of that format finds it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return f"{FORMAT}-python"
+
+
 def register(spark: SparkSession) -> None:
-    """Make format("kreplica") known to the session, and let its filters reach the logs' indexes."""
+    """Make format("kreplica") known to the session, and let its filters reach the logs' indexes.
+
+    Where the session has a JVM that takes the jar, the format is the jar's: it reads directories itself, and
+    gives all else to Python.
+    """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(KreplicaDataSource)
+    try:
+        jvm_reader.add_to(spark)
+    except jvm_reader.NoJvmReader as reason:
+        spark.dataSource.register(KreplicaDataSource)
+        logger.info("format kreplica: Python reads, for there is no JVM reader: %s", reason)
+    else:
+        spark.dataSource.register(KreplicaPythonDataSource)
+        logger.info("format kreplica: the JVM reads directories, and Python with the option reader=python")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,15 @@ from spark_connector.batch_reader import KreplicaReader
 from spark_connector.log_source import DataLossError
 from spark_connector.options import OptionError, parse_read
 from spark_connector.schema import SCHEMA
+from tests.support.spark_session import reading_by
 
 T0 = 1_700_000_000_000
+
+
+@pytest.fixture
+def spark(spark: SparkSession, reader: dict[str, str]) -> Iterator[SparkSession]:
+    with reading_by(spark, reader) as session:
+        yield session
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ from spark_connector.log_source import Bounds, DataLossError
 from spark_connector.options import parse_read
 from spark_connector.schema import SCHEMA
 from spark_connector.stream_reader import KreplicaStreamReader, shared_out
+from tests.support.spark_session import reading_by
+
+
+@pytest.fixture
+def spark(spark: SparkSession, reader: dict[str, str]) -> Iterator[SparkSession]:
+    with reading_by(spark, reader) as session:
+        yield session
 
 
 def append(directory: Path, count: int) -> None:
@@ -28,7 +36,7 @@ def append(directory: Path, count: int) -> None:
         log.append([b"%d" % n for n in range(first, first + count)])
 
 
-def reader(path: Path, **options: str) -> KreplicaStreamReader:
+def stream_reader(path: Path, **options: str) -> KreplicaStreamReader:
     given = {"path": str(path), "startingOffsets": "earliest", **options}
     return KreplicaStreamReader(parse_read(given, streaming=True), SCHEMA)
 
@@ -86,12 +94,13 @@ def test_every_record_once_over_restarts(spark: SparkSession, tmp_path: Path) ->
 
 def test_a_batch_is_given_by_its_offsets(tmp_path: Path) -> None:
     append(tmp_path / "t-0", 5)
-    stream = reader(tmp_path)
+    stream = stream_reader(tmp_path)
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadAllAvailable())
     assert (start, end) == ({"t": {"0": 0}}, {"t": {"0": 5}})
     append(tmp_path / "t-0", 3)
-    assert values(stream, start, end) == values(reader(tmp_path), start, end) == [b"%d" % n for n in range(5)]
+    assert values(stream, start, end) == [b"%d" % n for n in range(5)]
+    assert values(stream_reader(tmp_path), start, end) == values(stream, start, end)
     assert stream.reportLatestOffset() == {"t": {"0": 8}}
     assert values(stream, end, stream.latestOffset(end, ReadAllAvailable())) == [b"5", b"6", b"7"]
 
@@ -105,7 +114,7 @@ def test_streams_begin_at_the_latest_offset(tmp_path: Path) -> None:
 def test_limits(tmp_path: Path) -> None:
     append(tmp_path / "t-0", 9)
     append(tmp_path / "t-1", 3)
-    stream = reader(tmp_path, maxOffsetsPerTrigger="4")
+    stream = stream_reader(tmp_path, maxOffsetsPerTrigger="4")
     limit = stream.getDefaultReadLimit()
     assert limit == ReadMaxRows(4)
     first = stream.latestOffset(stream.initialOffset(), limit)
@@ -118,7 +127,7 @@ def test_a_batch_waits_until_it_is_worth_it(tmp_path: Path, monkeypatch: pytest.
     now = [1000.0]
     monkeypatch.setattr("spark_connector.stream_reader.time.monotonic", lambda: now[0])
     append(tmp_path / "t-0", 2)
-    stream = reader(tmp_path, minOffsetsPerTrigger="5", maxTriggerDelay="10s")
+    stream = stream_reader(tmp_path, minOffsetsPerTrigger="5", maxTriggerDelay="10s")
     limit = stream.getDefaultReadLimit()
     assert limit == ReadMinRows(5)
     first = stream.latestOffset(stream.initialOffset(), limit)
@@ -134,7 +143,7 @@ def test_a_batch_waits_until_it_is_worth_it(tmp_path: Path, monkeypatch: pytest.
 
 def test_available_now_ends_where_the_log_ended(tmp_path: Path) -> None:
     append(tmp_path / "t-0", 6)
-    stream = reader(tmp_path, maxOffsetsPerTrigger="4", minOffsetsPerTrigger="3")
+    stream = stream_reader(tmp_path, maxOffsetsPerTrigger="4", minOffsetsPerTrigger="3")
     start = stream.initialOffset()
     stream.prepareForTriggerAvailableNow()
     append(tmp_path / "t-0", 6)
@@ -151,20 +160,20 @@ def test_what_was_deleted_is_a_loss_of_data(tmp_path: Path) -> None:
     with kreplica.Log.open(tmp_path / "t-0") as log:
         log.delete_records(3)
     with pytest.raises(DataLossError, match="t-0: offsets 1 to 2 are not there any more"):
-        values(reader(tmp_path), start, end)
-    assert values(reader(tmp_path, failOnDataLoss="false"), start, end) == [b"3", b"4", b"5"]
+        values(stream_reader(tmp_path), start, end)
+    assert values(stream_reader(tmp_path, failOnDataLoss="false"), start, end) == [b"3", b"4", b"5"]
     with pytest.raises(DataLossError, match="t-1: the partition is not there any more"):
-        reader(tmp_path).partitions({"t": {"0": 3, "1": 1}}, end)
+        stream_reader(tmp_path).partitions({"t": {"0": 3, "1": 1}}, end)
     with pytest.raises(DataLossError, match="t-0: a new partition, whose records below 3"):
-        reader(tmp_path).partitions({}, end)
+        stream_reader(tmp_path).partitions({}, end)
     with pytest.raises(DataLossError, match="t-0: the log ends at 6, where 9 had been reached"):
-        reader(tmp_path).latestOffset({"t": {"0": 9}}, ReadAllAvailable())
+        stream_reader(tmp_path).latestOffset({"t": {"0": 9}}, ReadAllAvailable())
 
 
 def test_a_writer_that_was_started_again_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its high watermark begins below what was read, since nobody has told it yet what is committed."""
     append(tmp_path / "t-0", 6)
-    stream = reader(tmp_path)
+    stream = stream_reader(tmp_path)
     behind = {TopicPartition("t", 0): Bounds(0, 2, 6)}
     monkeypatch.setattr(DirectorySource, "bounds", lambda *_: behind)
     assert stream.latestOffset({"t": {"0": 4}}, ReadAllAvailable()) == {"t": {"0": 4}}

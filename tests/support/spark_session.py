@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # The readers behind format("kreplica"), by name, with the options that choose each: what reads is tested
 # with all of them.
-READERS: dict[str, dict[str, str]] = {"python": {}}
+READERS = {"python": {"reader": "python"}, "jvm": {"reader": "jvm"}}
+
+
+@contextmanager
+def reading_by(session: SparkSession, reader: Mapping[str, str]) -> Iterator[SparkSession]:
+    """The session, in which all reads have these options."""
+    for name, value in reader.items():
+        session.conf.set(f"spark.datasource.kreplica.{name}", value)
+    try:
+        yield session
+    finally:
+        for name in reader:
+            session.conf.unset(f"spark.datasource.kreplica.{name}")
 
 
 @contextmanager

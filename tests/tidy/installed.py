@@ -33,6 +33,7 @@ assert {path.name for path in (PACKAGE.parent / "bindings").glob("kreplica.*")} 
     "kreplica.h",
     "kreplica.c",
 }
+assert list((PACKAGE.parent / "spark_connector" / "jvm").rglob("KreplicaProvider.java"))
 
 assert importlib.metadata.version("kreplica")
 print(f"{len(names)} files, {len(stubs)} native modules: installed and importable")

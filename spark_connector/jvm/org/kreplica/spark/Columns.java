@@ -1,0 +1,69 @@
+package org.kreplica.spark;
+
+import org.apache.spark.sql.types.ArrayType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+
+/** The columns of format("kafka"), and what of them a user may choose by a schema of their own. */
+final class Columns {
+    static final int KEY = 0;
+    static final int VALUE = 1;
+    static final int TOPIC = 2;
+    static final int PARTITION = 3;
+    static final int OFFSET = 4;
+    static final int TIMESTAMP = 5;
+    static final int TIMESTAMP_TYPE = 6;
+    static final int HEADERS = 7;
+
+    private static final String[] NAMES =
+        {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"};
+    private static final DataType[] TYPES = {
+        DataTypes.BinaryType, DataTypes.BinaryType, DataTypes.StringType, DataTypes.IntegerType, DataTypes.LongType,
+        DataTypes.TimestampType, DataTypes.IntegerType, headersType(),
+    };
+
+    private Columns() {
+    }
+
+    private static DataType headersType() {
+        StructField key = DataTypes.createStructField("key", DataTypes.StringType, true);
+        StructField value = DataTypes.createStructField("value", DataTypes.BinaryType, true);
+        return new ArrayType(DataTypes.createStructType(new StructField[] {key, value}), true);
+    }
+
+    static StructType schema(boolean withHeaders) {
+        StructField[] fields = new StructField[withHeaders ? NAMES.length : HEADERS];
+        for (int i = 0; i < fields.length; i++) {
+            fields[i] = DataTypes.createStructField(NAMES[i], TYPES[i], true);
+        }
+        return DataTypes.createStructType(fields);
+    }
+
+    /** The column of this name, in any case; -1: there is none. */
+    static int number(String name) {
+        for (int i = 0; i < NAMES.length; i++) {
+            if (NAMES[i].equalsIgnoreCase(name)) {
+                return i;
+            }
+        }
+        return -1;
+    }
+
+    /** Raises ReadException for a column that there is not, or not of that type. */
+    static void check(StructType schema) {
+        StructField[] fields = schema.fields();
+        for (int i = 0; i < fields.length; i++) {
+            String name = fields[i].name();
+            int number = number(name);
+            if (number < 0) {
+                throw new ReadException("schema: there is no column '" + name + "', only " + String.join(", ", NAMES));
+            }
+            if (!TYPES[number].sameType(fields[i].dataType())) {
+                throw new ReadException("schema: column " + name + " is " + TYPES[number].simpleString() + ", not "
+                    + fields[i].dataType().simpleString());
+            }
+        }
+    }
+}

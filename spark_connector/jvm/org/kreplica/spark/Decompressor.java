@@ -1,0 +1,93 @@
+package org.kreplica.spark;
+
+import com.github.luben.zstd.ZstdInputStreamNoFinalizer;
+import java.io.ByteArrayInputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.ByteBuffer;
+import java.util.Arrays;
+import java.util.zip.GZIPInputStream;
+import net.jpountz.lz4.LZ4FrameInputStream;
+import org.xerial.snappy.SnappyInputStream;
+
+/**
+ * The records of compressed batches, one after the other in one buffer that is used again.
+ *
+ * The codecs are those of Spark's own jars. A batch may not come to more than MAX_BYTES. One thread.
+ */
+final class Decompressor {
+    static final int MAX_BYTES = 256 << 20;
+    private static final int GZIP = 1;
+    private static final int SNAPPY = 2;
+    private static final int LZ4 = 3;
+    private static final int FIRST_BYTES = 64 << 10;
+
+    private byte[] bytes = new byte[FIRST_BYTES];
+    private int size;
+
+    /** Forget what is there. */
+    void clear() {
+        size = 0;
+    }
+
+    int size() {
+        return size;
+    }
+
+    /** All that is there, whose positions stay when there is more of it. */
+    ByteBuffer data() {
+        return ByteBuffer.wrap(bytes);
+    }
+
+    /** Add the records of a batch. */
+    void add(BatchHeader header, ByteBuffer batch) throws BadRecords {
+        byte[] given = new byte[header.size - BatchHeader.SIZE];
+        batch.get(header.position + BatchHeader.SIZE, given);
+        int first = size;
+        InputStream stream;
+        try {
+            stream = stream(header.codec(), new ByteArrayInputStream(given));
+            try {
+                while (true) {
+                    if (size == bytes.length) {
+                        grow(first);
+                    }
+                    int read = stream.read(bytes, size, bytes.length - size);
+                    if (read < 0) {
+                        return;
+                    }
+                    size += read;
+                }
+            } finally {
+                stream.close();
+            }
+        } catch (IOException error) {
+            size = first;
+            throw new BadRecords(String.valueOf(error.getMessage()));
+        } catch (RuntimeException error) {
+            // Which one the libraries raise for bytes that cannot be is theirs to choose.
+            size = first;
+            throw new BadRecords(error.toString());
+        }
+    }
+
+    private void grow(int first) throws IOException {
+        if (size - first >= MAX_BYTES || bytes.length > Integer.MAX_VALUE / 2) {
+            throw new IOException("records of more than " + MAX_BYTES + " bytes");
+        }
+        bytes = Arrays.copyOf(bytes, bytes.length * 2);
+    }
+
+    private static InputStream stream(int codec, InputStream given) throws IOException {
+        switch (codec) {
+            case GZIP:
+                return new GZIPInputStream(given, 1 << 15);
+            case SNAPPY:
+                return new SnappyInputStream(given);
+            case LZ4:
+                return new LZ4FrameInputStream(given);
+            default:
+                return new ZstdInputStreamNoFinalizer(given);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+package org.kreplica.spark;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.SortedMap;
+import java.util.TreeMap;
+
+/** The JSON of options and checkpoints: numbers by topic and partition, as Spark's Kafka source has it. */
+final class Json {
+    private static final ObjectMapper MAPPER = new ObjectMapper();
+
+    private Json() {
+    }
+
+    /** A Long for each TopicPartition in {"topic": {"0": 23}}. `option`: whose value it is, for what is wrong. */
+    static SortedMap numbers(String option, String text, String what, long least) {
+        SortedMap found = new TreeMap();
+        for (Iterator i = object(option, text, "{\"topic\": {\"0\": 23, \"1\": -2}}").properties().iterator(); i.hasNext();) {
+            Map.Entry topic = (Map.Entry) i.next();
+            JsonNode partitions = (JsonNode) topic.getValue();
+            if (!partitions.isObject() || partitions.isEmpty()) {
+                throw new ReadException(option + ": '" + topic.getKey() + "' has no " + what + "s by partition");
+            }
+            for (Iterator j = partitions.properties().iterator(); j.hasNext();) {
+                Map.Entry each = (Map.Entry) j.next();
+                JsonNode number = (JsonNode) each.getValue();
+                boolean fits = number.isIntegralNumber() && number.canConvertToLong() && number.asLong() >= least;
+                if (!fits) {
+                    throw new ReadException(option + ": " + topic.getKey() + "-" + each.getKey() + ": " + number
+                        + " is no " + what);
+                }
+                found.put(at(option, (String) topic.getKey(), (String) each.getKey()), Long.valueOf(number.asLong()));
+            }
+        }
+        return found;
+    }
+
+    /** The TopicPartitions in {"topic": [0, 1]}, in order. */
+    static SortedMap assignment(String option, String text) {
+        SortedMap found = new TreeMap();
+        for (Iterator i = object(option, text, "{\"topic\": [0, 1]}").properties().iterator(); i.hasNext();) {
+            Map.Entry topic = (Map.Entry) i.next();
+            JsonNode partitions = (JsonNode) topic.getValue();
+            if (!partitions.isArray() || partitions.isEmpty()) {
+                throw new ReadException(option + ": '" + topic.getKey() + "' has no list of partitions");
+            }
+            for (Iterator j = partitions.elements(); j.hasNext();) {
+                found.put(at(option, (String) topic.getKey(), j.next().toString()), Boolean.TRUE);
+            }
+        }
+        return found;
+    }
+
+    static List texts(String option, String text) {
+        JsonNode found = tree(option, text, "no JSON");
+        List texts = new ArrayList();
+        boolean fits = found != null && found.isArray() && !found.isEmpty();
+        for (Iterator i = fits ? found.elements() : texts.iterator(); i.hasNext();) {
+            JsonNode each = (JsonNode) i.next();
+            fits = fits && each.isTextual();
+            texts.add(each.asText());
+        }
+        if (!fits) {
+            throw new ReadException(option + ": " + text + " is no JSON array of paths");
+        }
+        return texts;
+    }
+
+    /** Longs by TopicPartition as JSON, topics and partitions in order. */
+    static String text(SortedMap offsets) {
+        TreeMap topics = new TreeMap();
+        for (Iterator i = offsets.entrySet().iterator(); i.hasNext();) {
+            Map.Entry entry = (Map.Entry) i.next();
+            TopicPartition at = (TopicPartition) entry.getKey();
+            if (!topics.containsKey(at.topic)) {
+                topics.put(at.topic, new java.util.LinkedHashMap());
+            }
+            ((Map) topics.get(at.topic)).put(String.valueOf(at.partition), entry.getValue());
+        }
+        try {
+            return MAPPER.writeValueAsString(topics);
+        } catch (JsonProcessingException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    private static TopicPartition at(String option, String topic, String partition) {
+        long number = GivenOptions.number(partition);
+        if (number < 0 || number > Integer.MAX_VALUE) {
+            String given = partition.replace("\"", "'");
+            String shown = given.startsWith("'") ? given : "'" + given + "'";
+            throw new ReadException(option + ": '" + topic + "': " + shown + " is no partition's number");
+        }
+        return new TopicPartition(topic, (int) number);
+    }
+
+    private static JsonNode object(String option, String text, String example) {
+        JsonNode found = tree(option, text, "is no JSON such as " + example);
+        if (found == null || !found.isObject() || found.isEmpty()) {
+            throw new ReadException(option + ": '" + start(text) + "' is not as " + example);
+        }
+        return found;
+    }
+
+    private static JsonNode tree(String option, String text, String wrong) {
+        try {
+            return MAPPER.readTree(text);
+        } catch (JsonProcessingException error) {
+            throw new ReadException(option + ": '" + start(text) + "' " + wrong + ": " + error.getOriginalMessage());
+        }
+    }
+
+    private static String start(String text) {
+        return text.length() > 80 ? text.substring(0, 80) : text;
+    }
+}

@@ -1,0 +1,39 @@
+package org.kreplica.spark;
+
+import java.util.Map;
+import org.apache.spark.sql.connector.catalog.SessionConfigSupport;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableProvider;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.sources.DataSourceRegister;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * format("kreplica") where this jar is on the session's class path: one name for both readers and for the sink.
+ *
+ * A setting spark.datasource.kreplica.NAME of the session is the option NAME of every read and write.
+ */
+public final class KreplicaProvider implements TableProvider, DataSourceRegister, SessionConfigSupport {
+    static final String FORMAT = "kreplica";
+
+    public String shortName() {
+        return FORMAT;
+    }
+
+    public String keyPrefix() {
+        return FORMAT;
+    }
+
+    public StructType inferSchema(CaseInsensitiveStringMap options) {
+        return Columns.schema("true".equalsIgnoreCase(String.valueOf(options.get("includeHeaders")).trim()));
+    }
+
+    public Table getTable(StructType schema, Transform[] partitioning, Map properties) {
+        return new KreplicaTable(schema, properties, new PythonSource());
+    }
+
+    public boolean supportsExternalMetadata() {
+        return true;
+    }
+}

@@ -1,0 +1,130 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.OptionalLong;
+import java.util.SortedMap;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.types.StructType;
+
+/** A batch read, planned once when it is asked for the first time, or the way to a stream. One thread. */
+final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
+    // Of a row without its key and value.
+    private static final long ROW_BYTES = 24;
+
+    private final LazyOptions given;
+    private final StructType schema;
+    private final PushedFilters filters;
+    private final boolean counts;
+    private final int limit;
+    private LogRange[] tasks;
+    private long rows;
+    private long bytes;
+
+    KreplicaScan(LazyOptions given, StructType schema, PushedFilters filters, boolean counts, int limit) {
+        this.given = given;
+        this.schema = schema;
+        this.filters = filters;
+        this.counts = counts;
+        this.limit = limit;
+    }
+
+    public StructType readSchema() {
+        return schema;
+    }
+
+    public String description() {
+        return "kreplica " + given.where() + (counts ? " [counts]" : "") + (limit >= 0 ? " [limit " + limit + "]" : "");
+    }
+
+    public Scan.ColumnarSupportMode columnarSupportMode() {
+        return Scan.ColumnarSupportMode.SUPPORTED;
+    }
+
+    public Batch toBatch() {
+        return this;
+    }
+
+    public MicroBatchStream toMicroBatchStream(String checkpoint) {
+        return new KreplicaStream(given.parse(true), schema);
+    }
+
+    public InputPartition[] planInputPartitions() {
+        plan();
+        return tasks;
+    }
+
+    public PartitionReaderFactory createReaderFactory() {
+        return new ReaderFactory(schema, new ReadSettings(given.parse(false)), limit, counts);
+    }
+
+    /** At most so many rows and bytes, as offsets and files tell: gaps count. */
+    public Statistics estimateStatistics() {
+        plan();
+        return new Statistics() {
+            public OptionalLong sizeInBytes() {
+                return OptionalLong.of(bytes);
+            }
+
+            public OptionalLong numRows() {
+                return OptionalLong.of(rows);
+            }
+        };
+    }
+
+    private void plan() {
+        if (tasks != null) {
+            return;
+        }
+        try {
+            plan(given.parse(false));
+        } catch (IOException error) {
+            throw new UncheckedIOException(error.getMessage(), error);
+        }
+    }
+
+    private void plan(ReadOptions options) throws IOException {
+        Planner planner = new Planner(options);
+        SortedMap bounds = planner.bounds(planner.subscribed(true));
+        SortedMap starts = planner.resolve(options.starting, bounds, true);
+        SortedMap stops = planner.resolve(options.ending, bounds, false);
+        List ranges = new ArrayList();
+        for (Iterator i = bounds.entrySet().iterator(); i.hasNext();) {
+            Map.Entry entry = (Map.Entry) i.next();
+            TopicPartition at = (TopicPartition) entry.getKey();
+            if (filters.admits(at)) {
+                LogRange whole = planner.range(at, ((Long) starts.get(at)).longValue(), ((Long) stops.get(at)).longValue());
+                LogRange range = filters.apply(whole, planner.log(at), ((Bounds) entry.getValue()).logEnd);
+                ranges.add(range);
+                estimate(range, planner.log(at));
+            }
+        }
+        LogRange[] found = planner.split(ranges);
+        // A count of nothing is a row, too.
+        tasks = found.length == 0 && counts ? new LogRange[] {LogRange.NOTHING} : found;
+    }
+
+    private void estimate(LogRange range, PartitionLog log) {
+        rows += Math.max(0, range.stop - range.start);
+        boolean small = true;
+        for (int i = 0; i < schema.fields().length; i++) {
+            small = small && Columns.number(schema.fields()[i].name()) > Columns.VALUE;
+        }
+        for (int i = log.segmentOf(range.start); i < log.segments.length; i++) {
+            if (log.segments[i].baseOffset < range.stop && range.start < range.stop) {
+                bytes += log.segments[i].size;
+            }
+        }
+        bytes = small ? rows * ROW_BYTES : bytes;
+    }
+}

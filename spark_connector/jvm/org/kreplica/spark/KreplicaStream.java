@@ -1,0 +1,239 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.SortedMap;
+import java.util.SortedSet;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.connector.read.streaming.Offset;
+import org.apache.spark.sql.connector.read.streaming.ReadAllAvailable;
+import org.apache.spark.sql.connector.read.streaming.ReadLimit;
+import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
+import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow;
+import org.apache.spark.sql.types.StructType;
+
+/**
+ * A stream: from offsets that are in its checkpoint to offsets that are published, batch after batch.
+ *
+ * What a batch reads is given by its two offsets alone, so a batch that is run again after a failure reads the same,
+ * with the Python reader, too. One thread, the stream's.
+ */
+final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
+    private final ReadOptions options;
+    private final StructType schema;
+    /** With Trigger.AvailableNow: where the query ends. */
+    private SortedMap target;
+    private long lastBatchNs = -1;
+    private LogOffsets reported;
+
+    KreplicaStream(ReadOptions options, StructType schema) {
+        this.options = options;
+        this.schema = schema;
+    }
+
+    // ---- offsets ---------------------------------------------------------------------------------------------------
+
+    public Offset initialOffset() {
+        try {
+            Planner planner = new Planner(options);
+            SortedMap bounds = planner.bounds(planner.subscribed(true));
+            return new LogOffsets(planner.resolve(options.starting, bounds, true));
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+
+    public Offset deserializeOffset(String json) {
+        return LogOffsets.of(json);
+    }
+
+    public void prepareForTriggerAvailableNow() {
+        target = latest(new TreeMap());
+    }
+
+    public ReadLimit getDefaultReadLimit() {
+        if (options.maxOffsetsPerTrigger > 0) {
+            return ReadLimit.maxRows(options.maxOffsetsPerTrigger);
+        }
+        if (options.minOffsetsPerTrigger > 0) {
+            return ReadLimit.minRows(options.minOffsetsPerTrigger, options.maxTriggerDelayMs);
+        }
+        return ReadLimit.allAvailable();
+    }
+
+    public Offset latestOffset() {
+        throw new UnsupportedOperationException("a latest offset without a limit");
+    }
+
+    public Offset latestOffset(Offset start, ReadLimit limit) {
+        SortedMap begin = ((LogOffsets) start).offsets;
+        SortedMap latest = target == null ? latest(begin) : towardTarget(begin);
+        if (!(limit instanceof ReadAllAvailable)) {
+            SortedMap from = withNew(begin, latest);
+            long count = 0;
+            for (Iterator i = latest.keySet().iterator(); i.hasNext();) {
+                Object at = i.next();
+                count += Math.max(0, offset(latest, at) - offset(from, at));
+            }
+            if (isTooEarly(count)) {
+                return start;
+            }
+            if (options.maxOffsetsPerTrigger > 0) {
+                latest = Shares.of(from, latest, options.maxOffsetsPerTrigger);
+            }
+        }
+        lastBatchNs = System.nanoTime();
+        return new LogOffsets(latest);
+    }
+
+    public Offset reportLatestOffset() {
+        reported = new LogOffsets(latest(new TreeMap()));
+        return reported;
+    }
+
+    private SortedMap latest(SortedMap begin) {
+        SortedMap found = new TreeMap();
+        try {
+            Planner planner = new Planner(options);
+            SortedMap bounds = planner.bounds(planner.subscribed(false));
+            for (Iterator i = bounds.entrySet().iterator(); i.hasNext();) {
+                Map.Entry entry = (Map.Entry) i.next();
+                Bounds each = (Bounds) entry.getValue();
+                long reached = begin.containsKey(entry.getKey()) ? offset(begin, entry.getKey()) : 0;
+                // What was read is there still, if only not known to be committed: a writer that was started again
+                // learns that anew.
+                found.put(entry.getKey(), Long.valueOf(Math.max(each.end, Math.min(reached, each.logEnd))));
+                if (each.logEnd < reached) {
+                    ReadException.lost(options.failOnDataLoss, entry.getKey() + ": the log ends at " + each.logEnd
+                        + ", where " + reached + " had been reached");
+                }
+            }
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+        return found;
+    }
+
+    private SortedMap towardTarget(SortedMap begin) {
+        SortedMap found = new TreeMap();
+        for (Iterator i = target.keySet().iterator(); i.hasNext();) {
+            Object at = i.next();
+            // A restarted query may have been further already.
+            long reached = begin.containsKey(at) ? offset(begin, at) : 0;
+            found.put(at, Long.valueOf(Math.max(offset(target, at), reached)));
+        }
+        return found;
+    }
+
+    /** `begin`, and where the partitions start that it does not name. */
+    private SortedMap withNew(SortedMap begin, SortedMap latest) {
+        SortedMap found = new TreeMap(begin);
+        try {
+            Planner planner = null;
+            for (Iterator i = latest.keySet().iterator(); i.hasNext();) {
+                TopicPartition at = (TopicPartition) i.next();
+                if (!found.containsKey(at)) {
+                    planner = planner == null ? new Planner(options) : planner;
+                    found.put(at, Long.valueOf(planner.bounds(at).start));
+                }
+            }
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+        return found;
+    }
+
+    private boolean isTooEarly(long count) {
+        if (options.minOffsetsPerTrigger < 0 || count >= options.minOffsetsPerTrigger || lastBatchNs < 0
+            || target != null) {
+            return false;
+        }
+        return (System.nanoTime() - lastBatchNs) / 1_000_000 < options.maxTriggerDelayMs;
+    }
+
+    static long offset(SortedMap offsets, Object at) {
+        return ((Long) offsets.get(at)).longValue();
+    }
+
+    // ---- a batch ---------------------------------------------------------------------------------------------------
+
+    public InputPartition[] planInputPartitions(Offset start, Offset end) {
+        try {
+            return plan(((LogOffsets) start).offsets, ((LogOffsets) end).offsets);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+
+    private LogRange[] plan(SortedMap begin, SortedMap stop) throws IOException {
+        Planner planner = new Planner(options);
+        SortedSet named = new TreeSet(begin.keySet());
+        named.addAll(stop.keySet());
+        List ranges = new ArrayList();
+        for (Iterator i = named.iterator(); i.hasNext();) {
+            TopicPartition at = (TopicPartition) i.next();
+            if (!stop.containsKey(at) || !planner.isThere(at)) {
+                ReadException.lost(options.failOnDataLoss, at + ": the partition is not there any more");
+                continue;
+            }
+            long from = begin.containsKey(at) ? offset(begin, at) : startOfNew(planner, at);
+            if (from < offset(stop, at)) {
+                ranges.add(planner.range(at, from, offset(stop, at)));
+            }
+        }
+        return planner.split(ranges);
+    }
+
+    private long startOfNew(Planner planner, TopicPartition at) throws IOException {
+        long start = planner.bounds(at).start;
+        if (start > 0) {
+            ReadException.lost(options.failOnDataLoss,
+                at + ": a new partition, whose records below " + start + " are not there any more");
+        }
+        return start;
+    }
+
+    public PartitionReaderFactory createReaderFactory() {
+        return new ReaderFactory(schema, new ReadSettings(options), -1, false);
+    }
+
+    /** How far behind the stream is, under the names that Spark's Kafka source gives that. */
+    public Map metrics(Optional consumed) {
+        Map found = new HashMap();
+        if (reported == null || !consumed.isPresent() || reported.offsets.isEmpty()) {
+            return found;
+        }
+        SortedMap reached = ((LogOffsets) consumed.get()).offsets;
+        long least = Long.MAX_VALUE;
+        long most = 0;
+        long sum = 0;
+        for (Iterator i = reported.offsets.keySet().iterator(); i.hasNext();) {
+            Object at = i.next();
+            long behind = offset(reported.offsets, at) - (reached.containsKey(at) ? offset(reached, at) : 0);
+            behind = Math.max(0, behind);
+            least = Math.min(least, behind);
+            most = Math.max(most, behind);
+            sum += behind;
+        }
+        found.put("minOffsetsBehindLatest", String.valueOf(least));
+        found.put("maxOffsetsBehindLatest", String.valueOf(most));
+        found.put("avgOffsetsBehindLatest", String.valueOf((double) sum / reported.offsets.size()));
+        return found;
+    }
+
+    public void commit(Offset end) {
+    }
+
+    public void stop() {
+    }
+}

@@ -1,0 +1,117 @@
+package org.kreplica.spark;
+
+import java.io.File;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.file.Files;
+import java.nio.file.Paths;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.Map;
+
+/**
+ * Where a log may be read up to.
+ *
+ * A writer of kreplica's publishes that. In a directory of Kafka's that nobody writes, the last segment is walked to
+ * its last whole batch, and for a reader of committed data the transactions that are open there are taken from the
+ * last snapshot of the producers and the batches behind it.
+ */
+final class LogEnd {
+    private static final int SNAPSHOT_HEADER = 10;
+    private static final int SNAPSHOT_ENTRY = 50;
+
+    private LogEnd() {
+    }
+
+    /** The first offset and the end for a reader, and the log's end: what the plan of a read goes by. */
+    static Bounds of(PartitionLog log, ReadOptions options) throws IOException {
+        LogStanding standing = log.standing;
+        if (standing != null) {
+            long end = options.committed ? standing.lastStableOffset : standing.highWatermark;
+            return new Bounds(log.logStartOffset, Math.max(end, log.logStartOffset), standing.logEndOffset);
+        }
+        Segment last = log.segments[log.segments.length - 1];
+        LogWalk walk = new LogWalk(log, last.baseOffset, Long.MAX_VALUE, true, promised(log));
+        while (walk.next()) {
+            continue;
+        }
+        long end = walk.nextOffset;
+        if (walk.lost.size() > 0) {
+            LostRange lost = (LostRange) walk.lost.get(0);
+            LostRange rear = (LostRange) walk.lost.get(walk.lost.size() - 1);
+            // One more, so that a reader meets it.
+            end = rear.next < 0 ? rear.first + 1 : end;
+            if (options.committed) {
+                // Which transactions ended behind it is not known.
+                if (!options.skipDamaged) {
+                    throw new ReadException(log.at + ": lost are " + lost);
+                }
+                end = lost.first;
+            }
+        }
+        end = Math.max(end, log.logStartOffset);
+        long stable = options.committed ? Math.min(end, firstUnstable(log, end)) : end;
+        return new Bounds(log.logStartOffset, Math.max(stable, log.logStartOffset), end);
+    }
+
+    /** For a walk: up to which offset the end of a log of Kafka's was flushed; -1 where that is of no concern. */
+    static long promised(PartitionLog log) throws IOException {
+        return log.standing != null ? -1 : Checkpoints.recoveryPoint(new File(log.directory).getParent(), log.at);
+    }
+
+    private static long firstUnstable(PartitionLog log, long end) throws IOException {
+        Map open = new HashMap();
+        long from = newestSnapshot(log, end, open);
+        LogWalk walk = new LogWalk(log, from, end, true, promised(log));
+        while (walk.next()) {
+            BatchHeader batch = walk.header;
+            Long producer = Long.valueOf(batch.producerId);
+            if (!batch.isTransactional() || batch.lastOffset < from) {
+                continue;
+            }
+            if (batch.isControl()) {
+                open.remove(producer);
+            } else if (!open.containsKey(producer)) {
+                open.put(producer, Long.valueOf(batch.baseOffset));
+            }
+        }
+        return open.isEmpty() ? end : ((Long) Collections.min(open.values())).longValue();
+    }
+
+    /** The offset of the newest whole snapshot, whose open transactions are put into `open`; else the log start. */
+    private static long newestSnapshot(PartitionLog log, long end, Map open) throws IOException {
+        String[] names = new File(log.directory).list();
+        Arrays.sort(names);
+        for (int i = names.length - 1; i >= 0; i--) {
+            if (!names[i].matches("\\d{20}\\.snapshot")) {
+                continue;
+            }
+            long offset = Long.parseLong(names[i].substring(0, 20));
+            if (offset <= end && readSnapshot(log.directory, names[i], open)) {
+                return offset;
+            }
+        }
+        return log.logStartOffset;
+    }
+
+    private static boolean readSnapshot(String directory, String name, Map open) throws IOException {
+        ByteBuffer data = ByteBuffer.wrap(Files.readAllBytes(Paths.get(directory, new String[] {name})));
+        if (data.capacity() < SNAPSHOT_HEADER || data.getShort(0) != 1) {
+            return false;
+        }
+        java.util.zip.CRC32C checksum = new java.util.zip.CRC32C();
+        checksum.update(data.array(), 6, data.capacity() - 6);
+        int entries = data.getInt(6);
+        boolean whole = (int) checksum.getValue() == data.getInt(2)
+            && data.capacity() - SNAPSHOT_HEADER == (long) entries * SNAPSHOT_ENTRY;
+        for (int i = 0; whole && i < entries; i++) {
+            int at = SNAPSHOT_HEADER + i * SNAPSHOT_ENTRY;
+            long first = data.getLong(at + 42);
+            if (first >= 0) {
+                open.put(Long.valueOf(data.getLong(at)), Long.valueOf(first));
+            }
+        }
+        return whole;
+    }
+}

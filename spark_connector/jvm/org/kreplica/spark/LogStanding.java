@@ -1,0 +1,96 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Paths;
+import java.util.zip.CRC32C;
+
+/**
+ * Where a log of kreplica's stands, as its writer has published it in `kreplica.state.deleted`.
+ *
+ * The layout is in docs/FORMATS.md: 256 bytes, little-endian, two slots under a sequence number.
+ */
+final class LogStanding {
+    static final String FILE = "kreplica.state.deleted";
+    private static final int ATTEMPTS = 20;
+    private static final int BYTES = 224;
+    private static final long MAGIC = 0x0100_0047_4f4c_524bL;
+    private static final int SLOT = 64;
+    private static final int SLOT_BYTES = 80;
+
+    final long logStartOffset;
+    final long highWatermark;
+    final long lastStableOffset;
+    final long logEndOffset;
+    final long activeBaseOffset;
+    final long validBytes;
+    final boolean isClean;
+    final boolean hasGaps;
+    final long cuts;
+    final int segments;
+    final String bootId;
+
+    private LogStanding(ByteBuffer data, int slot) {
+        logStartOffset = data.getLong(slot);
+        highWatermark = data.getLong(slot + 8);
+        lastStableOffset = data.getLong(slot + 16);
+        logEndOffset = data.getLong(slot + 24);
+        activeBaseOffset = data.getLong(slot + 32);
+        validBytes = data.getLong(slot + 40);
+        long flags = data.getLong(slot + 64);
+        isClean = (flags & 1) != 0;
+        hasGaps = (flags & 2) != 0;
+        cuts = flags >>> 8;
+        segments = data.getInt(52);
+        byte[] id = new byte[36];
+        data.get(16, id);
+        bootId = new String(id, StandardCharsets.ISO_8859_1).trim();
+    }
+
+    /** What is published for the log in this directory; null where nothing is. */
+    static LogStanding read(String directory) throws IOException {
+        for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+            byte[] bytes;
+            try {
+                bytes = Files.readAllBytes(Paths.get(directory, new String[] {FILE}));
+            } catch (NoSuchFileException error) {
+                return null;
+            }
+            LogStanding found = parse(bytes);
+            if (found != null) {
+                return found;
+            }
+            // Written to while it was read, if it is not broken.
+            Thread.yield();
+        }
+        throw new NotForThisReader(directory + ": " + FILE + " cannot be read");
+    }
+
+    private static LogStanding parse(byte[] bytes) {
+        ByteBuffer data = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
+        if (bytes.length < BYTES || data.getLong(0) != MAGIC) {
+            return null;
+        }
+        int slot = SLOT + (int) (data.getLong(8) & 1) * SLOT_BYTES;
+        CRC32C checksum = new CRC32C();
+        checksum.update(bytes, slot, 72);
+        return checksum.getValue() == (data.getLong(slot + 72) & 0xffffffffL) ? new LogStanding(data, slot) : null;
+    }
+
+    /** Whether it is the truth still: the log was closed in order, or written in this boot of the machine. */
+    boolean isLive() throws IOException {
+        if (isClean) {
+            return true;
+        }
+        try {
+            byte[] now = Files.readAllBytes(Paths.get("/proc/sys/kernel/random/boot_id", new String[0]));
+            return bootId.equals(new String(now, StandardCharsets.ISO_8859_1).trim());
+        } catch (NoSuchFileException error) {
+            return false;
+        }
+    }
+}

@@ -1,0 +1,179 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * A walk through the batches of a log that hold offsets of [start, stop), each one whole and in its place.
+ *
+ * It goes by positions, so that no batch that lies about its offset leads it astray: what does not fit its checksum or
+ * its neighbours is lost, up to the next batch that does. `next` raises a ReadException in front of it, or goes on
+ * behind it where that is wanted, and notes it in `lost`. One thread.
+ */
+final class LogWalk {
+    final BatchHeader header = new BatchHeader();
+    final List lost = new ArrayList();
+    /** Where the walk stands: the least offset that the next batch may have. */
+    long nextOffset;
+    /** Whether the log has no more than that. */
+    boolean isAtEnd;
+    private final PartitionLog log;
+    private final long start;
+    private final long stop;
+    private final boolean skipDamaged;
+    /** Of a log of Kafka's: up to which offset its end is known to be on the disk; else -1. */
+    private final long promised;
+    private int number;
+    private int position;
+
+    LogWalk(PartitionLog log, long start, long stop, boolean skipDamaged, long promised) throws IOException {
+        this.log = log;
+        this.start = start;
+        this.stop = stop;
+        this.skipDamaged = skipDamaged;
+        this.promised = promised;
+        number = log.segmentOf(start);
+        Segment segment = log.segments[number];
+        nextOffset = segment.baseOffset;
+        position = start > segment.baseOffset ? segment.hint(start) : 0;
+        if (position > 0) {
+            nextOffset = segment.data().getLong(position);
+        }
+    }
+
+    /** The bytes that `header` lies in. */
+    ByteBuffer data() throws IOException {
+        return log.segments[number].data();
+    }
+
+    /** Go to the next batch with an offset in the range; false at its end. */
+    boolean next() throws IOException {
+        while (nextOffset < stop && findSegment()) {
+            Segment segment = log.segments[number];
+            // Those below the start are passed over by their headers.
+            String wrong = header.read(segment.data(), position, segment.size);
+            boolean passed = wrong == null && header.lastOffset < start;
+            if (wrong == null && !passed && !header.fitsChecksum(segment.data())) {
+                wrong = "the checksum does not fit";
+            }
+            if (wrong == null) {
+                wrong = outOfPlace(segment);
+            }
+            if (wrong != null) {
+                skipBad(segment, wrong);
+                continue;
+            }
+            if (header.baseOffset >= stop) {
+                return false;
+            }
+            position += header.size;
+            nextOffset = header.lastOffset + 1;
+            if (!passed) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private boolean findSegment() throws IOException {
+        while (position >= log.segments[number].size) {
+            Segment segment = log.segments[number];
+            boolean last = number + 1 == log.segments.length;
+            long following = last ? log.standing == null ? nextOffset : log.standing.logEndOffset
+                : log.segments[number + 1].baseOffset;
+            if (nextOffset < following && (segment.isCutShort || !last && log.isGapless())) {
+                long first = nextOffset;
+                nextOffset = following;
+                note(new LostRange(first, following, segment.path, segment.size, segment.size,
+                    "the file is cut short"));
+            }
+            if (last) {
+                isAtEnd = true;
+                return false;
+            }
+            number++;
+            position = 0;
+        }
+        return true;
+    }
+
+    /** What is wrong with where the batch stands, or null. Offsets lie outside of its checksum. */
+    private String outOfPlace(Segment segment) throws IOException {
+        if (header.baseOffset < nextOffset) {
+            return "offset " + header.baseOffset + " where " + nextOffset + " or above comes next";
+        }
+        int behind = position + header.size;
+        long following = Long.MAX_VALUE;
+        if (behind + BatchHeader.LOG_OVERHEAD <= segment.size) {
+            following = segment.data().getLong(behind);
+            following = following > nextOffset ? following : Long.MAX_VALUE;
+        } else if (number + 1 < log.segments.length) {
+            following = log.segments[number + 1].baseOffset;
+        } else if (log.standing != null) {
+            following = log.standing.logEndOffset;
+        }
+        boolean jumped = header.baseOffset > nextOffset && following <= header.lastOffset;
+        return jumped ? "offset " + header.baseOffset + ", which reaches past the batch that follows" : null;
+    }
+
+    /** Go on behind the bad batch at the position: it is lost, or the padding behind the last one. */
+    private void skipBad(Segment segment, String reason) throws IOException {
+        boolean last = number + 1 == log.segments.length;
+        boolean mayEnd = last ? log.standing == null : log.segments[number + 1].baseOffset == nextOffset;
+        if (mayEnd && segment.hasOnlyZeros(position)) {
+            position = segment.size;
+        } else {
+            skipLost(segment, reason, last);
+        }
+    }
+
+    /** What the batch holds that was given last is no records: it is lost. */
+    void skipRecords(String reason) throws IOException {
+        Segment segment = log.segments[number];
+        note(new LostRange(header.baseOffset, nextOffset, segment.path, header.position,
+            header.position + header.size, reason));
+    }
+
+    private void skipLost(Segment segment, String reason, boolean last) throws IOException {
+        long first = nextOffset;
+        int bad = position;
+        long next = -1;
+        position = resync(segment, bad + 1, first);
+        if (position < segment.size) {
+            next = header.baseOffset;
+        } else if (!last) {
+            next = log.segments[number + 1].baseOffset;
+        } else if (log.standing != null) {
+            next = log.standing.logEndOffset;
+        }
+        if (next < 0 && first >= promised) {
+            return; // a torn end, which was never promised to anyone
+        }
+        nextOffset = next < 0 ? Math.max(first, stop) : next;
+        note(new LostRange(first, next, segment.path, bad, position, reason));
+    }
+
+    private int resync(Segment segment, int from, long least) throws IOException {
+        ByteBuffer data = segment.data();
+        for (int at = from; at <= segment.size - BatchHeader.SIZE; at++) {
+            if (data.get(at + 16) == 2 && header.read(data, at, segment.size) == null
+                && header.baseOffset >= least && header.fitsChecksum(data)) {
+                return at;
+            }
+        }
+        return segment.size;
+    }
+
+    private void note(LostRange range) {
+        if (range.next >= 0 && range.next <= start || range.first >= stop) {
+            return;
+        }
+        if (!skipDamaged) {
+            throw new ReadException(log.at + ": lost are " + range);
+        }
+        Logs.logger.warn("{}: passed over what is lost, {}", log.at, range);
+        lost.add(range);
+    }
+}

@@ -1,0 +1,12 @@
+package org.kreplica.spark;
+
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** Where this package logs. */
+final class Logs {
+    static final Logger logger = LoggerFactory.getLogger("org.kreplica.spark");
+
+    private Logs() {
+    }
+}

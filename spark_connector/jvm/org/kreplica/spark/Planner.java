@@ -1,0 +1,181 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.SortedMap;
+import java.util.SortedSet;
+import java.util.TreeMap;
+
+/**
+ * What a read reads: partitions from a subscription, offsets from positions, tasks from ranges. It looks at indexes and
+ * at published offsets, and at records only for a time. One thread.
+ */
+final class Planner {
+    private final ReadOptions options;
+    private final PartitionDirectories directories;
+    private final Map logs = new HashMap();
+
+    /** Looks into the directories as they are now. */
+    Planner(ReadOptions options) throws IOException {
+        this.options = options;
+        directories = PartitionDirectories.find(options.paths);
+    }
+
+    /** The partitions that are read, in order. Without `allThere` one that is not there is left out. */
+    SortedSet subscribed(boolean allThere) {
+        return options.subscription.of(directories, allThere);
+    }
+
+    boolean isThere(TopicPartition at) {
+        return directories.partitions().contains(at);
+    }
+
+    PartitionLog log(TopicPartition at) throws IOException {
+        PartitionLog log = (PartitionLog) logs.get(at);
+        if (log == null) {
+            log = PartitionLog.open(at, directories.directory(at));
+            logs.put(at, log);
+        }
+        return log;
+    }
+
+    Bounds bounds(TopicPartition at) throws IOException {
+        return LogEnd.of(log(at), options);
+    }
+
+    /** Bounds by partition. */
+    SortedMap bounds(Iterable partitions) throws IOException {
+        SortedMap found = new TreeMap();
+        for (Iterator i = partitions.iterator(); i.hasNext();) {
+            TopicPartition at = (TopicPartition) i.next();
+            found.put(at, bounds(at));
+        }
+        return found;
+    }
+
+    /** The offset that `position` means for each partition in `bounds`. */
+    SortedMap resolve(Position position, SortedMap bounds, boolean isStart) throws IOException {
+        SortedMap given = position.offsets != null ? position.offsets : position.timestamps;
+        if (given != null) {
+            requireAll(position, given, bounds);
+        }
+        SortedMap found = new TreeMap();
+        for (Iterator i = bounds.entrySet().iterator(); i.hasNext();) {
+            Map.Entry entry = (Map.Entry) i.next();
+            TopicPartition at = (TopicPartition) entry.getKey();
+            Bounds each = (Bounds) entry.getValue();
+            long offset;
+            if (position.offsets != null) {
+                offset = givenOffset(position, at, each, isStart);
+            } else if (position.timestamp >= 0 || position.timestamps != null) {
+                long time = position.timestamp >= 0 ? position.timestamp : ((Long) given.get(at)).longValue();
+                offset = offsetForTimestamp(position, at, each, time, isStart);
+            } else {
+                offset = position.otherwise == Position.EARLIEST ? each.start : each.end;
+            }
+            found.put(at, Long.valueOf(offset));
+        }
+        return found;
+    }
+
+    private long offsetForTimestamp(Position position, TopicPartition at, Bounds bounds, long time, boolean isStart)
+        throws IOException {
+        long found = TimestampSearch.offsetFor(log(at), bounds.logEnd, time);
+        if (found < 0 && isStart && !options.noMatchIsLatest) {
+            throw new ReadException(position.option + ": " + at + " has no record at or after " + time
+                + "; with startingOffsetsByTimestampStrategy=latest the read begins at its end");
+        }
+        return found < 0 ? bounds.end : Math.min(found, bounds.end);
+    }
+
+    private long givenOffset(Position position, TopicPartition at, Bounds bounds, boolean isStart) {
+        long offset = ((Long) position.offsets.get(at)).longValue();
+        offset = offset == Position.EARLIEST ? bounds.start : offset == Position.LATEST ? bounds.end : offset;
+        if (offset > bounds.end || offset < bounds.start && isStart) {
+            ReadException.lost(options.failOnDataLoss, position.option + ": " + at + " has offsets " + bounds.start
+                + " to " + bounds.end + ", not " + offset);
+        }
+        return Math.max(bounds.start, Math.min(offset, bounds.end));
+    }
+
+    private static void requireAll(Position position, SortedMap given, SortedMap bounds) {
+        for (Iterator i = given.keySet().iterator(); i.hasNext();) {
+            Object at = i.next();
+            if (!bounds.containsKey(at)) {
+                throw new ReadException(position.option + ": " + at + " is none of the partitions that are read");
+            }
+        }
+        for (Iterator i = bounds.keySet().iterator(); i.hasNext();) {
+            Object at = i.next();
+            if (!given.containsKey(at)) {
+                throw new ReadException(position.option + ": says nothing of " + at + "; name all partitions");
+            }
+        }
+    }
+
+    /** A range of a partition. */
+    LogRange range(TopicPartition at, long start, long stop) throws IOException {
+        return new LogRange(at, log(at).directory, start, stop, Long.MIN_VALUE);
+    }
+
+    /**
+     * The ranges as tasks: no empty one, parted at batch boundaries so that none is longer than
+     * maxRecordsPerPartition, and that there are minPartitions of about the same length.
+     */
+    LogRange[] split(List ranges) throws IOException {
+        List found = new ArrayList();
+        long total = 0;
+        for (Iterator i = ranges.iterator(); i.hasNext();) {
+            LogRange range = (LogRange) i.next();
+            if (range.start < range.stop) {
+                parts(range, options.maxRecordsPerPartition, found);
+                total += range.stop - range.start;
+            }
+        }
+        long wanted = options.minPartitions;
+        if (wanted > found.size() && total > 0) {
+            List parted = new ArrayList();
+            for (Iterator i = found.iterator(); i.hasNext();) {
+                LogRange range = (LogRange) i.next();
+                long size = range.stop - range.start;
+                // In floating point, for the product may be larger than any long; a part more or less is no harm.
+                long count = Math.max(1, (long) Math.ceil((double) size * wanted / total));
+                parts(range, (size + count - 1) / count, parted);
+            }
+            found = parted;
+        }
+        return (LogRange[]) found.toArray(new LogRange[0]);
+    }
+
+    private void parts(LogRange range, long limit, List into) throws IOException {
+        long first = range.start;
+        while (limit > 0 && range.stop - first > limit) {
+            long next = boundary(log(range.at), first, first + limit);
+            if (next >= range.stop) {
+                break;
+            }
+            into.add(range.between(first, next));
+            first = next;
+        }
+        into.add(range.between(first, range.stop));
+    }
+
+    /** Where a batch begins at or before `wanted` and after `first`; or else behind the batch of `first`. */
+    private static long boundary(PartitionLog log, long first, long wanted) throws IOException {
+        Segment segment = log.segments[log.segmentOf(wanted)];
+        BatchHeader header = new BatchHeader();
+        int position = segment.hint(wanted);
+        while (position < segment.size && header.read(segment.data(), position, segment.size) == null) {
+            if (header.lastOffset >= wanted) {
+                long found = Math.min(header.baseOffset, wanted);
+                return found > first ? found : header.lastOffset + 1;
+            }
+            position += header.size;
+        }
+        return wanted;
+    }
+}

@@ -1,0 +1,150 @@
+package org.kreplica.spark;
+
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import org.apache.spark.sql.connector.expressions.Expression;
+import org.apache.spark.sql.connector.expressions.Literal;
+import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/**
+ * Filters on offset, partition, topic and timestamp as ranges, so that what they exclude is not read.
+ *
+ * Those on offset, partition and topic are applied to the record, so Spark need not look again, and may push a limit
+ * or a count behind them. A timestamp's only says where to begin. One thread.
+ */
+final class PushedFilters {
+    private static final long MICROSECONDS = 1000;
+
+    private long first;
+    private long stop = Long.MAX_VALUE;
+    private long fromTime = Long.MIN_VALUE;
+    private Set partitions;
+    private Set topics;
+
+    /** Take the predicates in, as far as they are understood; those that Spark has to apply all the same. */
+    Predicate[] push(Predicate[] given, List pushed) {
+        List left = new ArrayList();
+        for (int i = 0; i < given.length; i++) {
+            boolean whole = push(given[i]);
+            (whole ? pushed : left).add(given[i]);
+        }
+        return (Predicate[]) left.toArray(new Predicate[0]);
+    }
+
+    private boolean push(Predicate predicate) {
+        Expression[] children = predicate.children();
+        if (predicate.name().equals("IS_NOT_NULL")) {
+            int column = column(children[0]);
+            // These are never null.
+            return column == Columns.OFFSET || column == Columns.PARTITION || column == Columns.TOPIC;
+        }
+        if (children.length < 2) {
+            return false;
+        }
+        if (predicate.name().equals("IN")) {
+            return pushIn(children);
+        }
+        Object value = literal(children[1]);
+        return value != null && pushComparison(predicate.name(), column(children[0]), value);
+    }
+
+    private boolean pushIn(Expression[] children) {
+        int column = column(children[0]);
+        if (column != Columns.PARTITION && column != Columns.TOPIC) {
+            return false;
+        }
+        Set values = new HashSet();
+        for (int i = 1; i < children.length; i++) {
+            Object value = literal(children[i]);
+            // Nothing equals null.
+            if (value != null) {
+                values.add(plain(value));
+            }
+        }
+        among(column, values);
+        return true;
+    }
+
+    private boolean pushComparison(String name, int column, Object value) {
+        boolean equal = name.equals("=") || name.equals("<=>");
+        if (column == Columns.PARTITION || column == Columns.TOPIC) {
+            if (!equal) {
+                return false;
+            }
+            Set values = new HashSet();
+            values.add(plain(value));
+            among(column, values);
+            return true;
+        }
+        if (!(value instanceof Long)) {
+            return false;
+        }
+        long number = ((Long) value).longValue();
+        if (column == Columns.TIMESTAMP && (equal || name.equals(">") || name.equals(">="))) {
+            fromTime = Math.max(fromTime, Math.floorDiv(number, MICROSECONDS));
+        }
+        return column == Columns.OFFSET && pushOffset(equal ? "=" : name, number);
+    }
+
+    private boolean pushOffset(String name, long number) {
+        long behind = number == Long.MAX_VALUE ? number : number + 1;
+        if (name.equals("=") || name.equals(">=") || name.equals(">")) {
+            first = Math.max(first, name.equals(">") ? behind : number);
+        } else if (!name.equals("<") && !name.equals("<=")) {
+            return false;
+        }
+        if (name.equals("=") || name.equals("<=") || name.equals("<")) {
+            stop = Math.min(stop, name.equals("<") ? number : behind);
+        }
+        return true;
+    }
+
+    private void among(int column, Set values) {
+        if (column == Columns.PARTITION) {
+            if (partitions != null) {
+                values.retainAll(partitions);
+            }
+            partitions = values;
+        } else {
+            if (topics != null) {
+                values.retainAll(topics);
+            }
+            topics = values;
+        }
+    }
+
+    private static int column(Expression expression) {
+        if (!(expression instanceof NamedReference) || ((NamedReference) expression).fieldNames().length != 1) {
+            return -1;
+        }
+        return Columns.number(((NamedReference) expression).fieldNames()[0]);
+    }
+
+    private static Object literal(Expression expression) {
+        return expression instanceof Literal ? ((Literal) expression).value() : null;
+    }
+
+    private static Object plain(Object value) {
+        return value instanceof UTF8String ? value.toString() : value;
+    }
+
+    boolean admits(TopicPartition at) {
+        return (partitions == null || partitions.contains(Integer.valueOf(at.partition)))
+            && (topics == null || topics.contains(at.topic));
+    }
+
+    /** What the filters leave of a range. */
+    LogRange apply(LogRange range, PartitionLog log, long logEnd) throws java.io.IOException {
+        long begin = Math.max(range.start, first);
+        long end = Math.min(range.stop, stop);
+        if (fromTime > Long.MIN_VALUE && begin < end) {
+            long found = TimestampSearch.offsetFor(log, logEnd, fromTime);
+            begin = found < 0 ? end : Math.max(begin, found);
+        }
+        return new LogRange(range.at, range.directory, begin, Math.max(begin, end), fromTime);
+    }
+}

@@ -1,0 +1,102 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+
+/** A task's records as columns that point into the mapped segments. One thread. */
+final class RangeReader implements PartitionReader {
+    // With that much decompressed, a batch of rows ends where a batch of records does.
+    private static final int DECOMPRESSED_BYTES = 4 << 20;
+
+    private final RangeWalk walk;
+    private final BatchRecords records;
+    private final RowBatch rows;
+    private long rowsLeft;
+    private boolean isOpen;
+    private boolean isDone;
+    private ColumnarBatch found;
+
+    /** `limit`: how many rows are wanted at most, or -1. */
+    RangeReader(LogRange range, StructType schema, ReadSettings settings, int limit) throws IOException {
+        walk = new RangeWalk(range, settings);
+        records = new BatchRecords(walk, settings.skipDamaged);
+        rows = new RowBatch(schema, range.at);
+        rowsLeft = limit < 0 ? Long.MAX_VALUE : limit;
+    }
+
+    static ReadException lostPage(InternalError error) {
+        return new ReadException("a page of a mapped segment cannot be read: its file was made shorter by somebody "
+            + "else, or its disk fails", error);
+    }
+
+    public boolean next() throws IOException {
+        try {
+            return fill();
+        } catch (InternalError error) {
+            throw lostPage(error);
+        }
+    }
+
+    private boolean fill() throws IOException {
+        rows.clear();
+        if (!isOpen) {
+            records.reuse();
+        }
+        ByteBuffer bytes = null;
+        Object place = null;
+        while (rows.rows() < Math.min(rowsLeft, RowBatch.CAPACITY)) {
+            if (!isOpen && !openNext()) {
+                break;
+            }
+            if (place != null && place != records.place()) {
+                break;
+            }
+            place = records.place();
+            bytes = records.cursor.data;
+            takeRows();
+            if (!isOpen && records.decompressedBytes() >= DECOMPRESSED_BYTES) {
+                break;
+            }
+        }
+        rowsLeft -= rows.rows();
+        found = rows.rows() > 0 ? rows.finish(bytes) : null;
+        return found != null;
+    }
+
+    private boolean openNext() throws IOException {
+        isOpen = !isDone && records.nextBatch();
+        isDone = !isOpen;
+        return isOpen;
+    }
+
+    private void takeRows() throws IOException {
+        RecordCursor cursor = records.cursor;
+        long start = walk.start();
+        long stop = walk.stop();
+        int room = (int) Math.min(rowsLeft, RowBatch.CAPACITY);
+        try {
+            while (cursor.left > 0 && rows.rows() < room) {
+                cursor.next();
+                if (cursor.offset >= stop) {
+                    cursor.left = 0;
+                } else if (cursor.offset >= start) {
+                    rows.add(cursor);
+                }
+            }
+        } catch (BadRecords error) {
+            walk.skipRecords(error.getMessage());
+            cursor.left = 0;
+        }
+        isOpen = cursor.left > 0;
+    }
+
+    public Object get() {
+        return found;
+    }
+
+    public void close() {
+    }
+}

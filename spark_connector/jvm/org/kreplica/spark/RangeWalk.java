@@ -1,0 +1,111 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+
+/**
+ * The batches that a task reads: those of its range that hold records for it.
+ *
+ * All segments are mapped when it is made, so nothing takes them away later. Control batches are left out and, for a
+ * reader of committed data, what was aborted. What is not there any more is an error, or told. One thread.
+ */
+final class RangeWalk {
+    final LogRange range;
+    private final boolean failOnDataLoss;
+    private final LogWalk walk;
+    private final AbortedTransactions aborted;
+    private final long stop;
+    private final long start;
+    private final boolean wasWhole;
+
+    RangeWalk(LogRange range, ReadSettings settings) throws IOException {
+        this.range = range;
+        failOnDataLoss = settings.failOnDataLoss;
+        if (range.directory == null) {
+            start = 0;
+            stop = 0;
+            wasWhole = false;
+            aborted = null;
+            walk = null;
+            return;
+        }
+        PartitionLog log = PartitionLog.open(range.at, range.directory);
+        start = first(log);
+        stop = Math.max(start, end(log));
+        wasWhole = stop == range.stop;
+        log.map(start, stop);
+        aborted = settings.committed ? AbortedTransactions.of(log, start, stop) : null;
+        walk = new LogWalk(log, start, stop, settings.skipDamaged, LogEnd.promised(log));
+    }
+
+    /** For a search: over what rotted, and not by whoever may see the records. */
+    RangeWalk(PartitionLog log, LogRange range) throws IOException {
+        this.range = range;
+        failOnDataLoss = false;
+        start = range.start;
+        stop = range.stop;
+        wasWhole = false;
+        aborted = null;
+        walk = new LogWalk(log, start, stop, true, LogEnd.promised(log));
+    }
+
+    private long first(PartitionLog log) {
+        if (range.start >= log.logStartOffset) {
+            return range.start;
+        }
+        long first = Math.min(log.logStartOffset, range.stop);
+        ReadException.lost(failOnDataLoss,
+            range.at + ": offsets " + range.start + " to " + (first - 1) + " are not there any more");
+        return first;
+    }
+
+    private long end(PartitionLog log) {
+        if (log.standing == null || range.stop <= log.standing.logEndOffset) {
+            return range.stop;
+        }
+        long end = log.standing.logEndOffset;
+        endsEarly(end);
+        return end;
+    }
+
+    private void endsEarly(long end) {
+        ReadException.lost(failOnDataLoss,
+            range.at + ": the log ends at " + end + ", where " + range.stop + " had been read up to");
+    }
+
+    long start() {
+        return start;
+    }
+
+    long stop() {
+        return stop;
+    }
+
+    BatchHeader header() {
+        return walk.header;
+    }
+
+    ByteBuffer data() throws IOException {
+        return walk.data();
+    }
+
+    /** Go to the next batch with records for the reader; false at the end. */
+    boolean next() throws IOException {
+        while (start < stop && walk.next()) {
+            BatchHeader batch = walk.header;
+            boolean admitted = aborted == null || aborted.admits(batch);
+            if (admitted && !batch.isControl() && batch.recordCount > 0 && batch.maxTimestamp >= range.fromTime) {
+                return true;
+            }
+        }
+        if (start < stop && wasWhole && walk.isAtEnd && walk.nextOffset < stop) {
+            endsEarly(walk.nextOffset);
+        }
+        return false;
+    }
+
+    /** The batch's records are none, as whoever reads them has found. */
+    void skipRecords(String reason) throws IOException {
+        walk.skipRecords(reason);
+    }
+}

@@ -1,0 +1,46 @@
+package org.kreplica.spark;
+
+import java.util.Collections;
+import java.util.Map;
+import org.apache.spark.SparkThrowable;
+
+/**
+ * What a read cannot do, in the words that a user is to see.
+ *
+ * PySpark shows the message of an IllegalArgumentException by itself, where of others it shows the stack of the JVM,
+ * and what is SparkThrowable and has a condition comes from a task to the user as it is.
+ */
+class ReadException extends IllegalArgumentException implements SparkThrowable {
+    private static final long serialVersionUID = 1;
+    private static final String CONDITION = "KREPLICA_READ";
+    // As what goes wrong in a Python data source has.
+    private static final String SQL_STATE = "38000";
+
+    ReadException(String message) {
+        super(message);
+    }
+
+    ReadException(String message, Throwable cause) {
+        super(message, cause);
+    }
+
+    public String getCondition() {
+        return CONDITION;
+    }
+
+    public String getSqlState() {
+        return SQL_STATE;
+    }
+
+    public Map getMessageParameters() {
+        return Collections.emptyMap();
+    }
+
+    /** Records that were asked for are not there any more, or were never; only told where the read may go on. */
+    static void lost(boolean fail, String text) {
+        if (fail) {
+            throw new ReadException(text + "; with failOnDataLoss=false the read goes on with what there is");
+        }
+        Logs.logger.warn("{}; the read goes on with what there is", text);
+    }
+}

@@ -1,0 +1,143 @@
+package org.kreplica.spark;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/**
+ * The options of a read over directories: the Python reader's by their names and meanings (spark_connector/options.py).
+ * Counts are of records, -1 where there is no bound. Immutable.
+ */
+final class ReadOptions {
+    private static final long DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000;
+    // As Spark gives them: lower case. Another one is a typing error that would be silent otherwise.
+    private static final Set KNOWN = new HashSet(Arrays.asList(new String[] {
+        "path", "paths", "reader", "subscribe", "subscribepattern", "assign",
+        "startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp",
+        "startingoffsetsbytimestamp", "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy",
+        "minpartitions", "maxrecordsperpartition", "maxoffsetspertrigger", "minoffsetspertrigger",
+        "maxtriggerdelay", "failondataloss", "includeheaders", "skipdamaged", "topic",
+        "groupidprefix", "fetchoffset.numretries", "fetchoffset.retryintervalms",
+        "kafkaconsumer.polltimeoutms", "checkpointlocation", "queryname",
+    }));
+
+    final List paths;
+    final Subscription subscription;
+    final Position starting;
+    final Position ending;
+    final boolean noMatchIsLatest;
+    final long minPartitions;
+    final long maxRecordsPerPartition;
+    final long maxOffsetsPerTrigger;
+    final long minOffsetsPerTrigger;
+    final long maxTriggerDelayMs;
+    final boolean failOnDataLoss;
+    final boolean skipDamaged;
+    final boolean committed;
+
+    /** Of any read, where all that is of interest is which partitions there are. Raises ReadException. */
+    static ReadOptions places(Map given) {
+        Map some = new HashMap();
+        String[] names = {"path", "paths", "subscribe", "subscribePattern", "assign"};
+        GivenOptions options = new GivenOptions(given);
+        for (int i = 0; i < names.length; i++) {
+            if (options.has(names[i])) {
+                some.put(names[i], options.text(names[i]));
+            }
+        }
+        return new ReadOptions(some, true);
+    }
+
+    /** Raises ReadException, which names the option that is wrong. */
+    ReadOptions(Map given, boolean streaming) {
+        GivenOptions options = new GivenOptions(given);
+        refuseUnknown(options);
+        paths = paths(options);
+        if (options.has("kafka.bootstrap.servers")) {
+            throw new ReadException(
+                "path and kafka.bootstrap.servers: either directories or a running cluster, not both");
+        }
+        starting = Position.of(options, "starting", streaming ? Position.LATEST : Position.EARLIEST);
+        ending = Position.of(options, "ending", Position.LATEST);
+        checkPositions(options, streaming);
+        String[] strategies = {"error", "latest"};
+        noMatchIsLatest = options.choice("startingOffsetsByTimestampStrategy", strategies).equals("latest");
+        subscription = Subscription.of(options);
+        minPartitions = options.count("minPartitions");
+        maxRecordsPerPartition = options.count("maxRecordsPerPartition");
+        maxOffsetsPerTrigger = options.count("maxOffsetsPerTrigger");
+        minOffsetsPerTrigger = options.count("minOffsetsPerTrigger");
+        maxTriggerDelayMs = options.durationMs("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS);
+        failOnDataLoss = options.isTrue("failOnDataLoss", true);
+        skipDamaged = options.isTrue("skipDamaged", false);
+        String[] levels = {"read_uncommitted", "read_committed"};
+        committed = options.choice("kafka.isolation.level", levels).equals("read_committed");
+        options.isTrue("includeHeaders", false);
+    }
+
+    private static void refuseUnknown(GivenOptions options) {
+        for (Iterator i = options.names(); i.hasNext();) {
+            String name = (String) i.next();
+            if (name.startsWith("kafka.")) {
+                if (!name.equals("kafka.bootstrap.servers") && !name.equals("kafka.isolation.level")) {
+                    Logs.logger.warn("option {}: taken, but there is nothing here that it would set", name);
+                }
+            } else if (!KNOWN.contains(name)) {
+                throw new ReadException(name + ": format kreplica has no such option");
+            }
+        }
+    }
+
+    private void checkPositions(GivenOptions options, boolean streaming) {
+        String[] names = streaming ? new String[] {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
+            : new String[] {"maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"};
+        for (int i = 0; i < names.length; i++) {
+            if (options.has(names[i]) && streaming) {
+                throw new ReadException(names[i] + ": a stream has no end");
+            }
+            if (options.has(names[i])) {
+                Logs.logger.warn("option {}: it is for streams, and a batch has no triggers", names[i]);
+            }
+        }
+        if (!streaming) {
+            starting.checkBatch(true);
+            ending.checkBatch(false);
+        }
+    }
+
+    /** From `path`, or from `paths`, a JSON array, which is what load([...]) makes. */
+    private static List paths(GivenOptions options) {
+        String one = options.text("path");
+        String several = options.text("paths");
+        if (one != null && several != null) {
+            throw new ReadException("path and paths: name one of them");
+        }
+        if (one == null && several == null) {
+            throw new ReadException(
+                "name path, a directory of logs, or kafka.bootstrap.servers, a running cluster");
+        }
+        List found = one != null ? Arrays.asList(new String[] {one}) : Json.texts("paths", several);
+        List local = new ArrayList();
+        for (Iterator i = found.iterator(); i.hasNext();) {
+            local.add(local((String) i.next()));
+        }
+        return local;
+    }
+
+    private static String local(String path) {
+        int colon = path.indexOf(':');
+        String scheme = colon < 0 ? "/" : path.substring(0, colon);
+        if (scheme.indexOf('/') >= 0) {
+            return path;
+        }
+        if (!scheme.equalsIgnoreCase("file")) {
+            throw new ReadException("path: '" + path + "' is not on this machine; logs are mapped, so they have to be");
+        }
+        return "/" + path.substring(colon + 1).replaceAll("^/+", "");
+    }
+}

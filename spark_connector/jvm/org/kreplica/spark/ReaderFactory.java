@@ -1,0 +1,46 @@
+package org.kreplica.spark;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.types.StructType;
+
+/** Makes the readers of tasks, where these run. Immutable. */
+final class ReaderFactory implements PartitionReaderFactory {
+    private static final long serialVersionUID = 1;
+
+    private final StructType schema;
+    private final ReadSettings settings;
+    private final int limit;
+    private final boolean counts;
+
+    /** `limit`: how many rows a task gives at most, or -1. `counts`: it gives how many there are instead. */
+    ReaderFactory(StructType schema, ReadSettings settings, int limit, boolean counts) {
+        this.schema = schema;
+        this.settings = settings;
+        this.limit = limit;
+        this.counts = counts;
+    }
+
+    public boolean supportColumnarReads(InputPartition partition) {
+        return true;
+    }
+
+    public PartitionReader createReader(InputPartition partition) {
+        throw new UnsupportedOperationException("rows one by one");
+    }
+
+    public PartitionReader createColumnarReader(InputPartition partition) {
+        LogRange range = (LogRange) partition;
+        try {
+            if (counts) {
+                return new CountReader(range, schema, settings);
+            }
+            return new RangeReader(range, schema, settings, limit);
+        } catch (IOException error) {
+            throw new UncheckedIOException(range.at + ": " + error.getMessage(), error);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+package org.kreplica.spark;
+
+import java.nio.ByteBuffer;
+
+/**
+ * The records of one batch, one after the other: where their parts lie in the batch's bytes.
+ *
+ * Every length is held against what is left before it is used. `next` reads a record as far as its value; its headers
+ * are read by whoever wants them. Positions are those of `data`. One thread.
+ */
+final class RecordCursor {
+    ByteBuffer data;
+    int left;
+    long offset;
+    long timestamp;
+    int timestampType;
+    int keyPosition;
+    int keyLength;
+    int valuePosition;
+    int valueLength;
+    private int position;
+    private int limit;
+    private int recordEnd;
+    private int lastDelta;
+    private long baseOffset;
+    private int lastOffsetDelta;
+    private long baseTimestamp;
+
+    /** Begin with the records of a batch, which lie in [position, limit) of `bytes`. */
+    void begin(BatchHeader batch, ByteBuffer bytes, int from, int to) {
+        data = bytes;
+        position = from;
+        limit = to;
+        left = batch.recordCount;
+        lastDelta = -1;
+        baseOffset = batch.baseOffset;
+        lastOffsetDelta = (int) (batch.lastOffset - batch.baseOffset);
+        timestampType = batch.isLogAppendTime() ? 1 : 0;
+        baseTimestamp = batch.baseTimestamp;
+        timestamp = batch.maxTimestamp;
+    }
+
+    /** Read the next record, of which there is one (`left`). */
+    void next() throws BadRecords {
+        left--;
+        int length = varint(limit);
+        if (length < 0 || length > limit - position) {
+            throw new BadRecords("a record of " + length + " bytes, where " + (limit - position) + " are left");
+        }
+        int end = position + length;
+        recordEnd = end;
+        position++;
+        long timestampDelta = varlong(end);
+        int delta = varint(end);
+        if (delta <= lastDelta || delta > lastOffsetDelta) {
+            throw new BadRecords("a record whose offset does not fit its batch");
+        }
+        lastDelta = delta;
+        offset = baseOffset + delta;
+        if (timestampType == 0) {
+            timestamp = baseTimestamp + timestampDelta;
+        }
+        keyLength = length(end);
+        keyPosition = position;
+        position += Math.max(0, keyLength);
+        valueLength = length(end);
+        valuePosition = position;
+        position = end;
+        if (left == 0 && end != limit) {
+            throw new BadRecords("bytes behind the last record");
+        }
+    }
+
+    /** Put the headers of the record that was read last into `into`. */
+    void headers(HeadersVector into) throws BadRecords {
+        position = valuePosition + Math.max(0, valueLength);
+        int count = varint(recordEnd);
+        if (count < 0 || count > (recordEnd - position) / 2) {
+            throw new BadRecords(count + " headers in a record");
+        }
+        into.begin(count);
+        for (int i = 0; i < count; i++) {
+            int length = length(recordEnd);
+            if (length < 0) {
+                throw new BadRecords("a header without a name");
+            }
+            into.key(position, length);
+            position += length;
+            length = length(recordEnd);
+            into.value(position, length);
+            position += Math.max(0, length);
+        }
+        if (position != recordEnd) {
+            throw new BadRecords("bytes behind the last header");
+        }
+    }
+
+    /** A length of bytes that follow, -1 for null. */
+    private int length(int end) throws BadRecords {
+        int length = varint(end);
+        if (length < -1 || length > end - position) {
+            throw new BadRecords("a length of " + length + ", where " + (end - position) + " bytes are left");
+        }
+        return length;
+    }
+
+    private int varint(int end) throws BadRecords {
+        if (position < end) {
+            int b = data.get(position);
+            if (b >= 0) {
+                position++;
+                return (b >>> 1) ^ -(b & 1);
+            }
+        }
+        long value = varlong(end);
+        if (value < Integer.MIN_VALUE || value > Integer.MAX_VALUE) {
+            throw new BadRecords("a number of more than 32 bits");
+        }
+        return (int) value;
+    }
+
+    private long varlong(int end) throws BadRecords {
+        long value = 0;
+        for (int shift = 0; shift < 70; shift += 7) {
+            if (position >= end) {
+                throw new BadRecords("a record that ends within a number");
+            }
+            int b = data.get(position++);
+            value |= (long) (b & 0x7f) << shift;
+            if (b >= 0) {
+                return (value >>> 1) ^ -(value & 1);
+            }
+        }
+        throw new BadRecords("a number of more than 64 bits");
+    }
+}

@@ -1,0 +1,202 @@
+"""The JVM reader: how its jar is made and found, who reads what, and what it spares Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import kreplica
+import spark_connector
+from spark_connector import jvm_reader
+from tests.conformance.expectation import FIXTURES
+
+LOGS = FIXTURES / "clean" / "logs"
+T0 = 1_700_000_000_000
+
+
+def read(spark: SparkSession, path: Path | str, **options: Any) -> DataFrame:
+    given = {name.replace("__", "."): str(value) for name, value in options.items()}
+    return spark.read.format("kreplica").options(**given).load(str(path))
+
+
+def plan(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def fill(directory: Path, batches: int, size: int = 5, **options: Any) -> None:
+    with kreplica.Log.open(directory, **options) as log:
+        for n in range(batches):
+            first = n * size
+            log.append(
+                [
+                    kreplica.Record(b"%d" % k, key=b"k%d" % k, timestamp=T0 + 1000 * k)
+                    for k in range(first, first + size)
+                ]
+            )
+
+
+# ---- the jar ----------------------------------------------------------------------------------------------
+
+
+def test_the_jar_is_made_once_and_of_the_same_bytes(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path(spark_connector.jar())
+    assert made.exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    again = Path(spark_connector.jar())
+    assert again.name == made.name
+    assert again.read_bytes() == made.read_bytes()
+    assert [path.name for path in again.parent.iterdir()] == [made.name]
+    # Janino may write what the JVM then refuses, so each class is loaded.
+    names = [name for name in zipfile.ZipFile(made).namelist() if name.endswith(".class")]
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in names:
+        spark._jvm.java.lang.Class.forName(name[: -len(".class")].replace("/", "."), True, loader)
+
+
+def test_sources_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jvm").mkdir()
+    (tmp_path / "jvm" / "Broken.java").write_text("class Broken {")
+    monkeypatch.setattr(jvm_reader, "SOURCES", tmp_path / "jvm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(jvm_reader.NoJvmReader, match="its sources were not compiled"):
+        jvm_reader.jar()
+    assert list((tmp_path / "cache" / "kreplica").iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here; Janino compiles all the same")
+def test_the_sources_are_good_java(tmp_path: Path) -> None:
+    """Janino forgives much. It infers no types, so the sources name none and cast instead."""
+    jars = os.pathsep.join(map(str, jvm_reader.spark_jars()))
+    lint = "-Xlint:all,-rawtypes,-unchecked,-cast,-options,-path,-classfile"
+    command = ["javac", lint, "-Werror", "-source", "8", "-target", "8", "-cp", jars, "-d", str(tmp_path)]
+    ran = subprocess.run([*command, *map(str, jvm_reader.sources())], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+# ---- who reads --------------------------------------------------------------------------------------------
+
+
+def test_the_jvm_reads_directories_by_itself(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path / "t-0", 2)
+    assert "(Python)" not in plan(read(spark, tmp_path))
+    assert "(Python)" in plan(read(spark, tmp_path, reader="python"))
+    assert read(spark, tmp_path).count() == read(spark, tmp_path, reader="python").count() == 10
+
+
+def test_python_reads_what_the_jvm_does_not(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path / "t-0", 2)
+    (tmp_path / "t-0" / "kreplica.damage.json").write_text('{"version": 1, "damages": []}')
+    assert "(Python)" in plan(read(spark, tmp_path))
+    with pytest.raises(PySparkException, match=r"reader=jvm: .*t-0: has known damage"):
+        read(spark, tmp_path, reader="jvm").count()
+    cluster = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
+    with pytest.raises(PySparkException, match="reader=jvm: records of a running cluster"):
+        spark.read.format("kreplica").options(reader="jvm", **cluster).load().count()
+    with pytest.raises(PySparkException, match="reader: 'scala' is none of auto, jvm, python"):
+        read(spark, tmp_path, reader="scala").count()
+
+
+def test_a_session_without_a_jvm_has_the_python_reader(caplog: pytest.LogCaptureFixture) -> None:
+    class Connect:
+        """What `register` uses of a session of Spark Connect."""
+
+        def __init__(self) -> None:
+            self.registered: list[str] = []
+            self.conf = self
+            self.dataSource = self
+
+        def set(self, name: str, value: str) -> None:
+            pass
+
+        def register(self, source: Any) -> None:
+            self.registered.append(source.name())
+
+    session: Any = Connect()
+    with caplog.at_level("INFO"):
+        spark_connector.register(session)
+    assert session.registered == ["kreplica"]
+    assert "there is no JVM reader: a session of Spark Connect" in caplog.text
+
+
+# ---- what Spark is spared ---------------------------------------------------------------------------------
+
+
+def test_counts_come_from_headers(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path / "t-0", 4)
+    fill(tmp_path / "t-1", 2)
+    frame = read(spark, tmp_path, reader="jvm", minPartitions=4)
+    counted = frame.where("offset >= 3 and offset < 12").groupBy("partition").count()
+    assert "[counts]" in plan(counted)
+    assert sorted(map(tuple, counted.collect())) == [(0, 9), (1, 7)]
+    assert frame.where("offset > 1000").count() == 0
+    assert frame.where("partition = 9").count() == 0
+    # A filter that Spark has to apply itself leaves it the rows.
+    assert "[counts]" not in plan(frame.where("value = '3'").groupBy().count())
+    assert frame.where("value = '3'").count() == 2
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_counts_are_exact(spark: SparkSession, isolation: str) -> None:
+    """Over gaps of compaction, control records and aborted transactions, of every codec."""
+    found = {}
+    for reader in ("jvm", "python"):
+        frame = read(spark, LOGS, reader=reader, kafka__isolation__level=isolation)
+        frame = frame.where("offset >= 2 and offset < 1000")
+        found[reader] = sorted(map(tuple, frame.groupBy("topic", "partition").count().collect()))
+    assert found["jvm"] == found["python"]
+    assert len(found["jvm"]) > 5
+
+
+def test_a_limit_ends_the_reading(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path / "t-0", 4)
+    frame = read(spark, tmp_path, reader="jvm").where("offset >= 7").limit(3)
+    assert "[limit 3]" in plan(frame)
+    assert [row.offset for row in frame.collect()] == [7, 8, 9]
+
+
+def test_statistics(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path / "t-0", 4)
+    frame = read(spark, tmp_path, reader="jvm")
+    told = frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
+    assert told == kreplica.Log.open(tmp_path / "t-0", read_only=True).size
+
+
+# ---- streams ----------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_may_change_the_reader(spark: SparkSession, tmp_path: Path) -> None:
+    def run(reader: str) -> Any:
+        frame = spark.readStream.format("kreplica").option("startingOffsets", "earliest")
+        query = (
+            frame.options(reader=reader, maxOffsetsPerTrigger="4")
+            .load(str(tmp_path / "node"))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        query.awaitTermination()
+        return query.lastProgress
+
+    for turn, reader in enumerate(("python", "jvm", "python", "jvm")):
+        fill(tmp_path / "node" / "t-0", 1)
+        fill(tmp_path / "node" / f"t-{turn}", 1)
+        progress = run(reader)
+    offsets = [
+        row.offset for row in spark.read.parquet(str(tmp_path / "out")).where("partition = 0").collect()
+    ]
+    assert sorted(offsets) == list(range(25))
+    assert sum(spark_connector.lag(progress).values()) == 0
+    assert json.loads(progress.sources[0].endOffset) == {"t": {"0": 25, "1": 5, "2": 5, "3": 5}}
+    assert progress.sources[0].metrics["maxOffsetsBehindLatest"] == "0"
