@@ -225,6 +225,36 @@ def export(
     raise typer.Exit(command.run(found, to, path, names, wanted, file_rows=file_rows, as_json=as_json))
 
 
+@app.command()
+def offsets(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(exists=True, file_okay=False, help="Partitions', or nodes'.", show_default=False),
+    ],
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Only this of nodes' directories; may be repeated.")
+    ] = None,
+    isolation: Annotated[
+        ReadIsolation, typer.Option(help="Which records count: as `export` has it.")
+    ] = ReadIsolation.HIGH_WATERMARK,
+    group: Annotated[
+        str | None, typer.Option(help="A consumer group, as far as these directories know of it.")
+    ] = None,
+    engine: Engine = EngineName.LOCAL,
+    master: Master = DEFAULT_MASTER,
+    as_json: Json = False,
+) -> None:
+    """Count records, tell gaps, where each replica stands, how far it is behind, and how far a group is."""
+    from kreplica.cli import offsets as command
+
+    paths = [str(path.resolve()) for path in directories]
+    if engine is EngineName.SPARK:
+        from kreplica.cli import spark
+
+        raise typer.Exit(spark.offsets(paths, topic or (), isolation, group, master, as_json))
+    raise typer.Exit(command.run(paths, topic or (), isolation, group, as_json))
+
+
 def _refuse_on_spark(given: Mapping[str, object], to: Format, isolation: ReadIsolation | None) -> None:
     for name, value in given.items():
         if value is not None:

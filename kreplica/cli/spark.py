@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from kreplica.cli import diff as diff_command
+from kreplica.cli import offsets as offsets_command
 from kreplica.cli import verify as verify_command
 from kreplica.cli.output import console, print_json
 from kreplica.log.verify import Problem
@@ -45,6 +46,26 @@ def diff(left: str, right: str, by_record: bool, master: str, as_json: bool) -> 
         rows = jobs.compare(spark, left, right, by_record=by_record).orderBy("topic", "partition")
         facts = (json.loads(row.report) for row in rows.toLocalIterator())
         return diff_command.report(facts, as_json)
+
+    return _with_spark(master, run)
+
+
+def offsets(
+    paths: Sequence[str],
+    topics: Sequence[str],
+    isolation: str,
+    group: str | None,
+    master: str,
+    as_json: bool,
+) -> int:
+    """As kreplica.cli.offsets.run, by Spark."""
+
+    def run(spark: SparkSession) -> int:
+        from spark_connector.jobs import offsets_table
+
+        rows = offsets_table.rows(spark, paths, topics=topics, level=isolation, group=group)
+        offsets_command.report(rows, as_json)
+        return 0
 
     return _with_spark(master, run)
 

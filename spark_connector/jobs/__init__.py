@@ -3,14 +3,15 @@
     from spark_connector import jobs
     jobs.verify(spark, ["archive/node-1", "archive/node-2"]).show()
 
-Each gives what the tool of the same name gives on the same data. What looks at files, `verify` and `diff`,
-runs kreplica's own native checks in Spark's workers; what reads records, `export` and `latest`, does so by
-format("kreplica"). Directories have to be there, by the same paths, on all machines that Spark works on, and
-kreplica[spark] has to be installed there. Thread rule: as Spark's.
+Each gives what the tool of the same name gives on the same data. What looks at files, `verify`, `diff` and
+`offsets`, runs kreplica's own native code in Spark's workers; what hands records on, `export` and `latest`,
+reads them by format("kreplica"). Directories have to be there, by the same paths, on all machines that Spark
+works on, and kreplica[spark] has to be installed there. Thread rule: as Spark's.
 """
 
 from spark_connector.jobs.comparison import compare, diff
 from spark_connector.jobs.latest_view import export_latest, latest, latest_of
+from spark_connector.jobs.offsets_table import offsets
 from spark_connector.jobs.parquet_export import Exported, export
 from spark_connector.jobs.records import JobError
 from spark_connector.jobs.verification import verify
@@ -24,5 +25,6 @@ __all__ = [
     "export_latest",
     "latest",
     "latest_of",
+    "offsets",
     "verify",
 ]
