@@ -1,10 +1,11 @@
 """What is written of each batch, so that a batch that Spark runs again is written once.
 
-Beside the log directory `<path>` stands `<path>.spark/<writer>/`, a writer being a stream's query: a batch's
-staged rows, its intent, and once it is written its commit. The intent says which files are appended, and
-where each log ended before; it is on the disk before the first append. A commit that was cut off is carried
-out to its end from those files and offsets, whatever the batch's second run has staged. Thread rule: one
-commit at a time for a path; the logs' own locks hold others off.
+A writer, which is a stream's query, has a directory of its own: for a directory of logs
+`<path>.spark/<query>`, for a cluster one in the stream's checkpoint. There are a batch's staged rows, its
+intent, and once it is written its commit. The intent says which files are appended, and what the target
+needs to know to tell what is there already; it is on the disk before the first append. A commit that was cut
+off is carried out to its end from that, whatever the batch's second run has staged. Thread rule: one commit
+at a time for a target.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow
 
@@ -26,15 +27,28 @@ from spark_connector.sink_rows import StagedFile, staged_batches
 VERSION = 0
 # Spark runs none again but the last; more are kept for whoever looks.
 KEPT_COMMITS = 100
-Ends = dict[TopicPartition, int]
+# Of each partition the paths of the files that have its rows, in order.
+Files = Mapping[TopicPartition, Sequence[str]]
+Facts = dict[str, Any]
+
+
+class Target(Protocol):
+    """Where rows are appended."""
+
+    def begin(self, files: Files, previous: Facts | None) -> Facts:
+        """What an intent says besides its files; `previous`: that of the batch before, if it is there."""
+
+    def append(self, files: Files, facts: Facts) -> None:
+        """Append the rows of the files, but those that an earlier attempt has appended; all are as durable as
+        the target makes them when this returns. Raises InvalidFile where somebody else's rows are between."""
 
 
 class CommitLog:
-    """The commits of one writer into the logs in `path`."""
+    """The commits of one writer into `target`; `directory` is the writer's."""
 
-    def __init__(self, path: str, writer: str) -> None:
-        self._path = os.path.abspath(path)
-        self._directory = os.path.join(f"{self._path}.spark", writer)
+    def __init__(self, directory: str, target: Target) -> None:
+        self._directory = os.path.abspath(directory)
+        self._target = target
 
     def staging(self, batch_id: int) -> str:
         """Where the batch's tasks leave their rows."""
@@ -43,26 +57,20 @@ class CommitLog:
     def commit(self, batch_id: int, files: Sequence[StagedFile]) -> bool:
         """Append the rows of these files, unless the batch is written already; whether it was not.
 
-        Raises InvalidFile where somebody else has written since an attempt that was cut off, and what
-        appending raises.
+        Raises InvalidFile for an intent that is broken, and what appending raises.
         """
         intent = self._name(batch_id, "intent")
         if os.path.exists(self._name(batch_id, "committed")):
             self.discard(batch_id)
             return False
-        with ExitStack() as stack:
-            logs: dict[TopicPartition, kreplica.Log] = {}
-            if os.path.exists(intent):
-                files, ends = _read_intent(intent)
-                _open(logs, self._path, files, stack)
-            else:
-                _open(logs, self._path, files, stack)
-                ends = {at: log.log_end_offset for at, log in logs.items()}
-                _write(intent, _intent(files, ends))
-            for at, log in logs.items():
-                paths = [os.path.join(self.staging(batch_id), file.name) for file in files if file.at == at]
-                _append(log, at, ends[at], paths)
-                log.flush()
+        if os.path.exists(intent):
+            files, facts = _read(intent)
+            self._target.append(self._paths(batch_id, files), facts)
+        else:
+            paths = self._paths(batch_id, files)
+            facts = self._target.begin(paths, self._previous(batch_id))
+            _write(intent, {"version": VERSION, "files": _named(files), **facts})
+            self._target.append(paths, facts)
         os.replace(intent, self._name(batch_id, "committed"))
         _sync_directory(self._directory)
         self.discard(batch_id)
@@ -74,6 +82,16 @@ class CommitLog:
         if not os.path.exists(self._name(batch_id, "intent")):
             shutil.rmtree(self.staging(batch_id), ignore_errors=True)
 
+    def _paths(self, batch_id: int, files: Sequence[StagedFile]) -> Files:
+        found: dict[TopicPartition, list[str]] = {}
+        for file in sorted(files, key=lambda file: file.at):
+            found.setdefault(file.at, []).append(os.path.join(self.staging(batch_id), file.name))
+        return found
+
+    def _previous(self, batch_id: int) -> Facts | None:
+        path = self._name(batch_id - 1, "committed")
+        return _read(path)[1] if os.path.exists(path) else None
+
     def _name(self, batch_id: int, what: str) -> str:
         return os.path.join(self._directory, f"{batch_id}.{what}")
 
@@ -82,11 +100,37 @@ class CommitLog:
             os.remove(self._name(batch_id, "committed"))
 
 
-def _open(
-    logs: dict[TopicPartition, kreplica.Log], path: str, files: Sequence[StagedFile], stack: ExitStack
-) -> None:
-    for at in sorted({file.at for file in files}):
-        logs[at] = stack.enter_context(kreplica.Log.open(os.path.join(path, str(at))))
+class LogDirectory:
+    """The logs in `path` as a target: an intent says where each of them ended, and what lies behind that end
+    is held against the rows. The logs' own locks hold others off meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+
+    def begin(self, files: Files, previous: Facts | None) -> Facts:  # noqa: ARG002 (each batch by itself)
+        with ExitStack() as stack:
+            ends = {at: self._open(at, stack).log_end_offset for at in files}
+        return {
+            "ends": [
+                {"topic": at.topic, "partition": at.partition, "offset": end} for at, end in ends.items()
+            ]
+        }
+
+    def append(self, files: Files, facts: Facts) -> None:
+        ends = {at_of(each): int(each["offset"]) for each in facts["ends"]}
+        with ExitStack() as stack:
+            logs = {at: self._open(at, stack) for at in files}
+            for at, log in logs.items():
+                _append(log, at, ends[at], files[at])
+                log.flush()
+
+    def _open(self, at: TopicPartition, stack: ExitStack) -> kreplica.Log:
+        return stack.enter_context(kreplica.Log.open(os.path.join(self._path, str(at))))
+
+
+def directory_commits(path: str, writer: str) -> CommitLog:
+    """The commits of this writer into the logs in `path`."""
+    return CommitLog(os.path.join(f"{os.path.abspath(path)}.spark", writer), LogDirectory(path))
 
 
 def _append(log: kreplica.Log, at: TopicPartition, end: int, paths: Sequence[str]) -> None:
@@ -116,29 +160,23 @@ def _require_same(log: kreplica.Log, at: TopicPartition, start: int, rows: Any) 
 # ---- the intent ------------------------------------------------------------------------------------------
 
 
-def _intent(files: Sequence[StagedFile], ends: Ends) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "files": [
-            {"topic": file.at.topic, "partition": file.at.partition, "name": file.name} for file in files
-        ],
-        "ends": [{"topic": at.topic, "partition": at.partition, "offset": end} for at, end in ends.items()],
-    }
+def _named(files: Sequence[StagedFile]) -> list[Facts]:
+    return [{"topic": file.at.topic, "partition": file.at.partition, "name": file.name} for file in files]
 
 
-def _read_intent(path: str) -> tuple[list[StagedFile], Ends]:
+def _read(path: str) -> tuple[list[StagedFile], Facts]:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         if found["version"] != VERSION:
             raise InvalidFile(f"{path}: version {found['version']} is not known")
-        files = [StagedFile(_at(each), str(each["name"])) for each in found["files"]]
-        return files, {_at(each): int(each["offset"]) for each in found["ends"]}
+        return [StagedFile(at_of(each), str(each["name"])) for each in found["files"]], found
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidFile(f"{path}: {error!r}") from error
 
 
-def _at(found: dict[str, Any]) -> TopicPartition:
+def at_of(found: Facts) -> TopicPartition:
+    """The partition that an intent names."""
     return TopicPartition(str(found["topic"]), int(found["partition"]))
 
 

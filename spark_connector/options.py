@@ -28,6 +28,9 @@ from spark_connector.offsets import (
 logger = logging.getLogger(__name__)
 
 ISOLATION_LEVELS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+# What else Kafka's clients have is taken with a warning.
+KAFKA_OPTIONS = ("kafka.bootstrap.servers", "kafka.isolation.level", "kafka.compression.type")
 ONLY_ONE_SUBSCRIPTION = "name exactly one of the options subscribe, subscribePattern and assign"
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 _DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*")
@@ -100,11 +103,14 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was asked for; `topic` None: each row names its own."""
+    """What a write was asked for; `topic` None: each row names its own. `checkpoint`: the stream's directory,
+    None where none was named or it is not on this machine."""
 
     path: str | None
     bootstrap_servers: str | None
     topic: str | None
+    checkpoint: str | None = None
+    codec: str = "none"
 
 
 def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -146,7 +152,21 @@ def parse_write(given: Mapping[str, str]) -> WriteOptions:
     _require_one_source(paths, servers)
     if len(paths) > 1:
         raise OptionError("path: a write goes to one directory")
-    return WriteOptions(paths[0] if paths else None, servers, options.text("topic"))
+    return WriteOptions(
+        paths[0] if paths else None,
+        servers,
+        options.text("topic"),
+        _checkpoint(options),
+        options.choice("kafka.compression.type", CODECS, "none"),
+    )
+
+
+def _checkpoint(options: _Options) -> str | None:
+    path = options.text("checkpointLocation")
+    try:
+        return None if path is None else _local(path)
+    except OptionError:
+        return None
 
 
 class _Options:
@@ -158,7 +178,7 @@ class _Options:
     def refuse_unknown(self) -> None:
         for name in sorted(self._given):
             if name.startswith("kafka."):
-                if name not in ("kafka.bootstrap.servers", "kafka.isolation.level"):
+                if name not in KAFKA_OPTIONS:
                     logger.warning("option %s: taken, but there is nothing here that it would set", name)
             elif name not in KNOWN:
                 raise OptionError(f"{name}: format kreplica has no such option")

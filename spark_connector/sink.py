@@ -1,16 +1,22 @@
-"""Writing into log directories: tasks stage their rows, the driver appends them when all are there.
+"""Writing into log directories and running clusters.
 
-A stream's batch is written once however often Spark runs it, by (query, batch): see commit_log. A batch
-write is all there or not begun, unless the driver dies while it appends. Thread rule: as Spark's.
+Where a batch can be told by (query, batch) and tried again, tasks stage their rows and the driver appends
+them when all are there, so a stream's batch is written once however often Spark runs it: see commit_log.
+That needs a directory that all of Spark's workers see: the one beside the logs, or for a cluster the
+stream's checkpoint. Else (a batch write into a cluster; a checkpoint that is on no mounted disk) each task
+appends for itself, as with Spark's own sink: nothing is lost, but a task that is run again writes its rows
+again. A batch write into a directory is all there or not begun, unless the driver dies while it appends.
+Thread rule: as Spark's.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -22,12 +28,16 @@ from pyspark.sql.types import StructType
 
 from bindings.partition_directories import PartitionDirectories
 from kreplica.common.errors import InvalidFile
-from spark_connector.commit_log import CommitLog
-from spark_connector.options import OptionError, WriteOptions
-from spark_connector.sink_rows import SinkError, StagedFile, Staging, check_schema
+from spark_connector.cluster_client import ClusterClient
+from spark_connector.cluster_sink import Cluster, IdempotentProducer, require_partitions
+from spark_connector.commit_log import CommitLog, directory_commits
+from spark_connector.options import WriteOptions
+from spark_connector.sink_rows import Rows, SinkError, StagedFile, Staging, check_schema
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
+
+logger = logging.getLogger("spark_connector")
 
 
 @dataclass(frozen=True)
@@ -38,39 +48,126 @@ class Staged(WriterCommitMessage):
     files: tuple[StagedFile, ...]
 
 
-class _DirectoryWriter:
+class Destination(Protocol):
+    """Where rows go to. It is sent to the machines that write."""
+
+    def counts(self) -> dict[str, int]:
+        """How many partitions each topic has."""
+
+    def commits(self, writer: str) -> CommitLog | None:
+        """The commits of this writer; None: tasks append for themselves."""
+
+    def append(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:
+        """Append the rows at once."""
+
+
+class DirectoryDestination:
+    """The logs in a directory."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def counts(self) -> dict[str, int]:
+        return partition_counts(self._path)
+
+    def commits(self, writer: str) -> CommitLog:
+        return directory_commits(self._path, writer)
+
+    def append(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:  # noqa: ARG002
+        raise AssertionError("rows for a directory are staged")
+
+
+class ClusterDestination:
+    """A running cluster; `checkpoint`: the stream's directory, None where there is none that all can see."""
+
+    def __init__(self, servers: str, checkpoint: str | None, codec: str) -> None:
+        self._client = ClusterClient(servers)
+        self._checkpoint = None if checkpoint is None else os.path.abspath(checkpoint)
+        self._codec = codec
+
+    def counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for at in self._client.partitions():
+            found[at.topic] = max(found.get(at.topic, 0), at.partition + 1)
+        self._client.close()
+        return found
+
+    def commits(self, writer: str) -> CommitLog | None:
+        if self._checkpoint is None:
+            return None
+        directory = os.path.join(self._checkpoint, "kreplica", writer)
+        return CommitLog(directory, Cluster(self._client, self._codec))
+
+    def append(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:
+        producer: IdempotentProducer | None = None
+        for batch in batches:
+            for at, mine in rows.parted(batch):
+                if producer is None:
+                    producer = IdempotentProducer(self._client, self._client.producer_id(), self._codec)
+                require_partitions(self._client, [at])
+                producer.send(at, mine)
+        self._client.close()
+
+
+class _Writer:
     """What both kinds of writes have in common. Raises OptionError, SinkError."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        if options.path is None:
-            raise OptionError("kafka.bootstrap.servers: a sink writes into directories; name path")
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool, *, stream: bool) -> None:
         if overwrite:
             raise SinkError("a log is appended to: use mode append")
         check_schema(schema, options.topic)
-        self._path = options.path
         self._topic = options.topic
+        self._destination: Destination
+        if options.bootstrap_servers is None:
+            assert options.path is not None
+            self._destination = DirectoryDestination(options.path)
+        else:
+            checkpoint = options.checkpoint if stream else None
+            if stream and checkpoint is None:
+                logger.warning(
+                    "option checkpointLocation names no directory of this machine: what a batch that is run "
+                    "again has written is written again"
+                )
+            self._destination = ClusterDestination(options.bootstrap_servers, checkpoint, options.codec)
 
-    def _stage(self, writer: str, batch_id: int, batches: Iterator[ArrowRecordBatch]) -> Staged:
-        directory = CommitLog(self._path, writer).staging(batch_id)
-        staging = Staging(directory, self._topic, partition_counts(self._path))
-        for batch in batches:
-            if batch.num_rows:
-                staging.write(batch)
+    def _write(self, writer: str, batch_id: int, batches: Iterator[ArrowRecordBatch]) -> Staged:
+        rows = Rows(self._topic, self._destination.counts())
+        commits = self._destination.commits(writer)
+        filled = (batch for batch in batches if batch.num_rows)
+        if commits is None:
+            self._destination.append(rows, filled)
+            return Staged(writer, ())
+        staging = Staging(commits.staging(batch_id), rows)
+        for batch in filled:
+            staging.write(batch)
         return Staged(writer, tuple(staging.close()))
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        staged = [each for each in messages if isinstance(each, Staged)]
-        for writer in {each.writer for each in staged}:
-            files = [file for each in staged for file in each.files]
-            CommitLog(self._path, writer).commit(batch_id, files)
+        for writer, files in _by_writer(messages).items():
+            commits = self._destination.commits(writer)
+            if commits is not None:
+                commits.commit(batch_id, files)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        for writer in {each.writer for each in messages if isinstance(each, Staged)}:
-            CommitLog(self._path, writer).discard(batch_id)
+        for writer in _by_writer(messages):
+            commits = self._destination.commits(writer)
+            if commits is not None:
+                commits.discard(batch_id)
 
 
-class KreplicaStreamWriter(_DirectoryWriter, DataSourceStreamArrowWriter):
+def _by_writer(messages: Sequence[WriterCommitMessage | None]) -> Mapping[str, list[StagedFile]]:
+    found: dict[str, list[StagedFile]] = {}
+    for each in messages:
+        if isinstance(each, Staged):
+            found.setdefault(each.writer, []).extend(each.files)
+    return found
+
+
+class KreplicaStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """The sink of a stream."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite, stream=True)
 
     def write(self, iterator: Iterator[ArrowRecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
@@ -78,7 +175,7 @@ class KreplicaStreamWriter(_DirectoryWriter, DataSourceStreamArrowWriter):
         batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise SinkError("Spark has not said which query and batch this is")
-        return self._stage(query, int(batch), iterator)
+        return self._write(query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._commit(messages, batchId)
@@ -87,15 +184,15 @@ class KreplicaStreamWriter(_DirectoryWriter, DataSourceStreamArrowWriter):
         self._abort(messages, batchId)
 
 
-class KreplicaWriter(_DirectoryWriter, DataSourceArrowWriter):
+class KreplicaWriter(_Writer, DataSourceArrowWriter):
     """A batch write."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite)
+        super().__init__(options, schema, overwrite, stream=False)
         self._writer = f"batch-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[ArrowRecordBatch]) -> WriterCommitMessage:
-        return self._stage(self._writer, 0, iterator)
+        return self._write(self._writer, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._commit(messages, 0)

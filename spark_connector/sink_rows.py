@@ -67,19 +67,20 @@ def check_schema(schema: StructType, topic: str | None) -> None:
         check_topic_name(topic)
 
 
-class Staging:
-    """The files that one task leaves in `directory`. `topic`: of all rows, None: each names its own;
-    `counts`: how many partitions the topics have that are there."""
+class Rows:
+    """Which rows go where. `topic`: of all rows, None: each names its own; `counts`: how many partitions the
+    topics have that are there."""
 
-    def __init__(self, directory: str, topic: str | None, counts: Mapping[str, int]) -> None:
-        self._directory = directory
+    def __init__(self, topic: str | None, counts: Mapping[str, int]) -> None:
         self._topic = topic
         self._counts = counts
-        self._task = uuid.uuid4().hex
-        self._writers: dict[TopicPartition, tuple[str, Any]] = {}
         self._turn = 0
 
-    def write(self, batch: ArrowRecordBatch) -> None:
+    def parted(self, batch: ArrowRecordBatch) -> Iterator[tuple[TopicPartition, ArrowRecordBatch]]:
+        """The rows with the columns of STAGED, by partition, in pieces as large as they are to be appended.
+
+        Raises SinkError, MessageTooLarge, InvalidTopic.
+        """
         columns = {name.lower(): batch.column(index) for index, name in enumerate(batch.schema.names)}
         rows = pyarrow.RecordBatch.from_arrays(
             [_column(columns, field, batch.num_rows) for field in STAGED], schema=STAGED
@@ -87,28 +88,9 @@ class Staging:
         _check_sizes(rows)
         for at, indices in self._places(columns, rows).items():
             mine = rows.take(indices)
-            writer = self._writer(at)
             step = max(1, mine.num_rows * BATCH_BYTES // max(mine.nbytes, 1))
             for start in range(0, mine.num_rows, step):
-                writer.write_batch(mine.slice(start, step))
-
-    def close(self) -> list[StagedFile]:
-        """The files, all of them on the disk."""
-        found = []
-        for at, (name, writer) in self._writers.items():
-            writer.close()
-            _sync(os.path.join(self._directory, name))
-            found.append(StagedFile(at, name))
-        if found:
-            _sync(self._directory)
-        return found
-
-    def _writer(self, at: TopicPartition) -> Any:
-        if at not in self._writers:
-            name = f"{self._task}-{len(self._writers)}.arrow"
-            os.makedirs(self._directory, exist_ok=True)
-            self._writers[at] = name, ipc.new_file(os.path.join(self._directory, name), STAGED)
-        return self._writers[at][1]
+                yield at, mine.slice(start, step)
 
     def _places(self, columns: Mapping[str, Any], rows: ArrowRecordBatch) -> dict[TopicPartition, Any]:
         """Of each partition the numbers of its rows, in order."""
@@ -137,6 +119,39 @@ class Staging:
             raise SinkError("a row without a topic, and no option topic")
         for topic in compute.unique(topics).to_pylist():
             yield check_topic_name(topic), compute.indices_nonzero(compute.equal(topics, topic))
+
+
+class Staging:
+    """The files that one task leaves in `directory`."""
+
+    def __init__(self, directory: str, rows: Rows) -> None:
+        self._directory = directory
+        self._rows = rows
+        self._task = uuid.uuid4().hex
+        self._writers: dict[TopicPartition, tuple[str, Any]] = {}
+
+    def write(self, batch: ArrowRecordBatch) -> None:
+        """Raises as Rows.parted."""
+        for at, mine in self._rows.parted(batch):
+            self._writer(at).write_batch(mine)
+
+    def close(self) -> list[StagedFile]:
+        """The files, all of them on the disk."""
+        found = []
+        for at, (name, writer) in self._writers.items():
+            writer.close()
+            _sync(os.path.join(self._directory, name))
+            found.append(StagedFile(at, name))
+        if found:
+            _sync(self._directory)
+        return found
+
+    def _writer(self, at: TopicPartition) -> Any:
+        if at not in self._writers:
+            name = f"{self._task}-{len(self._writers)}.arrow"
+            os.makedirs(self._directory, exist_ok=True)
+            self._writers[at] = name, ipc.new_file(os.path.join(self._directory, name), STAGED)
+        return self._writers[at][1]
 
 
 def staged_batches(path: str) -> Iterator[ArrowRecordBatch]:

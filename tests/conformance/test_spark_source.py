@@ -320,6 +320,7 @@ def test_minPartitions_are_there(spark: SparkSession, peer: Place, on_kafka: lis
     for place in [peer, *on_kafka]:
         assert tasks(place) == 3
         assert tasks(place, minPartitions="7") >= 7
+    for place in on_kafka:
         assert tasks(place, maxRecordsPerPartition="10") >= 8
 
 
@@ -452,6 +453,42 @@ def test_a_checkpoint_of_one_is_one_of_the_other(
         seen += [row[4] for row in found]
         spark_topics.produce(kafka.bootstrap, "handed", range(10 * turn, 10 * turn + 10))
     assert seen == list(range(40))
+
+
+def test_what_is_written_into_kafka(
+    spark: SparkSession, peer: Place, on_kafka: list[Place], kafka: Node, tmp_path: Path
+) -> None:
+    """A batch and a stream, read by Spark's own source; the stream's last batch is run twice."""
+    cluster = on_kafka[1]
+    spark_topics.produce(kafka.bootstrap, "written", [])
+    columns = ["value", "headers", "key"]
+    for turn in range(2):
+        query = (
+            spark.readStream.format("kafka")
+            .options(**told({**peer.options, **ORDERS, **EARLIEST, "includeHeaders": "true"}))
+            .option("maxOffsetsPerTrigger", "30")
+            .load()
+            .select(*columns)
+            .writeStream.format("kreplica")
+            .options(**told(cluster.options))
+            .option("topic", "written")
+            .option("kafka.compression.type", "zstd")
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        if turn == 0:
+            last = max(tmp_path.glob("commits/[0-9]*"), key=lambda path: int(path.name))
+            last.unlink()
+            (tmp_path / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
+    frame = read(spark, peer, {"subscribe": "orders", "includeHeaders": "true"}).select(*columns)
+    frame.write.format("kreplica").options(**told(cluster.options)).option("topic", "written").mode(
+        "append"
+    ).save()
+    found = read(spark, peer, {"subscribe": "written", "includeHeaders": "true"}).select(*columns)
+    expected = frame.union(frame)
+    assert found.exceptAll(expected).count() == expected.exceptAll(found).count() == 0
 
 
 def is_at(counts: list[int], batches: int) -> bool:

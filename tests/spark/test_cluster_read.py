@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import kreplica
 from kreplica.common.errors import NetworkException
-from spark_connector import cluster_source
+from spark_connector import cluster_client
 from spark_connector.batch_reader import KreplicaReader
 from spark_connector.log_source import DataLossError
 from spark_connector.options import OptionError, parse_read
@@ -103,7 +103,7 @@ def test_records_that_are_deleted_under_a_read(cluster: kreplica.Cluster) -> Non
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_source, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(cluster_client, "TIMEOUT_S", 0.0)
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
     with pytest.raises(NetworkException, match=r"kafka.bootstrap.servers: nobody answers: 127.0.0.1:1"):
         table(given)

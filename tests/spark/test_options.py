@@ -112,10 +112,14 @@ def test_of_a_schema(node: Path, column: str, text: str) -> None:
 
 def test_of_a_sink(node: Path) -> None:
     schema = StructType([StructField("value", StringType())])
-    source = KreplicaDataSource({"kafka.bootstrap.servers": "localhost:9092", "topic": "t"})
-    with pytest.raises(
-        OptionError, match=r"kafka.bootstrap.servers: a sink writes into directories; name path"
+    cluster = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t"}
+    for given, text in (
+        ({**cluster, "path": str(node)}, "either directories or a running cluster, not both"),
+        ({"topic": "t"}, "name path, a directory of logs, or kafka.bootstrap.servers"),
+        ({**cluster, "kafka.bootstrap.servers": "nowhere"}, "'nowhere' is not host:port"),
+        ({**cluster, "kafka.compression.type": "lzma"}, "'lzma' is none of none, gzip"),
     ):
-        source.streamWriter(schema=schema, overwrite=False)
+        with pytest.raises(OptionError, match=text):
+            KreplicaDataSource(given).streamWriter(schema=schema, overwrite=False)
     with pytest.raises(SinkError, match="a log is appended to: use mode append"):
         KreplicaDataSource({"path": str(node), "topic": "t"}).writer(schema, overwrite=True)

@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 import kreplica
 from kreplica.common.errors import InvalidFile, MessageTooLarge
 from spark_connector import commit_log
-from spark_connector.commit_log import CommitLog
-from spark_connector.sink_rows import SinkError, StagedFile, Staging, check_schema, staged_batches
+from spark_connector.commit_log import CommitLog, directory_commits
+from spark_connector.sink_rows import Rows, SinkError, StagedFile, Staging, check_schema, staged_batches
 
 
 def values(directory: Path) -> list[bytes | None]:
@@ -28,7 +28,7 @@ def rows(*numbers: int, **more: Any) -> pyarrow.RecordBatch:
 
 
 def stage(commits: CommitLog, batch_id: int, *batches: pyarrow.RecordBatch) -> list[StagedFile]:
-    staging = Staging(commits.staging(batch_id), "t", {})
+    staging = Staging(commits.staging(batch_id), Rows("t", {}))
     for batch in batches:
         staging.write(batch)
     return staging.close()
@@ -85,7 +85,7 @@ def test_a_stream_from_logs_to_logs(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_a_batch_is_written_once(tmp_path: Path) -> None:
-    commits = CommitLog(str(tmp_path / "logs"), "query")
+    commits = directory_commits(str(tmp_path / "logs"), "query")
     assert commits.commit(0, stage(commits, 0, rows(1, 2)))
     assert not commits.commit(0, stage(commits, 0, rows(1, 2)))
     assert commits.commit(1, stage(commits, 1, rows(3)))
@@ -99,7 +99,7 @@ def test_a_commit_that_was_cut_off_is_carried_out(
 ) -> None:
     """The driver dies before its nth append, or before it notes the end; the second run's rows come in
     another order."""
-    commits = CommitLog(str(tmp_path / "logs"), "query")
+    commits = directory_commits(str(tmp_path / "logs"), "query")
     files = stage(commits, 7, rows(1, 2), rows(3), rows(4, 5))
     append, appends = kreplica.Log.append_arrow, []
 
@@ -123,7 +123,7 @@ def test_a_commit_that_was_cut_off_is_carried_out(
 def test_what_somebody_else_appended_meanwhile_is_not_taken_for_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commits = CommitLog(str(tmp_path / "logs"), "query")
+    commits = directory_commits(str(tmp_path / "logs"), "query")
     files = stage(commits, 0, rows(1, 2))
     with monkeypatch.context() as patch:
         patch.setattr(kreplica.Log, "append_arrow", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -139,7 +139,7 @@ def test_what_somebody_else_appended_meanwhile_is_not_taken_for_the_batch(
 
 
 def test_rows_go_where_their_key_belongs(tmp_path: Path) -> None:
-    staging = Staging(str(tmp_path), "t", {"t": 4})
+    staging = Staging(str(tmp_path), Rows("t", {"t": 4}))
     keys = [b"a", b"b", b"c", b"a", b"b", b"c"]
     staging.write(rows(*range(6), key=keys))
     found = {}
@@ -151,7 +151,7 @@ def test_rows_go_where_their_key_belongs(tmp_path: Path) -> None:
 
 
 def test_bad_rows(tmp_path: Path) -> None:
-    staging = Staging(str(tmp_path), None, {})
+    staging = Staging(str(tmp_path), Rows(None, {}))
     with pytest.raises(SinkError, match="a row without a topic"):
         staging.write(rows(1, topic=pyarrow.array([None], pyarrow.string())))
     with pytest.raises(kreplica.KreplicaError, match="is no topic name"):
@@ -180,7 +180,7 @@ def test_bad_schemas(schema: dict[str, str], topic: str | None, text: str) -> No
 
 
 def test_large_batches_are_parted(tmp_path: Path) -> None:
-    commits = CommitLog(str(tmp_path / "logs"), "query")
+    commits = directory_commits(str(tmp_path / "logs"), "query")
     batch = pyarrow.RecordBatch.from_pydict({"value": [bytes(900_000)] * 5})
     assert commits.commit(0, stage(commits, 0, batch))
     assert values(tmp_path / "logs" / "t-0") == [bytes(900_000)] * 5

@@ -1,0 +1,253 @@
+"""Asking a running cluster, kreplica's or Kafka's, by Kafka's protocol: what there is, records, appends.
+
+A question about a partition goes to whoever leads it; a leader that is gone is looked for again until
+TIMEOUT_S have passed. Answers are of one partition, for that is what a task of Spark reads or writes.
+Ownership: the connections, which a pickled client has none of. Thread rule: one thread.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
+from kio.schema.init_producer_id.v3.request import InitProducerIdRequest
+from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from kio.schema.metadata.v9.request import MetadataRequest
+from kio.schema.produce.v8.request import PartitionProduceData, ProduceRequest, TopicProduceData
+
+from kreplica.cli.kafka_connection import KafkaConnection, parse_bootstrap
+from kreplica.common.errors import (
+    CorruptMessage,
+    KreplicaError,
+    LeaderNotAvailable,
+    NetworkException,
+    RequestTimedOut,
+)
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of, maker
+from spark_connector.options import OptionError
+
+TIMEOUT_S = 60.0
+BACKOFF_S = 0.1
+FETCH_BYTES = 8 << 20
+MAX_WAIT = timedelta(milliseconds=500)
+APPEND_TIMEOUT = timedelta(seconds=10)
+CONSUMER = -1
+ALL_IN_SYNC = -1
+
+_fetch, _fetch_topic, _fetch_partition = maker(FetchRequest), maker(FetchTopic), maker(FetchPartition)
+_list, _list_topic, _list_partition = (
+    maker(ListOffsetsRequest),
+    maker(ListOffsetsTopic),
+    maker(ListOffsetsPartition),
+)
+_produce, _produce_topic, _produce_partition = (
+    maker(ProduceRequest),
+    maker(TopicProduceData),
+    maker(PartitionProduceData),
+)
+_metadata = maker(MetadataRequest)
+
+Address = tuple[str, int]
+T = TypeVar("T")
+
+
+class Leader(NamedTuple):
+    """Where the partition's leader listens, None if there is none, and in which epoch it leads."""
+
+    address: Address | None
+    epoch: int
+
+
+class ClusterClient:
+    """See the module. `servers`: host:port, several with commas between them. Raises OptionError."""
+
+    def __init__(self, servers: str) -> None:
+        try:
+            self._bootstrap = parse_bootstrap(servers)
+        except ValueError as error:
+            raise OptionError(f"kafka.bootstrap.servers: {error}") from error
+        self._servers = servers
+        self._leaders: dict[TopicPartition, Leader] = {}
+        self._connections: dict[Address, KafkaConnection] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connections": {}}
+
+    def __str__(self) -> str:
+        return f"the cluster at {self._servers}"
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.__exit__(None, None, None)
+        self._connections.clear()
+
+    # ---- questions ----------------------------------------------------------------------------------------
+
+    def partitions(self) -> list[TopicPartition]:
+        """All that there are, in order."""
+        self._retrying(self._refresh)
+        return sorted(self._leaders)
+
+    def offset(self, at: TopicPartition, timestamp: int, isolation_level: int) -> int:
+        """What ListOffsets answers: of -2 the first offset, of -1 the end, of a time (ms) the first offset
+        that is as late, -1 for none."""
+
+        def ask() -> int:
+            leader = self._leader(at)
+            wanted = _list_partition(
+                partition_index=at.partition, current_leader_epoch=leader.epoch, timestamp=timestamp
+            )
+            topics = (_list_topic(name=at.topic, partitions=(wanted,)),)
+            request = _list(replica_id=CONSUMER, isolation_level=isolation_level, topics=topics)
+            answer = self._ask(leader, request).topics[0].partitions[0]
+            _raise(answer.error_code, at)
+            return int(answer.offset)
+
+        return self._retrying(ask)
+
+    def fetch(self, at: TopicPartition, offset: int, isolation_level: int) -> Any:
+        """The partition's part of a fetch's answer, with records from `offset` on. Raises OffsetOutOfRange;
+        RequestTimedOut where there are none."""
+        return self._retrying(lambda: self._fetch(at, offset, isolation_level))
+
+    def producer_id(self) -> tuple[int, int]:
+        """A new producer's id and epoch."""
+
+        def ask() -> tuple[int, int]:
+            answer = self._any(InitProducerIdRequest(transactional_id=None, transaction_timeout=MAX_WAIT))
+            _raise(answer.error_code, "a producer's id")
+            return int(answer.producer_id), int(answer.producer_epoch)
+
+        return self._retrying(ask)
+
+    def produce(self, at: TopicPartition, batch: bytes) -> None:
+        """Append the batch, acknowledged by all replicas in sync; it is sent again as it is, so it has to be
+        an idempotent producer's. Raises what the leader refuses it for."""
+
+        def ask() -> None:
+            leader = self._leader(at)
+            data = (_produce_partition(index=at.partition, records=batch),)
+            request = _produce(
+                transactional_id=None,
+                acks=ALL_IN_SYNC,
+                timeout=APPEND_TIMEOUT,
+                topic_data=(_produce_topic(name=at.topic, partition_data=data),),
+            )
+            answer = self._ask(leader, request).responses[0].partition_responses[0]
+            _raise(answer.error_code, f"{at}: {answer.error_message}" if answer.error_message else at)
+
+        self._retrying(ask)
+
+    def _fetch(self, at: TopicPartition, offset: int, isolation_level: int) -> Any:
+        leader = self._leader(at)
+        wanted = _fetch_partition(
+            partition=at.partition,
+            current_leader_epoch=leader.epoch,
+            fetch_offset=offset,
+            partition_max_bytes=FETCH_BYTES,
+        )
+        request = _fetch(
+            replica_id=CONSUMER,
+            max_wait=MAX_WAIT,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            isolation_level=isolation_level,
+            topics=(_fetch_topic(topic=at.topic, partitions=(wanted,)),),
+            forgotten_topics_data=(),
+            rack_id="",
+        )
+        response = self._ask(leader, request)
+        _raise(response.error_code, at)
+        answer = response.responses[0].partitions[0]
+        _raise(answer.error_code, at)
+        if not answer.records:
+            # It was there when the read was planned: a new leader may have to learn what is committed.
+            raise RequestTimedOut(f"{at}: nothing was answered at offset {offset}")
+        return answer
+
+    # ---- whom to ask ------------------------------------------------------------------------------------
+
+    def _leader(self, at: TopicPartition) -> Leader:
+        if at not in self._leaders:
+            self._refresh()
+        leader = self._leaders.get(at)
+        if leader is None or leader.address is None:
+            raise LeaderNotAvailable(f"{at}: no leader in {self}")
+        return leader
+
+    def _refresh(self) -> None:
+        request = _metadata(
+            topics=None,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        answer = self._any(request)
+        addresses: Mapping[int, Address] = {
+            broker.node_id: (broker.host, broker.port) for broker in answer.brokers
+        }
+        self._leaders = {
+            TopicPartition(topic.name, each.partition_index): Leader(
+                addresses.get(each.leader_id), each.leader_epoch
+            )
+            for topic in answer.topics
+            for each in topic.partitions
+        }
+
+    def _any(self, request: Any) -> Any:
+        known = [leader.address for leader in self._leaders.values() if leader.address is not None]
+        failed: list[str] = []
+        for address in dict.fromkeys([*self._connections, *self._bootstrap, *known]):
+            try:
+                return self._connection(address).ask(request)
+            except NetworkException as error:
+                self._drop(address)
+                failed.append(str(error))
+        raise NetworkException(f"kafka.bootstrap.servers: nobody answers: {'; '.join(failed)}")
+
+    def _ask(self, leader: Leader, request: Any) -> Any:
+        assert leader.address is not None
+        try:
+            return self._connection(leader.address).ask(request)
+        except NetworkException:
+            self._drop(leader.address)
+            raise
+
+    def _connection(self, address: Address) -> KafkaConnection:
+        connection = self._connections.get(address)
+        if connection is None:
+            try:
+                connection = KafkaConnection(*address)
+            except OSError as error:
+                raise NetworkException(f"{address[0]}:{address[1]}: {error}") from error
+            self._connections[address] = connection
+        return connection
+
+    def _drop(self, address: Address) -> None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.__exit__(None, None, None)
+
+    def _retrying(self, ask: Callable[[], T]) -> T:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return ask()
+            except KreplicaError as error:
+                if not error.retriable or isinstance(error, CorruptMessage) or time.monotonic() > deadline:
+                    raise
+            # Who leads may have changed.
+            self._leaders.clear()
+            time.sleep(BACKOFF_S)
+
+
+def _raise(code: Any, what: object) -> None:
+    error = error_of(code, str(what))
+    if error is not None:
+        raise error
