@@ -13,25 +13,22 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
-from kreplica.client.admin import ELECTION_TYPES
+from kreplica.client.admin import Admin
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST
 from kreplica.client.partition_sender import RecordMetadata
+from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
 from kreplica.cluster.arguments import (
-    assignment_of,
-    broker_ids,
     choice,
     milliseconds,
     offset_of,
-    replication_factor_of,
     topic_name,
 )
 from kreplica.cluster.cluster_nodes import ClusterNodes
@@ -45,7 +42,7 @@ from kreplica.cluster.settings import (
     new_layout,
     read_layout,
 )
-from kreplica.cluster.views import PartitionView, describe_topics
+from kreplica.cluster.views import describe_topics
 from kreplica.common.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -67,13 +64,12 @@ T = TypeVar("T")
 
 # Nobody else in the network has this id.
 CLIENT_ID = -2
-STARTUP_TIMEOUT = 30.0
 CLIENT = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
 # How often a condition is looked at that no event tells of.
 LOOK_MS = 5
 
 
-class Cluster:
+class Cluster(ClusterAdministration):
     """A cluster of `brokers` brokers, in `directory` (by default a temporary one, removed by `close`).
 
     A directory that holds a cluster already is taken up again; further brokers may be added. `controllers`:
@@ -95,7 +91,7 @@ class Cluster:
         config: Mapping[str, object] | None = None,
         cluster_id: str | None = None,
         serve: bool = False,
-        startup_timeout: float = STARTUP_TIMEOUT,
+        startup_timeout: float = TIMEOUT,
     ) -> None:
         self._is_temporary = directory is None
         self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
@@ -146,78 +142,6 @@ class Cluster:
             clock=self._clock,
             config=CLIENT,
         )
-
-    # ---- topics -------------------------------------------------------------------------------------------
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-        config: Mapping[str, object] | None = None,
-        *,
-        assignment: Mapping[int, Sequence[int]] | None = None,
-        timeout: float = STARTUP_TIMEOUT,
-    ) -> None:
-        """Create a topic; every live broker knows it when this returns.
-
-        `replication_factor`: by default three, or as many brokers as there are. `assignment`: by partition
-        its brokers, the preferred leader first, instead of both. Raises TopicAlreadyExists, InvalidTopic,
-        InvalidPartitions, InvalidReplicationFactor, InvalidReplicaAssignment, InvalidConfig,
-        RequestTimedOut.
-        """
-        topic_name(name)
-        replicas = assignment_of(assignment)
-        created = self._call(
-            partial(
-                self._client.admin.create_topic,
-                name,
-                partitions=-1 if replicas else index(partitions),
-                replication_factor=-1 if replicas else replication_factor_of(replication_factor),
-                assignment=replicas,
-                config=config,
-                timeout_ms=milliseconds(timeout),
-            )
-        )
-        created.result()
-        self._wait(lambda: all(name in each.topics for each in self._nodes.known_metadata()), timeout, name)
-
-    def delete_topic(self, name: str, *, timeout: float = STARTUP_TIMEOUT) -> None:
-        """Delete a topic; no live broker knows it when this returns. Raises UnknownTopicOrPartition,
-        RequestTimedOut."""
-        topic_name(name)
-        self._call(lambda: self._client.admin.delete_topic(name, timeout_ms=milliseconds(timeout))).result()
-        self._wait(
-            lambda: all(name not in each.topics for each in self._nodes.known_metadata()), timeout, name
-        )
-
-    def create_partitions(self, name: str, count: int, *, timeout: float = STARTUP_TIMEOUT) -> None:
-        """Let the topic have `count` partitions. Raises UnknownTopicOrPartition, InvalidPartitions,
-        RequestTimedOut."""
-        topic_name(name)
-        last = TopicPartition(name, index(count) - 1)
-        asked = partial(
-            self._client.admin.create_partitions, name, index(count), timeout_ms=milliseconds(timeout)
-        )
-        self._call(asked).result()
-        self._wait(
-            lambda: all(each.partition(last) is not None for each in self._nodes.known_metadata()),
-            timeout,
-            str(last),
-        )
-
-    def alter_config(
-        self, name: str, changes: Mapping[str, object | None], *, timeout: float = STARTUP_TIMEOUT
-    ) -> None:
-        """Change settings of a topic; None takes one back to its default. Raises InvalidConfig,
-        UnknownTopicOrPartition, RequestTimedOut."""
-        topic_name(name)
-        asked = partial(self._client.admin.alter_config, name, changes, timeout_ms=milliseconds(timeout))
-        self._call(asked).result()
-
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        return sorted(self._nodes.newest_metadata().topics)
 
     # ---- records ------------------------------------------------------------------------------------------
 
@@ -271,7 +195,7 @@ class Cluster:
             at = self._require(topic, partition)
             return self._call(lambda: send(at, records or ()))
         self._pending.require_open()
-        found = self._nodes.newest_metadata().topics.get(topic)
+        found = self._newest().topics.get(topic)
         if found is None:
             raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
         chosen = self._keys.by_partition(found, partition)
@@ -344,52 +268,6 @@ class Cluster:
         consumer = self._client.consumer(group, names, consumer_config(config or {}))
         return consume(consumer, lambda ask: self._call(ask).result(), timeout_ms)
 
-    # ---- partitions ---------------------------------------------------------------------------------------
-
-    def partition(self, topic: str, partition: int = 0) -> PartitionView:
-        """A live look at a partition. Raises UnknownTopicOrPartition."""
-        at = self._require(topic, partition)
-        return PartitionView(at, self._nodes.newest_metadata, self._nodes.node)
-
-    def reassign(
-        self,
-        topic: str,
-        partition: int,
-        replicas: Sequence[int] | None,
-        *,
-        wait: bool = True,
-        timeout: float = STARTUP_TIMEOUT,
-    ) -> None:
-        """Move the partition to these brokers; None cancels a move. Comes back when it is done, or, without
-        `wait`, when it has begun. Raises InvalidReplicaAssignment, NoReassignmentInProgress,
-        UnknownTopicOrPartition, RequestTimedOut.
-        """
-        at = self._require(topic, partition)
-        wanted = None if replicas is None else broker_ids(replicas)
-        self._call(lambda: self._client.admin.reassign(at, wanted, timeout_ms=milliseconds(timeout))).result()
-        if wait and wanted is not None:
-            view = self.partition(topic, partition)
-            self._wait(lambda: view.replicas == wanted and not view.adding_replicas, timeout, str(at))
-
-    def elect(
-        self,
-        topic: str,
-        partition: int = 0,
-        kind: Literal["preferred", "unclean"] = "preferred",
-        *,
-        timeout: float = STARTUP_TIMEOUT,
-    ) -> None:
-        """Let the preferred replica lead; or, unclean, any replica that is there, even one that lost records.
-
-        Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable, UnknownTopicOrPartition,
-        RequestTimedOut.
-        """
-        at = self._require(topic, partition)
-        choice(kind, ELECTION_TYPES, "kind")
-        self._call(
-            lambda: self._client.admin.elect_leader(at, kind, timeout_ms=milliseconds(timeout))
-        ).result()
-
     # ---- nodes --------------------------------------------------------------------------------------------
 
     @property
@@ -420,7 +298,7 @@ class Cluster:
             raise InvalidRequest(f"node {node_id} does not run")
         return node
 
-    def start(self, node_id: int, *, timeout: float = STARTUP_TIMEOUT) -> None:
+    def start(self, node_id: int, *, timeout: float = TIMEOUT) -> None:
         """Start a node again on its directory; comes back when its broker may lead. Raises InvalidRequest
         if it runs or there is no such node, RequestTimedOut, BrokerNotAvailable where it cannot go on, and as
         Cluster."""
@@ -460,14 +338,14 @@ class Cluster:
         else:
             self._network.heal(one, other)
 
-    def wait_until_ready(self, timeout: float = STARTUP_TIMEOUT) -> None:
+    def wait_until_ready(self, timeout: float = TIMEOUT) -> None:
         """Come back when every broker that runs may lead. Raises RequestTimedOut."""
         for node in self._nodes.live():
             self._result(node.ready, timeout, f"node {node.config.node_id} is not ready")
 
     def describe(self) -> dict[str, Any]:
         """The cluster as values that JSON has: its nodes, its quorum, its topics."""
-        metadata = self._nodes.newest_metadata()
+        metadata = self._newest()
         return {
             "cluster_id": self.cluster_id,
             "controller": self.controller,
@@ -532,10 +410,24 @@ class Cluster:
 
     def _require(self, topic: str, partition: int) -> TopicPartition:
         self._pending.require_open()
-        at = TopicPartition(topic, partition)
-        if self._nodes.newest_metadata().partition(at) is None:
-            raise UnknownTopicOrPartition(f"there is no partition {at}")
-        return at
+        return super()._require(topic, partition)
+
+    @property
+    def _admin(self) -> Admin:
+        return self._client.admin
+
+    def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:  # noqa: ARG002
+        # The client ends what it was asked for in time.
+        return self._call(ask).result()
+
+    def _newest(self) -> ClusterMetadata:
+        return self._nodes.newest_metadata()
+
+    def _known(self) -> list[ClusterMetadata]:
+        return self._nodes.known_metadata()
+
+    def _node(self, node_id: int) -> Node | None:
+        return self._nodes.node(node_id)
 
     def _call(self, ask: Callable[[], Future[T]]) -> Future[T]:
         self._pending.require_open()

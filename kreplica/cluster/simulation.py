@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
+from kreplica.client.admin import Admin
 from kreplica.client.fetcher import EARLIEST, LATEST
 from kreplica.client.partition_sender import RecordMetadata
+from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
 from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
 from kreplica.cluster.consuming import JOIN_TIMEOUT_MS, consume, consumer_config
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.reading import Isolation, read
-from kreplica.cluster.views import PartitionView, describe_topics
+from kreplica.cluster.views import describe_topics
 from kreplica.common.errors import (
     InvalidRequest,
     KreplicaError,
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # In virtual seconds.
-TIMEOUT = 30.0
 DELIVERY_TIMEOUT = 120.0
 # How often the whole cluster is looked at while it settles.
 LOOK_MS = 20
@@ -83,7 +84,7 @@ class VirtualFuture(Future[T]):
             raise TimeoutError
 
 
-class Simulation:
+class Simulation(ClusterAdministration):
     """`brokers` brokers on empty disks, with all chance drawn from `seed`; ready when it is made.
 
     `controllers`: so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of
@@ -113,57 +114,6 @@ class Simulation:
         self._keys = KeyedRecords()
         self._promises = Promises()
         self._cluster.boot()
-
-    # ---- topics -------------------------------------------------------------------------------------------
-
-    def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-        config: Mapping[str, object] | None = None,
-        *,
-        assignment: Mapping[int, Sequence[int]] | None = None,
-        timeout: float = TIMEOUT,
-    ) -> None:
-        """As Cluster.create_topic; every broker that runs knows the topic when this returns.
-
-        Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor,
-        InvalidReplicaAssignment, InvalidConfig, RequestTimedOut.
-        """
-        created = self._client.admin.create_topic(
-            name,
-            partitions=-1 if assignment else partitions,
-            replication_factor=-1 if assignment else replication_factor or -1,
-            assignment=assignment,
-            config=config,
-            timeout_ms=_ms(timeout),
-        )
-        self._result(created, timeout)
-        self._wait(lambda: all(name in each.topics for each in self._known()), timeout, name)
-
-    def delete_topic(self, name: str, *, timeout: float = TIMEOUT) -> None:
-        """As Cluster.delete_topic. Raises UnknownTopicOrPartition, RequestTimedOut."""
-        self._result(self._client.admin.delete_topic(name, timeout_ms=_ms(timeout)), timeout)
-        self._wait(lambda: all(name not in each.topics for each in self._known()), timeout, name)
-
-    def create_partitions(self, name: str, count: int, *, timeout: float = TIMEOUT) -> None:
-        """As Cluster.create_partitions. Raises UnknownTopicOrPartition, InvalidPartitions,
-        RequestTimedOut."""
-        self._result(self._client.admin.create_partitions(name, count, timeout_ms=_ms(timeout)), timeout)
-        self._wait(
-            lambda: all(len(each.topics[name].partitions) >= count for each in self._known()), timeout, name
-        )
-
-    def alter_config(
-        self, name: str, changes: Mapping[str, object | None], *, timeout: float = TIMEOUT
-    ) -> None:
-        """As Cluster.alter_config. Raises InvalidConfig, UnknownTopicOrPartition, RequestTimedOut."""
-        self._result(self._client.admin.alter_config(name, changes, timeout_ms=_ms(timeout)), timeout)
-
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        return sorted(self._metadata().topics)
 
     # ---- records ------------------------------------------------------------------------------------------
 
@@ -206,7 +156,7 @@ class Simulation:
         if isinstance(partition, int):
             sent = send(self._require(topic, partition), records or ())
         else:
-            found = self._metadata().topics.get(topic)
+            found = self._newest().topics.get(topic)
             if found is None:
                 raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
             chosen = self._keys.by_partition(found, partition)
@@ -261,30 +211,6 @@ class Simulation:
         limit = timeout + JOIN_TIMEOUT_MS / 1000
         return consume(consumer, lambda ask: self._result(ask(), limit), _ms(timeout))
 
-    # ---- partitions ---------------------------------------------------------------------------------------
-
-    def partition(self, topic: str, partition: int = 0) -> PartitionView:
-        """A live look at a partition. Raises UnknownTopicOrPartition."""
-        at = self._require(topic, partition)
-        return PartitionView(at, self._metadata, self._cluster.node)
-
-    def reassign(
-        self,
-        topic: str,
-        partition: int,
-        replicas: Sequence[int] | None,
-        *,
-        wait: bool = True,
-        timeout: float = TIMEOUT,
-    ) -> None:
-        """As Cluster.reassign. Raises InvalidReplicaAssignment, NoReassignmentInProgress,
-        UnknownTopicOrPartition, RequestTimedOut."""
-        at = self._require(topic, partition)
-        self._result(self._client.admin.reassign(at, replicas, timeout_ms=_ms(timeout)), timeout)
-        if wait and replicas is not None:
-            view, wanted = self.partition(topic, partition), tuple(replicas)
-            self._wait(lambda: view.replicas == wanted and not view.adding_replicas, timeout, str(at))
-
     def elect(
         self,
         topic: str,
@@ -295,10 +221,9 @@ class Simulation:
     ) -> None:
         """As Cluster.elect. Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable,
         UnknownTopicOrPartition, RequestTimedOut."""
-        at = self._require(topic, partition)
         if kind == "unclean":
             self._checker.word.unclean_topics.add(topic)
-        self._result(self._client.admin.elect_leader(at, kind, timeout_ms=_ms(timeout)), timeout)
+        super().elect(topic, partition, kind, timeout=timeout)
 
     # ---- nodes --------------------------------------------------------------------------------------------
 
@@ -475,11 +400,11 @@ class Simulation:
 
     def _problems(self) -> list[str]:
         running = {node.config.node_id: node for node in self._cluster.live()}
-        return self._promises.problems(self._metadata(), running)
+        return self._promises.problems(self._newest(), running)
 
     def describe(self) -> dict[str, Any]:
         """The cluster as values that JSON has: its nodes and its topics."""
-        metadata = self._metadata()
+        metadata = self._newest()
         return {
             "seed": self.seed,
             "now_ms": self.now_ms,
@@ -508,7 +433,14 @@ class Simulation:
 
     # ---- within -------------------------------------------------------------------------------------------
 
-    def _metadata(self) -> ClusterMetadata:
+    @property
+    def _admin(self) -> Admin:
+        return self._client.admin
+
+    def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:
+        return self._result(ask(), timeout)
+
+    def _newest(self) -> ClusterMetadata:
         if not self._cluster.live():
             raise InvalidRequest("no node of the simulation runs")
         return self._cluster.metadata()
@@ -518,11 +450,8 @@ class Simulation:
         live = [node for node in self._cluster.live() if not machines[node.config.node_id].is_paused]
         return [node.loader.published for node in live]
 
-    def _require(self, topic: str, partition: int) -> TopicPartition:
-        at = TopicPartition(topic, partition)
-        if self._metadata().partition(at) is None:
-            raise UnknownTopicOrPartition(f"there is no partition {at}")
-        return at
+    def _node(self, node_id: int) -> Node | None:
+        return self._cluster.node(node_id)
 
     def _require_node(self, node_id: int) -> None:
         if node_id not in self._cluster.brokers:
