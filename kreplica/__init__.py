@@ -3,8 +3,8 @@
 A durable, replicated, partitioned log that a program opens like a database. `Log` is one partition's log by
 itself. `Cluster` is brokers and controllers in one process, replicated for real; `Simulation` is such a
 cluster under a virtual clock, with faults. `ReplicaManager` and `Partition` are the replica layer for those
-who embed it. All but `Log` are imported when they are first asked for, since they need the protocol's
-messages.
+who embed it; `aio` has Log and Cluster for asyncio. All but `Log` are imported when they are first asked
+for, since they need the protocol's messages.
 """
 
 from importlib import import_module
@@ -15,6 +15,7 @@ from kreplica.common.errors import KreplicaError
 from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
 
 if TYPE_CHECKING:
+    from kreplica import aio
     from kreplica.cluster import Cluster
     from kreplica.cluster.simulation import Simulation
     from kreplica.replica.partition import Partition
@@ -30,6 +31,7 @@ __all__ = [
     "RecordBatch",
     "ReplicaManager",
     "Simulation",
+    "aio",
     "errors",
 ]
 
@@ -42,6 +44,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("kreplica.aio")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

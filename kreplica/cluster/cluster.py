@@ -12,7 +12,6 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -21,20 +20,17 @@ from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
-from kreplica.client.fetcher import EARLIEST, ISOLATION_LEVEL, LATEST
 from kreplica.client.partition_sender import RecordMetadata
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
+from kreplica.cluster.appending import Acks
 from kreplica.cluster.arguments import (
-    choice,
     milliseconds,
-    offset_of,
-    topic_name,
 )
 from kreplica.cluster.cluster_nodes import ClusterNodes
-from kreplica.cluster.consuming import consume, consumer_config
+from kreplica.cluster.consuming import consume
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.reading import Isolation, read
+from kreplica.cluster.records import ClusterRecords
 from kreplica.cluster.settings import (
     Layout,
     check_cluster_id,
@@ -48,7 +44,6 @@ from kreplica.common.errors import (
     InvalidRequest,
     KreplicaError,
     RequestTimedOut,
-    UnknownTopicOrPartition,
 )
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition, Uuid
@@ -101,7 +96,6 @@ class Cluster(ClusterAdministration):
         self._network = LocalNetwork(self._clock, self._task_failed)
         self._pending = PendingFutures(f"the cluster in {self.directory}")
         self._is_closed = False
-        self._keys = KeyedRecords()
         self._listeners: ClusterListeners | None = None
         try:
             layout = _layout(self.directory, brokers, controllers, cluster_id)
@@ -142,6 +136,8 @@ class Cluster(ClusterAdministration):
             clock=self._clock,
             config=CLIENT,
         )
+        # What kreplica.aio asks, too, which waits in its own way.
+        self.records = ClusterRecords(self._client, self._newest, self._pending)
 
     # ---- records ------------------------------------------------------------------------------------------
 
@@ -186,22 +182,7 @@ class Cluster(ClusterAdministration):
         Raises UnknownTopicOrPartition, InvalidRequiredAcks. The future fails with RequestTimedOut,
         MessageTooLarge, InvalidRecord, TypeError for what is no record.
         """
-        send = partial(
-            self._client.producer.send,
-            acks=acks_of(acks),
-            timeout_ms=None if timeout is None else milliseconds(timeout),
-        )
-        if isinstance(partition, int):
-            at = self._require(topic, partition)
-            return self._call(lambda: send(at, records or ()))
-        self._pending.require_open()
-        found = self._newest().topics.get(topic)
-        if found is None:
-            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-        chosen = self._keys.by_partition(found, partition)
-        return self._call(
-            lambda: all_of([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
-        )
+        return self._call(self.records.appending(topic, partition, records, acks, timeout))
 
     def read(
         self,
@@ -220,29 +201,8 @@ class Cluster(ClusterAdministration):
         what belongs to aborted or open transactions. Raises UnknownTopicOrPartition, and while it is iterated
         over OffsetOutOfRange, RequestTimedOut, CorruptMessage.
         """
-        at = self._require(topic, partition)
-        choice(isolation, ISOLATION_LEVEL, "isolation")
-        return self._read(at, offset_of(start), stop, follow, isolation)
-
-    def _read(
-        self, at: TopicPartition, start: int | None, stop: int | None, follow: bool, isolation: Isolation
-    ) -> Iterator[Record]:
-        if start is None:
-            start = self._call(
-                partial(self._client.fetcher.offset, at, EARLIEST, isolation=isolation)
-            ).result()
-        if not follow:
-            end = self._call(partial(self._client.fetcher.offset, at, LATEST, isolation=isolation)).result()
-            stop = end if stop is None else min(stop, end)
-        for record in read(
-            self._client.fetcher, at, start, None if follow else stop, isolation, self._fetched
-        ):
-            if stop is not None and record.offset is not None and record.offset >= stop:
-                return
-            yield record
-
-    def _fetched(self, future: Future[T]) -> T:
-        return self._pending.track(future).result()
+        reading = self.records.reading(topic, partition, start, stop, isolation, follow=follow)
+        return read(reading, self._answer)
 
     def consume(
         self,
@@ -262,11 +222,7 @@ class Cluster(ClusterAdministration):
         InvalidSessionTimeout, InconsistentGroupProtocol, CorruptMessage, and RequestTimedOut where it can be
         no member.
         """
-        timeout_ms = None if timeout is None else milliseconds(timeout)
-        self._pending.require_open()
-        names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
-        consumer = self._client.consumer(group, names, consumer_config(config or {}))
-        return consume(consumer, lambda ask: self._call(ask).result(), timeout_ms)
+        return consume(self.records.consuming(topics, group, timeout, config), self._answer)
 
     # ---- nodes --------------------------------------------------------------------------------------------
 
@@ -409,8 +365,7 @@ class Cluster(ClusterAdministration):
     # ---- within -------------------------------------------------------------------------------------------
 
     def _require(self, topic: str, partition: int) -> TopicPartition:
-        self._pending.require_open()
-        return super()._require(topic, partition)
+        return self.records.require(topic, partition)
 
     @property
     def _admin(self) -> Admin:
@@ -418,7 +373,7 @@ class Cluster(ClusterAdministration):
 
     def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:  # noqa: ARG002
         # The client ends what it was asked for in time.
-        return self._call(ask).result()
+        return self._answer(ask)
 
     def _newest(self) -> ClusterMetadata:
         return self._nodes.newest_metadata()
@@ -430,9 +385,11 @@ class Cluster(ClusterAdministration):
         return self._nodes.node(node_id)
 
     def _call(self, ask: Callable[[], Future[T]]) -> Future[T]:
-        self._pending.require_open()
         with self._network.draining():
-            return self._pending.track(ask())
+            return self.records.ask(ask)
+
+    def _answer(self, ask: Callable[[], Future[T]]) -> T:
+        return self._call(ask).result()
 
     def _result(self, future: Future[T], timeout: float, what: str) -> T:
         try:

@@ -30,38 +30,59 @@ CONSUMER = ConsumerConfig(
 )
 
 
-def consume(
-    consumer: GroupConsumer,
-    result: Callable[[Callable[[], Future[Any]]], Any],
-    timeout_ms: int | None,
-) -> Iterator[Record]:
-    """The consumer's records; it ends after `timeout_ms` as a member without any, and leaves then.
+class Consuming:
+    """The consumer's records, poll by poll; over after `timeout_ms` as a member without any."""
 
-    `result(ask)` asks, and waits for the future that it gets.
-    """
-    wait_ms = POLL_MS if timeout_ms is None else max(timeout_ms, 1)
-    joining_ms = 0
+    def __init__(self, consumer: GroupConsumer, timeout_ms: int | None) -> None:
+        self._consumer = consumer
+        self._is_endless = timeout_ms is None
+        self._wait_ms = POLL_MS if timeout_ms is None else max(timeout_ms, 1)
+        self._joining_ms = 0
+        self._term: Any = None
+        self._is_over = False
+
+    def question(self) -> Callable[[], Future[Any]] | None:
+        """What to ask next; None once it is over, and the group is to be left by `leave`."""
+        if self._is_over:
+            return None
+        self._term = self._consumer.term if self._consumer.is_settled else None
+        return lambda: self._consumer.poll(self._wait_ms)
+
+    def answer(self, chunks: Any) -> Iterator[Record]:
+        """The records of the answer; one counts as dealt with when the next one is asked for. Raises
+        RequestTimedOut where the consumer becomes no member."""
+        if not chunks and not self._is_endless:
+            self._nothing_came()
+        for chunk in chunks:
+            for record in chunk.records:
+                if not self._consumer.owns(chunk):
+                    break
+                yield record
+                self._consumer.mark(chunk, (record.offset or 0) + 1)
+            else:
+                self._consumer.mark(chunk, chunk.next_offset)
+
+    def _nothing_came(self) -> None:
+        if self._consumer.is_settled and self._consumer.term == self._term:
+            self._is_over = True
+            return
+        self._joining_ms += self._wait_ms
+        if self._joining_ms > JOIN_TIMEOUT_MS + self._wait_ms:
+            raise RequestTimedOut(f"no member of the group after {JOIN_TIMEOUT_MS} ms")
+
+    def leave(self) -> Future[Any]:
+        """Leave the group; to be asked whatever ended the reading."""
+        return self._consumer.close()
+
+
+def consume(consuming: Consuming, result: Callable[[Callable[[], Future[Any]]], Any]) -> Iterator[Record]:
+    """All of it; `result(ask)` asks, and waits for the future that it gets."""
     try:
-        while True:
-            term = consumer.term if consumer.is_settled else None
-            chunks = result(lambda: consumer.poll(wait_ms))
-            if not chunks and timeout_ms is not None:
-                if consumer.is_settled and consumer.term == term:
-                    return
-                joining_ms += wait_ms
-                if joining_ms > JOIN_TIMEOUT_MS + wait_ms:
-                    raise RequestTimedOut(f"no member of the group after {JOIN_TIMEOUT_MS} ms")
-            for chunk in chunks:
-                for record in chunk.records:
-                    if not consumer.owns(chunk):
-                        break
-                    yield record
-                    consumer.mark(chunk, (record.offset or 0) + 1)
-                else:
-                    consumer.mark(chunk, chunk.next_offset)
+        while (question := consuming.question()) is not None:
+            yield from consuming.answer(result(question))
     finally:
         with suppress(ClusterClosed):  # its coordinator is closed, too
-            result(consumer.close)
+            result(consuming.leave)
 
 
 def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSUMER) -> ConsumerConfig:

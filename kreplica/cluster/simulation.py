@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
-from kreplica.client.fetcher import EARLIEST, LATEST
 from kreplica.client.partition_sender import RecordMetadata
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
-from kreplica.cluster.consuming import JOIN_TIMEOUT_MS, consume, consumer_config
+from kreplica.cluster.appending import Acks, acks_of
+from kreplica.cluster.consuming import JOIN_TIMEOUT_MS, consume
+from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.cluster.reading import Isolation, read
+from kreplica.cluster.records import ClusterRecords
 from kreplica.cluster.views import describe_topics
 from kreplica.common.errors import (
     InvalidRequest,
@@ -33,10 +34,8 @@ from kreplica.common.errors import (
     RequestTimedOut,
     StorageFull,
     StorageIOError,
-    UnknownTopicOrPartition,
 )
 from kreplica.common.future import Future
-from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.runtime.clock import SystemClock
 from kreplica.sim.network import LinkConditions
@@ -111,7 +110,9 @@ class Simulation(ClusterAdministration):
         self._checker = NodeChecker(self._cluster)
         self._checker.is_harmed = self._failing.__contains__
         self._client = self._cluster.client
-        self._keys = KeyedRecords()
+        self._records = ClusterRecords(
+            self._client, self._newest, PendingFutures(f"the simulation of seed {seed}"), CONSUMER_CONFIG
+        )
         self._promises = Promises()
         self._cluster.boot()
 
@@ -150,18 +151,8 @@ class Simulation(ClusterAdministration):
     ) -> Future[Any]:
         """As Cluster.append. No time passes yet: asking the future for its `result` lets it pass, and so does
         `run_for`. Raises UnknownTopicOrPartition, InvalidRequiredAcks."""
-        wanted_acks, timeout_ms = acks_of(acks), _ms(timeout)
-        send = partial(self._client.producer.send, acks=wanted_acks, timeout_ms=timeout_ms)
-        sent: Future[Any]
-        if isinstance(partition, int):
-            sent = send(self._require(topic, partition), records or ())
-        else:
-            found = self._newest().topics.get(topic)
-            if found is None:
-                raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-            chosen = self._keys.by_partition(found, partition)
-            sent = all_of([send(TopicPartition(topic, number), part) for number, part in chosen.items()])
-        if wanted_acks == acks_of("all"):
+        sent = self._records.ask(self._records.appending(topic, partition, records, acks, timeout))
+        if acks_of(acks) == acks_of("all"):
             sent.add_done_callback(self._promises.note)
         return VirtualFuture(sent, self._cluster.run_until)
 
@@ -181,19 +172,8 @@ class Simulation(ClusterAdministration):
         the leader. Raises UnknownTopicOrPartition, and while it is iterated over OffsetOutOfRange,
         RequestTimedOut, CorruptMessage.
         """
-        return self._read(self._require(topic, partition), start, stop, isolation, timeout)
-
-    def _read(
-        self, at: TopicPartition, start: int | None, stop: int | None, isolation: Isolation, timeout: float
-    ) -> Iterator[Record]:
-        ask = partial(self._client.fetcher.offset, at, isolation=isolation, timeout_ms=_ms(timeout))
-        if start is None:
-            start = self._result(ask(EARLIEST), timeout)
-        end = self._result(ask(LATEST), timeout)
-        stop = end if stop is None else min(stop, end)
-        yield from read(
-            self._client.fetcher, at, start, stop, isolation, partial(self._result, timeout=timeout)
-        )
+        reading = self._records.reading(topic, partition, start, stop, isolation, timeout=timeout)
+        return read(reading, partial(self._ask, timeout=timeout))
 
     def consume(
         self,
@@ -206,10 +186,10 @@ class Simulation(ClusterAdministration):
         """As Cluster.consume; sessions are short, and it ends after `timeout` virtual seconds without a
         record. Raises InvalidConfig, and while it is iterated over what Cluster.consume does.
         """
-        names = [topics] if isinstance(topics, str) else list(topics)
-        consumer = self._client.consumer(group, names, consumer_config(config or {}, CONSUMER_CONFIG))
-        limit = timeout + JOIN_TIMEOUT_MS / 1000
-        return consume(consumer, lambda ask: self._result(ask(), limit), _ms(timeout))
+        consuming = self._records.consuming(topics, group, timeout, config)
+        return consume(consuming, partial(self._ask, timeout=timeout + JOIN_TIMEOUT_MS / 1000))
+
+    # ---- partitions ---------------------------------------------------------------------------------------
 
     def elect(
         self,

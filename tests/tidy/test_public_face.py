@@ -10,7 +10,7 @@ import kreplica
 
 NAMES = {
     *("Cluster", "KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"),
-    *("Partition", "ReplicaManager", "Simulation"),
+    *("Partition", "ReplicaManager", "Simulation", "aio"),
 }
 
 MEMBERS = {

@@ -119,9 +119,12 @@ def test_a_cluster_that_is_closed_ends_the_loop(tmp_path):
         put(cluster, b"a", b"b")
         records = cluster.consume("orders", "g")
         assert next(records).value == b"a"
-    assert next(records).value == b"b"  # it has that already
+    rest = []
     with pytest.raises(errors.ClusterClosed):
-        next(records)
+        for record in records:
+            rest.append(record.value)
+    # It has that already, and may hand it out where its membership did not end first.
+    assert rest in ([b"b"], [])
 
 
 @pytest.mark.parametrize(

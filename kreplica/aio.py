@@ -1,0 +1,247 @@
+"""kreplica for asyncio: the same Log and Cluster, whose calls wait without holding the event loop up.
+
+    async with await aio.Log.open("data/orders-0") as log:
+        info = await log.append([b"value"])
+        async for record in log.read(): ...
+
+    async with await aio.Cluster.open(brokers=3) as cluster:
+        await cluster.create_topic("orders")
+        await cluster.append("orders", 0, [b"value"])
+        async for record in cluster.consume("orders", group="billing"): ...
+
+What waits for a disk, and what closes, runs in the loop's own executor; what waits for a replica is a future
+of the cluster, and costs no thread. Arguments, results and errors are those of `kreplica.Log` and
+`kreplica.Cluster`, which `.log` and `.cluster` are, for what is not here. Thread rule: the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+
+from kreplica import engine
+from kreplica._core.record import Record
+from kreplica.cluster.appending import Acks
+from kreplica.cluster.cluster import Cluster as BlockingCluster
+from kreplica.cluster.reading import Isolation, Question
+from kreplica.cluster.views import PartitionView
+from kreplica.engine import LogAppendInfo
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica.client.partition_sender import RecordMetadata
+
+__all__ = ["Cluster", "Log"]
+
+T = TypeVar("T")
+
+# Records that one turn in the executor takes out of a log.
+PIECE = 1_000
+
+
+async def _in_executor(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments, **named))
+
+
+class Log:
+    """`kreplica.Log` for asyncio; make it with `await Log.open(...)`."""
+
+    def __init__(self, log: engine.Log) -> None:
+        self.log = log
+
+    @classmethod
+    async def open(cls, path: Any, **options: Any) -> Log:
+        """As kreplica.Log.open, recovery included."""
+        return cls(await _in_executor(engine.Log.open, path, **options))
+
+    async def append(
+        self, records: Sequence[RecordLike], *, leader_epoch: int | None = None
+    ) -> LogAppendInfo:
+        """As kreplica.Log.append. Tasks that append at once share a flush; which of them comes first is not
+        said. One that is cancelled may have appended."""
+        return await _in_executor(self.log.append, records, leader_epoch=leader_epoch)
+
+    async def append_batch(self, batch: bytes, *, leader_epoch: int | None = None) -> LogAppendInfo:
+        """As kreplica.Log.append_batch."""
+        return await _in_executor(self.log.append_batch, batch, leader_epoch=leader_epoch)
+
+    async def read(
+        self, start: int | None = None, stop: int | None = None, *, isolation: Any = "log_end"
+    ) -> AsyncIterator[Record]:
+        """As kreplica.Log.read."""
+        records: Iterator[Record] = iter(self.log.read(start, stop, isolation=isolation))
+        while piece := await _in_executor(_take, records):
+            for record in piece:
+                yield record
+
+    async def flush(self) -> int:
+        """As kreplica.Log.flush."""
+        return await _in_executor(self.log.flush)
+
+    async def close(self) -> None:
+        """As kreplica.Log.close."""
+        await _in_executor(self.log.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _take(records: Iterator[Record]) -> list[Record]:
+    return list(islice(records, PIECE))
+
+
+class Cluster:
+    """`kreplica.Cluster` for asyncio; make it with `await Cluster.open(...)`."""
+
+    def __init__(self, cluster: BlockingCluster) -> None:
+        self.cluster = cluster
+
+    @classmethod
+    async def open(cls, brokers: int = 3, directory: Any = None, **options: Any) -> Cluster:
+        """As kreplica.Cluster; every broker may lead when this returns."""
+        return cls(await _in_executor(BlockingCluster, brokers, directory, **options))
+
+    # ---- records ------------------------------------------------------------------------------------------
+
+    @overload
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        records: Sequence[RecordLike],
+        *,
+        acks: Acks = ...,
+        timeout: float | None = ...,
+    ) -> asyncio.Future[RecordMetadata]: ...
+
+    @overload
+    def append(
+        self,
+        topic: str,
+        partition: Sequence[RecordLike],
+        records: None = ...,
+        *,
+        acks: Acks = ...,
+        timeout: float | None = ...,
+    ) -> asyncio.Future[tuple[RecordMetadata, ...]]: ...
+
+    def append(
+        self,
+        topic: str,
+        partition: Any,
+        records: Any = None,
+        *,
+        acks: Acks = "all",
+        timeout: float | None = None,
+    ) -> asyncio.Future[Any]:
+        """As kreplica.Cluster.append: in the order of the calls, so that many may be awaited together.
+
+        A future that is cancelled is waited for no more; what it stands for may be appended."""
+        records_of = self.cluster.records
+        asked = records_of.ask(records_of.appending(topic, partition, records, acks, timeout))
+        return asyncio.wrap_future(asked)
+
+    async def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        follow: bool = False,
+        isolation: Isolation = "high_watermark",
+    ) -> AsyncIterator[Record]:
+        """As kreplica.Cluster.read."""
+        reading = self.cluster.records.reading(topic, partition, start, stop, isolation, follow=follow)
+        while (question := reading.question()) is not None:
+            for record in reading.answer(await self._ask(question)):
+                yield record
+
+    async def consume(
+        self, topics: str | Sequence[str], group: str, *, timeout: float | None = None, config: Any = None
+    ) -> AsyncIterator[Record]:
+        """As kreplica.Cluster.consume. Close the iterator (contextlib.aclosing) where the loop is left early:
+        that leaves the group."""
+        consuming = self.cluster.records.consuming(topics, group, timeout, config)
+        try:
+            while (question := consuming.question()) is not None:
+                for record in consuming.answer(await self._ask(question)):
+                    yield record
+        finally:
+            await self._ask(consuming.leave)
+
+    async def _ask(self, question: Question) -> Any:
+        return await asyncio.wrap_future(self.cluster.records.ask(question))
+
+    # ---- topics and nodes ---------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, partitions: int = 1, replication_factor: int | None = None, **options: Any
+    ) -> None:
+        """As kreplica.Cluster.create_topic."""
+        await _in_executor(self.cluster.create_topic, name, partitions, replication_factor, **options)
+
+    async def delete_topic(self, name: str, **options: Any) -> None:
+        """As kreplica.Cluster.delete_topic."""
+        await _in_executor(self.cluster.delete_topic, name, **options)
+
+    async def create_partitions(self, name: str, count: int, **options: Any) -> None:
+        """As kreplica.Cluster.create_partitions."""
+        await _in_executor(self.cluster.create_partitions, name, count, **options)
+
+    async def alter_config(self, name: str, changes: Any, **options: Any) -> None:
+        """As kreplica.Cluster.alter_config."""
+        await _in_executor(self.cluster.alter_config, name, changes, **options)
+
+    async def reassign(
+        self, topic: str, partition: int, replicas: Sequence[int] | None, **options: Any
+    ) -> None:
+        """As kreplica.Cluster.reassign."""
+        await _in_executor(self.cluster.reassign, topic, partition, replicas, **options)
+
+    async def elect(
+        self,
+        topic: str,
+        partition: int = 0,
+        kind: Literal["preferred", "unclean"] = "preferred",
+        **options: Any,
+    ) -> None:
+        """As kreplica.Cluster.elect."""
+        await _in_executor(self.cluster.elect, topic, partition, kind, **options)
+
+    async def start(self, node_id: int, **options: Any) -> None:
+        """As kreplica.Cluster.start."""
+        await _in_executor(self.cluster.start, node_id, **options)
+
+    async def stop(self, node_id: int, **options: Any) -> None:
+        """As kreplica.Cluster.stop."""
+        await _in_executor(self.cluster.stop, node_id, **options)
+
+    async def kill(self, node_id: int) -> None:
+        """As kreplica.Cluster.kill."""
+        await _in_executor(self.cluster.kill, node_id)
+
+    def partition(self, topic: str, partition: int = 0) -> PartitionView:
+        """As kreplica.Cluster.partition; a look waits for nothing."""
+        return self.cluster.partition(topic, partition)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """As kreplica.Cluster.bootstrap_servers."""
+        return self.cluster.bootstrap_servers
+
+    async def close(self) -> None:
+        """As kreplica.Cluster.close."""
+        await _in_executor(self.cluster.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

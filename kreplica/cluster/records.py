@@ -1,0 +1,124 @@
+"""ClusterRecords: appending to a cluster and reading from it, as questions that somebody else waits for.
+
+A question is a call that sends something and gives a future. Cluster waits for it with a thread, Simulation
+by letting virtual time pass, kreplica.aio with a task; what is asked is the same. No state but where records
+go that have no key. Thread rule: any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from kreplica.client.client import Client
+from kreplica.client.consumer_config import ConsumerConfig
+from kreplica.client.fetcher import ISOLATION_LEVEL
+from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
+from kreplica.cluster.arguments import choice, milliseconds, offset_of, topic_name
+from kreplica.cluster.consuming import CONSUMER, Consuming, consumer_config
+from kreplica.cluster.pending_futures import PendingFutures
+from kreplica.cluster.reading import Isolation, Question, Reading
+from kreplica.common.errors import UnknownTopicOrPartition
+from kreplica.common.future import Future
+from kreplica.common.types import TopicPartition
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordLike as RecordLike
+
+T = TypeVar("T")
+
+
+class ClusterRecords:
+    """`newest()`: what the node that knows most knows. `consumer`: a group member's settings by default."""
+
+    def __init__(
+        self,
+        client: Client,
+        newest: Callable[[], ClusterMetadata],
+        pending: PendingFutures,
+        consumer: ConsumerConfig = CONSUMER,
+    ) -> None:
+        self._client = client
+        self._newest = newest
+        self._pending = pending
+        self._consumer = consumer
+        self._keys = KeyedRecords()
+
+    def ask(self, question: Callable[[], Future[T]]) -> Future[T]:
+        """Ask; the future fails with ClusterClosed where the cluster is closed meanwhile.
+
+        Raises ClusterClosed, UseAfterFork.
+        """
+        self._pending.require_open()
+        return self._pending.track(question())
+
+    def require(self, topic: str, partition: int) -> TopicPartition:
+        """Raises UnknownTopicOrPartition, ClusterClosed, UseAfterFork."""
+        self._pending.require_open()
+        at = TopicPartition(topic, partition)
+        if self._newest().partition(at) is None:
+            raise UnknownTopicOrPartition(f"there is no partition {at}")
+        return at
+
+    def appending(
+        self,
+        topic: str,
+        partition: int | Sequence[RecordLike],
+        records: Sequence[RecordLike] | None,
+        acks: Acks,
+        timeout: float | None,
+    ) -> Question:
+        """As Cluster.append. Raises UnknownTopicOrPartition, InvalidRequiredAcks."""
+        send = partial(
+            self._client.producer.send,
+            acks=acks_of(acks),
+            timeout_ms=None if timeout is None else milliseconds(timeout),
+        )
+        if isinstance(partition, int):
+            return partial(send, self.require(topic, partition), records or ())
+        self._pending.require_open()
+        found = self._newest().topics.get(topic)
+        if found is None:
+            raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
+        chosen = self._keys.by_partition(found, partition)
+        return lambda: all_of([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
+
+    def reading(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None,
+        stop: int | None,
+        isolation: Isolation,
+        *,
+        follow: bool = False,
+        timeout: float | None = None,
+    ) -> Reading:
+        """As Cluster.read; `timeout` of each question. Raises UnknownTopicOrPartition, OffsetOutOfRange,
+        ValueError."""
+        at = self.require(topic, partition)
+        choice(isolation, ISOLATION_LEVEL, "isolation")
+        return Reading(
+            self._client.fetcher,
+            at,
+            offset_of(start),
+            stop,
+            isolation,
+            follow=follow,
+            timeout_ms=None if timeout is None else milliseconds(timeout),
+        )
+
+    def consuming(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        timeout: float | None,
+        config: Mapping[str, object] | None,
+    ) -> Consuming:
+        """As Cluster.consume. Raises InvalidConfig, TypeError."""
+        self._pending.require_open()
+        names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
+        member = self._client.consumer(group, names, consumer_config(config or {}, self._consumer))
+        return Consuming(member, None if timeout is None else milliseconds(timeout))

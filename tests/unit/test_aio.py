@@ -1,0 +1,104 @@
+"""kreplica.aio: a log and a cluster of an asyncio program, beside other tasks of the same loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from kreplica import aio, errors
+
+
+def test_a_log(tmp_path):
+    async def run():
+        async with await aio.Log.open(tmp_path / "orders-0") as log:
+            infos = await asyncio.gather(*(log.append([b"%d" % n, b"again"]) for n in range(50)))
+            assert sorted(info.base_offset for info in infos) == list(range(0, 100, 2))
+            assert [record.offset async for record in log.read(start=3, stop=7)] == [3, 4, 5, 6]
+            assert await log.flush() == 100
+            with pytest.raises(errors.OffsetOutOfRange):
+                await anext(log.read(start=101))
+        with pytest.raises(errors.LogClosed):
+            await log.append([b"late"])
+
+    asyncio.run(run())
+
+
+def test_appends_to_a_cluster_keep_the_order_of_their_calls(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=3, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders", config={"min.insync.replicas": 2})
+            sent = [cluster.append("orders", 0, [b"%d" % n]) for n in range(200)]
+            found = await asyncio.gather(*sent)
+            assert [each.base_offset for each in found] == list(range(200))
+            values = [record.value async for record in cluster.read("orders", 0, start=190)]
+            assert values == [b"%d" % n for n in range(190, 200)]
+            await cluster.kill(cluster.partition("orders").leader)
+            assert (await cluster.append("orders", 0, [b"after"])).base_offset == 200
+
+    asyncio.run(run())
+
+
+def test_the_loop_turns_while_a_reader_follows(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            seen = []
+
+            async def follow():
+                async with aclosing(cluster.read("orders", 0, follow=True)) as records:
+                    async for record in records:
+                        seen.append(record.value)
+                        if record.value == b"end":
+                            return
+
+            reader = asyncio.create_task(follow())
+            for value in (b"a", b"b", b"end"):
+                await cluster.append("orders", 0, [value])
+            await asyncio.wait_for(reader, 20)
+            assert seen == [b"a", b"b", b"end"]
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_is_cancelled_lets_the_cluster_close(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            waiting = asyncio.create_task(anext(cluster.read("orders", 0, follow=True)))
+            await cluster.append("orders", 0, [b"wakes it"])
+            assert (await asyncio.wait_for(waiting, 20)).value == b"wakes it"
+            waiting = asyncio.create_task(anext(cluster.read("orders", 0, start=1, follow=True)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(run())
+
+
+def test_members_of_a_group(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            await cluster.create_topic("orders")
+            await cluster.append("orders", 0, [b"a", b"b", b"c"])
+            async with aclosing(cluster.consume("orders", "billing", timeout=5)) as records:
+                async for record in records:
+                    if record.value == b"b":
+                        break
+            again = [record.value async for record in cluster.consume("orders", "billing", timeout=1)]
+            assert again == [b"b", b"c"]  # b was not dealt with: the next one was not asked for
+
+    asyncio.run(run())
+
+
+def test_errors_are_those_of_the_cluster(tmp_path):
+    async def run():
+        async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
+            with pytest.raises(errors.UnknownTopicOrPartition):
+                cluster.append("nowhere", 0, [b"v"])
+            with pytest.raises(errors.InvalidPartitions):
+                await cluster.create_topic("orders", partitions=0)
+
+    asyncio.run(run())
