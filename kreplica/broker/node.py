@@ -293,6 +293,7 @@ class Node:
             controller=self.active_controller, transport=ports.transport, loop=ports.loop("handovers")
         )
         broker.replica_manager.repairs.on_wants_handover = handovers.ask
+        broker.replica_manager.full_disks.on_wants_handover = handovers.ask
         self._metadata_apis = apis = MetadataApis(
             config.cluster_id, lambda: cache.metadata, self.active_controller, self._suspected.current
         )

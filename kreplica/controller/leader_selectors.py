@@ -116,8 +116,9 @@ class PreferredReplicaPartitionLeaderSelector:
 
 
 class HandoverLeaderSelector:
-    """For a partition whose leader cannot go on: another replica that is alive and in sync. The former leader
-    stays in the ISR until it says itself what it lacks.
+    """For a partition whose leader cannot go on: another replica that is alive and in sync, the next one in
+    the order of assignment, so that it comes to all of them where several cannot. The former leader stays in
+    the ISR until it says itself what it lacks.
     """
 
     def __init__(self, context: ControllerContext) -> None:
@@ -125,9 +126,9 @@ class HandoverLeaderSelector:
 
     def select_leader(self, partition: PartitionContext) -> LeaderSelection:
         current = partition.leader_and_isr
-        for replica in current.replicas:
-            is_other = replica != current.leader and replica in current.isr
-            if is_other and self._context.is_acceptable_leader(partition, replica):
+        place = current.replicas.index(current.leader)
+        for replica in current.replicas[place + 1 :] + current.replicas[:place]:
+            if replica in current.isr and self._context.is_acceptable_leader(partition, replica):
                 return LeaderSelection(replica, current.isr)
         raise StateChangeFailed(
             f"{partition.topic_partition}: nobody but {current.leader} is alive and in the ISR "

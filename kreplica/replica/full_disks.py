@@ -6,6 +6,11 @@ one that lacks a range does (see damage_repair): by a fetch outside of any sessi
 append went through, the same kind of fetch at its end says so. Either may come late or twice, so it looks
 again for as long as that leader leads.
 
+A leader asks for another one in sync to lead, if nothing went through for a while after it was refused; so
+does a broker that has no room to begin to lead. As a follower it tells whoever leads then that it has no
+room, until some time has passed without a refusal: where nobody can write nobody would find out that he can.
+So, and since it asks later each time, a partition is not handed on and on among those who have none.
+
 Thread rule: `refused` may come from any thread; all else runs in the loop.
 """
 
@@ -29,6 +34,7 @@ from kreplica.common.types import TopicPartition
 from kreplica.replica.fetch_session import FINAL_EPOCH
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
     from kio.schema.fetch.v17.response import FetchResponse
@@ -39,21 +45,35 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 # Between two words about one directory, whose logs are all refused again and again.
 TELL_INTERVAL_MS = 30_000
+# A follower that was not refused for so long may have room, though nothing came to show it.
+HOPE_MS = 30_000
+
+WantsHandover = Callable[["Partition", Callable[[], bool]], None]
 
 
 class _Refusal:
-    """A follower had no room. `end`: of its log then; `has_room`: what the leader has heard since."""
+    """There was no room at `refused_ms`. `end`: of the log then; `has_room`: what the leader has heard.
 
-    __slots__ = ("end", "has_room", "leader_epoch")
+    `led_since_ms`: when the leader, or who was to lead, was refused first, None for a follower;
+    `patience_ms`: how long after that it asks for another one.
+    """
 
-    def __init__(self, leader_epoch: int, end: int) -> None:
+    __slots__ = ("end", "has_room", "leader_epoch", "led_since_ms", "patience_ms", "refused_ms")
+
+    def __init__(self, leader_epoch: int, patience_ms: int) -> None:
         self.leader_epoch = leader_epoch
-        self.end = end
+        self.patience_ms = patience_ms
+        self.end = self.refused_ms = 0
         self.has_room: bool | None = None
+        self.led_since_ms: int | None = None
 
 
 class FullDisks:
-    """See the module. Followers look again each `replica.fetch.backoff.ms`, as those do that fetch."""
+    """See the module. A broker looks again each `replica.fetch.backoff.ms`, as those do that fetch.
+
+    `on_wants_handover(partition, is_wanted)`: another replica should lead, as long as `is_wanted()`.
+    `untaken`: the roles for which there was no room.
+    """
 
     def __init__(
         self,
@@ -64,7 +84,9 @@ class FullDisks:
         loop: Loop,
         clock: Clock,
         partitions: HostedPartitions,
+        untaken: UntakenRoles,
     ) -> None:
+        self.on_wants_handover: WantsHandover | None = None
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
         self._config = config
@@ -72,46 +94,90 @@ class FullDisks:
         self._loop = loop
         self._clock = clock
         self._partitions = partitions
+        self._untaken = untaken
         self._logged_ms: dict[str, int] = {}
         self._refusals: dict[Partition, _Refusal] = {}
 
     def refused(self, directory: str, topic_partition: TopicPartition, error: StorageFull) -> None:
         """There was no room in the log directory for what was to be written for the partition."""
-        now_ms = self._clock.monotonic_ns() // 1_000_000
+        now_ms = self._now_ms()
         logged_ms = self._logged_ms.get(directory)
         if logged_ms is None or now_ms - logged_ms >= TELL_INTERVAL_MS:
             self._logged_ms[directory] = now_ms
             LOGGER.warning("%s is full, and writers wait: %s: %s", directory, topic_partition, error)
         partition = self._partitions.get(topic_partition)
-        if partition is not None and not partition.is_leader:
-            self._loop.post(partial(self._refused, partition))
+        if partition is not None:
+            # Its end as it is now: by the time that the loop comes to it, there may have been room again.
+            self._loop.post(partial(self._refused, partition, _end_of(partition), now_ms))
 
-    def _refused(self, partition: Partition) -> None:
-        log, known = partition.log, self._refusals.get(partition)
-        if log is None:
+    def _refused(self, partition: Partition, end: int, now_ms: int) -> None:
+        known = self._refusals.get(partition)
+        refusal = known or _Refusal(partition.leader_epoch, self._config.replica_fetch_backoff_ms)
+        self._refusals[partition] = refusal
+        refusal.end, refusal.refused_ms = end, now_ms
+        if not self._is_to_lead(partition):
+            if known is None:
+                self._look(partition)
             return
-        if known is not None and known.leader_epoch == partition.leader_epoch:
-            known.end = log.log_end_offset
-            return
-        self._refusals[partition] = _Refusal(partition.leader_epoch, log.log_end_offset)
+        if refusal.led_since_ms is None:
+            refusal.led_since_ms = now_ms
         if known is None:
-            self._look(partition)
+            self._look_later(partition)
+
+    def _is_to_lead(self, partition: Partition) -> bool:
+        return partition.is_leader or self._untaken.is_to_lead(partition.topic_partition, self._broker_id)
 
     def _look(self, partition: Partition) -> None:
-        """Tell the leader what it has not heard, and look again later."""
-        refusal, log = self._refusals[partition], partition.log
-        is_gone = log is None or self._partitions.get(partition.topic_partition) is not partition
-        if is_gone or partition.is_leader or partition.leader_epoch != refusal.leader_epoch:
+        """Say what is to be said, and look again later, as long as there is anything to say."""
+        refusal = self._refusals[partition]
+        is_gone = self._partitions.get(partition.topic_partition) is not partition
+        if self._is_to_lead(partition):
+            goes_on = self._look_as_leader(partition, refusal)
+        else:
+            goes_on = self._look_as_follower(partition, refusal)
+        if is_gone or not goes_on:
             del self._refusals[partition]
-            return
-        assert log is not None
+        else:
+            self._look_later(partition)
+
+    def _look_later(self, partition: Partition) -> None:
+        self._loop.post_later(partial(self._look, partition), self._config.replica_fetch_backoff_ms)
+
+    def _look_as_leader(self, partition: Partition, refusal: _Refusal) -> bool:
+        """Ask for another leader, if nothing has been appended since; whether to look again."""
+
+        def is_wanted() -> bool:
+            is_known = self._refusals.get(partition) is refusal
+            return is_known and self._is_to_lead(partition) and _end_of(partition) <= refusal.end
+
+        if not is_wanted():
+            return False
+        since_ms = refusal.led_since_ms
+        is_due = since_ms is not None and self._now_ms() - since_ms >= refusal.patience_ms
+        if is_due and self.on_wants_handover is not None:
+            self.on_wants_handover(partition, is_wanted)
+        return True
+
+    def _look_as_follower(self, partition: Partition, refusal: _Refusal) -> bool:
+        """Tell the leader what it has not heard; whether to look again."""
+        log = partition.log
+        if log is None:
+            return False
         end = log.log_end_offset
-        if end <= refusal.end:
+        if refusal.led_since_ms is not None:
+            refusal.led_since_ms = None
+            refusal.patience_ms = min(2 * refusal.patience_ms, HOPE_MS)
+        if partition.leader_epoch != refusal.leader_epoch:
+            if refusal.has_room:
+                return False
+            # Its new leader knows nothing of that.
+            refusal.leader_epoch, refusal.end, refusal.has_room = partition.leader_epoch, end, None
+        if end <= refusal.end and self._now_ms() - refusal.refused_ms < HOPE_MS:
             if refusal.has_room is not False and end > 0:
                 self._tell(partition, log, refusal, end - 1, has_room=False)
         elif not partition.is_damaged and (not refusal.has_room or self._broker_id not in partition.isr):
             self._tell(partition, log, refusal, end, has_room=True)
-        self._loop.post_later(partial(self._look, partition), self._config.replica_fetch_backoff_ms)
+        return True
 
     def _tell(
         self, partition: Partition, log: UnifiedLog, refusal: _Refusal, offset: int, *, has_room: bool
@@ -150,3 +216,11 @@ class FullDisks:
                 refusal.has_room = has_room
 
         reply.add_done_callback(lambda done: self._loop.post(partial(heard, done)))
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+
+def _end_of(partition: Partition) -> int:
+    log = partition.log
+    return 0 if log is None else log.log_end_offset

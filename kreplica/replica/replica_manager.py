@@ -157,7 +157,10 @@ class ReplicaManager:
         self._clock = clock
         self._scheduler = scheduler
         self._isr_policy = isr_policy_of(config)
-        self._full_disks = FullDisks(broker_id, broker_epoch, config, transport, loop, clock, self.partitions)
+        self.untaken = UntakenRoles(loop, self._take_roles_again, config.replica_fetch_backoff_ms)
+        self.full_disks = FullDisks(
+            broker_id, broker_epoch, config, transport, loop, clock, self.partitions, self.untaken
+        )
         self._timers: list[Cancellable] = []
         self._isr_shrinks = self.metrics.meter("ReplicaManager", "IsrShrinksPerSec")
         self._isr_expands = self.metrics.meter("ReplicaManager", "IsrExpandsPerSec")
@@ -169,7 +172,6 @@ class ReplicaManager:
         # Guarded by _role_lock: the controller heard of last, and what a change of roles leaves to be done.
         self._controller_epoch = 0
         self._due: deque[Callable[[], object]] = deque()
-        self.untaken = UntakenRoles(loop, self._take_roles_again, config.replica_fetch_backoff_ms)
         self.alter_log_dirs = ReplicaAlterLogDirsManager(
             self.partitions,
             log_manager,
@@ -553,7 +555,7 @@ class ReplicaManager:
             if failure is not None:
                 self.handle_log_directory_failure(directory, failure)
             elif isinstance(error, StorageFull):
-                self._full_disks.refused(directory, topic_partition, error)
+                self.full_disks.refused(directory, topic_partition, error)
 
     def handle_log_directory_failure(self, path: str, error: BaseException) -> None:
         """The directory's disk failed: its partitions are offline until the broker starts anew."""

@@ -2,7 +2,8 @@
 
 A new leader has to note its epoch before it leads. Where there is no room for that, the broker does nothing
 for the partition, and tries again after a while: the controller says a thing once. Thread rule: the
-ReplicaManager's lock of roles guards it; `take_again` is called in the loop.
+ReplicaManager's lock of roles guards it, but `is_to_lead` may be asked without; `take_again` is called in the
+loop.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ class UntakenRoles:
 
     def __contains__(self, topic_partition: TopicPartition) -> bool:
         return topic_partition in self._states
+
+    def is_to_lead(self, topic_partition: TopicPartition, broker_id: int) -> bool:
+        """Whether this broker is to lead the partition as soon as there is room for that."""
+        waiting = self._states.get(topic_partition)
+        return waiting is not None and waiting.leader == broker_id
 
     def outdates(self, state: LeaderAndIsr) -> bool:
         """Whether a later decision about the partition waits to be taken."""

@@ -9,6 +9,7 @@ from typing import Any
 from kreplica.broker.broker import Broker
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidConfig
+from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
 from kreplica.sim.disk import SimDisk
@@ -56,9 +57,12 @@ def broker_factory(
             replica_config=replica_config,
             disk=cache(partial(_new_disk, ports)) if with_disks else None,
         )
-        broker.replica_manager.repairs.on_wants_handover = lambda partition: controller.handover_wanted(
-            ports.broker_id, partition.topic_partition
-        )
+
+        def wants_handover(partition: Partition, *_: object) -> None:
+            controller.handover_wanted(ports.broker_id, partition.topic_partition)
+
+        broker.replica_manager.repairs.on_wants_handover = wants_handover
+        broker.replica_manager.full_disks.on_wants_handover = wants_handover
         return broker
 
     return make_broker

@@ -102,6 +102,92 @@ def test_a_leader_without_room_says_so(caplog: pytest.LogCaptureFixture) -> None
     assert len([each for each in caplog.messages if "is full" in each]) == 1
 
 
+def hand_over(at: Replicas) -> list[int]:
+    """Let the controller do as it is asked from now on; who has led since."""
+    led: list[int] = []
+
+    def elect(broker_id: int, topic_partition: TopicPartition) -> None:
+        state = at.controller.partitions[topic_partition]
+        after = [*range(broker_id + 1, len(at.ids) + 1), *range(1, broker_id)]
+        others = [each for each in after if each in state.isr]
+        if state.leader == broker_id and others:
+            led.append(others[0])
+            with suppress(KreplicaError):
+                at.elect(others[0])
+
+    at.controller.on_handover = elect
+    return led
+
+
+def write(at: Replicas, seconds: int) -> None:
+    """Write to whoever leads, as a producer that tries again."""
+    for number in range(4 * seconds):
+        leader = at.controller.partitions[T0].leader
+        answer = at.manager(leader).append(T0, batch(b"%03d" % number * 50), required_acks=ACKS_LEADER)
+        at.pass_time(250)
+        assert answer.done()
+
+
+def test_a_leader_without_room_asks_for_another_one() -> None:
+    at = filled()
+    led = hand_over(at)
+    set_full(at, 1, True)
+    write(at, 5)
+    assert led == [2]
+    assert at.partition(2).log_end_offset > 20
+    # It says by itself that it has no room, and nobody waits for it.
+    assert set(at.partition(2).isr) == {2, 3}
+    set_full(at, 1, False)
+    write(at, 5)
+    assert well(at, leader=2)
+    assert led == [2]
+
+
+def test_a_leader_that_has_room_again_at_once_goes_on_leading() -> None:
+    at = filled()
+    led = hand_over(at)
+    set_full(at, 1, True)
+    with pytest.raises(StorageFull):
+        append(at, 20)
+    set_full(at, 1, False)
+    append(at, 1)
+    at.pass_time(10_000)
+    assert led == []
+    assert well(at)
+
+
+@pytest.mark.parametrize("free", [1, 2, 3])
+def test_a_partition_is_not_handed_on_and_on_among_those_without_room(free: int) -> None:
+    at = filled()
+    led = hand_over(at)
+    for broker in at.ids:
+        set_full(at, broker, True)
+    write(at, 60)
+    # One of them has room then, and comes to lead after a while.
+    assert len(led) <= 16
+    set_full(at, free, False)
+    write(at, 60)
+    assert at.controller.partitions[T0].leader == free
+    assert at.values(free)[-1] == b"239" * 50
+    assert len(led) <= 22
+
+
+def test_a_broker_without_room_to_lead_asks_for_another_one() -> None:
+    at = filled()
+    led = hand_over(at)
+    set_full(at, 2, True)
+    state = at.controller.elect(T0, 2)
+    assert isinstance(at.broker(2).become_leader_or_follower([state], at.controller.epoch)[T0], StorageFull)
+    at.tell(state, to=[1, 3])
+    at.pass_time(5_000)
+    assert led == [3]
+    assert T0 not in at.manager(2).untaken
+    append(at, 3, leader=3)
+    set_full(at, 2, False)
+    at.pass_time(35_000)
+    assert well(at, leader=3)
+
+
 def test_a_leader_that_has_no_room_to_note_its_epoch_leads_when_it_has() -> None:
     at = filled()
     set_full(at, 2, True)
