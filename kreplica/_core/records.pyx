@@ -56,7 +56,10 @@ cdef object _decompressed(const uint8_t *p, const BatchHeader *h, int64_t max_si
     return data
 
 
+# The collector is not to know of who holds a buffer (no_gc): it would clear a memoryview that an error's traceback
+# makes a part of a cycle, before whoever holds its buffer, which fails. Nothing that they refer to refers back.
 @cython.final
+@cython.no_gc
 cdef class RecordBatch:
     """A record batch of format v2 in `data[position:]`, any bytes-like object; it must not change meanwhile.
 
@@ -342,6 +345,7 @@ cdef class RecordIterator:
 
 
 @cython.final
+@cython.no_gc
 cdef class BatchIterator:
     """What `batches` returns."""
 

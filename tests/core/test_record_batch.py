@@ -1,8 +1,10 @@
 """Building, reading and checking uncompressed batches; the codecs are tested in tests/unit/record."""
 
 import contextlib
+import gc
 import pickle
 import struct
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -485,3 +487,26 @@ def test_damage_with_a_crc_that_fits_reads_or_fails_cleanly(damage):
 def test_rubbish_in_the_records_section_reads_or_fails_cleanly(section, count):
     with contextlib.suppress(errors.KreplicaError):
         assert len(list(RecordBatch(batch_of(section, count, last_delta=5)))) == count
+
+
+@pytest.mark.parametrize(
+    "read", [batches, RecordBatch, lambda view: next(batches(view)), lambda view: [view, batches(view)]]
+)
+def test_the_collector_clears_what_holds_a_view_of_a_view(read, monkeypatch):
+    """As it is in the frames of an error that somebody kept."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    data = bytearray(BatchBuilder().build([b"v"], now_ms=1))
+
+    def fail():
+        held = read(memoryview(data))
+        try:
+            raise LookupError(held)
+        except LookupError as error:
+            kept = error  # noqa: F841
+
+    gc.collect()
+    fail()
+    gc.collect()
+    assert not told
+    data.append(0)  # nobody has a view of it any more
