@@ -102,6 +102,10 @@ class Storage(Protocol):
 
     def size(self, path: str) -> int: ...
 
+    def free_bytes(self, path: str) -> int:
+        """What the file system of this file or directory has left; a quota may allow less."""
+        ...
+
     def list_directory(self, path: str) -> list[str]:
         """The names in the directory, sorted."""
         ...

@@ -8,8 +8,9 @@ again for as long as that leader leads.
 
 A leader asks for another one in sync to lead, if nothing went through for a while after it was refused; so
 does a broker that has no room to begin to lead. As a follower it tells whoever leads then that it has no
-room, until some time has passed without a refusal: where nobody can write nobody would find out that he can.
-So, and since it asks later each time, a partition is not handed on and on among those who have none.
+room, until the disk has more left than then, or some time has passed without a refusal: where nobody can
+write nobody would find out that he can. So, and since it asks later each time, a partition is not handed on
+and on among those who have none.
 
 Thread rule: `refused` may come from any thread; all else runs in the loop.
 """
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 
-from kreplica.common.errors import StorageFull
+from kreplica.common.errors import KafkaStorageError, StorageFull
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop, Transport
 from kreplica.common.types import TopicPartition
@@ -45,25 +46,35 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 # Between two words about one directory, whose logs are all refused again and again.
 TELL_INTERVAL_MS = 30_000
-# A follower that was not refused for so long may have room, though nothing came to show it.
-HOPE_MS = 30_000
+# A follower whose disk has so much more left than when it was refused, or that was not refused for so long,
+# may have room though nothing came to show it.
+ROOM_BYTES, HOPE_MS = 16 << 20, 30_000
 
 WantsHandover = Callable[["Partition", Callable[[], bool]], None]
 
 
 class _Refusal:
-    """There was no room at `refused_ms`. `end`: of the log then; `has_room`: what the leader has heard.
+    """There was no room at `refused_ms`. `end`: of the log then; `free_bytes`: what the disk had left;
+    `has_room`: what the leader has heard.
 
     `led_since_ms`: when the leader, or who was to lead, was refused first, None for a follower;
     `patience_ms`: how long after that it asks for another one.
     """
 
-    __slots__ = ("end", "has_room", "leader_epoch", "led_since_ms", "patience_ms", "refused_ms")
+    __slots__ = (
+        "end",
+        "free_bytes",
+        "has_room",
+        "leader_epoch",
+        "led_since_ms",
+        "patience_ms",
+        "refused_ms",
+    )
 
     def __init__(self, leader_epoch: int, patience_ms: int) -> None:
         self.leader_epoch = leader_epoch
         self.patience_ms = patience_ms
-        self.end = self.refused_ms = 0
+        self.end = self.refused_ms = self.free_bytes = 0
         self.has_room: bool | None = None
         self.led_since_ms: int | None = None
 
@@ -114,7 +125,7 @@ class FullDisks:
         known = self._refusals.get(partition)
         refusal = known or _Refusal(partition.leader_epoch, self._config.replica_fetch_backoff_ms)
         self._refusals[partition] = refusal
-        refusal.end, refusal.refused_ms = end, now_ms
+        refusal.end, refusal.refused_ms, refusal.free_bytes = end, now_ms, _free_bytes(partition)
         if not self._is_to_lead(partition):
             if known is None:
                 self._look(partition)
@@ -172,12 +183,17 @@ class FullDisks:
                 return False
             # Its new leader knows nothing of that.
             refusal.leader_epoch, refusal.end, refusal.has_room = partition.leader_epoch, end, None
-        if end <= refusal.end and self._now_ms() - refusal.refused_ms < HOPE_MS:
+        if end <= refusal.end and not self._may_have_room(partition, refusal):
             if refusal.has_room is not False and end > 0:
                 self._tell(partition, log, refusal, end - 1, has_room=False)
         elif not partition.is_damaged and (not refusal.has_room or self._broker_id not in partition.isr):
             self._tell(partition, log, refusal, end, has_room=True)
         return True
+
+    def _may_have_room(self, partition: Partition, refusal: _Refusal) -> bool:
+        if self._now_ms() - refusal.refused_ms >= HOPE_MS:
+            return True
+        return _free_bytes(partition) >= refusal.free_bytes + ROOM_BYTES
 
     def _tell(
         self, partition: Partition, log: UnifiedLog, refusal: _Refusal, offset: int, *, has_room: bool
@@ -224,3 +240,12 @@ class FullDisks:
 def _end_of(partition: Partition) -> int:
     log = partition.log
     return 0 if log is None else log.log_end_offset
+
+
+def _free_bytes(partition: Partition) -> int:
+    log = partition.log
+    try:
+        return 0 if log is None else log.local.storage.free_bytes(log.local.directory)
+    except KafkaStorageError:
+        # The directory is gone, or its disk fails: others find that out.
+        return 0

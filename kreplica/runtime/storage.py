@@ -95,6 +95,12 @@ class FileStorage:
         with _typed("measuring"):
             return os.stat(path).st_size
 
+    def free_bytes(self, path: str) -> int:
+        """What the file system of this file or directory has left for this user; a quota may allow less."""
+        with _typed("looking at"):
+            found = os.statvfs(path)
+            return found.f_bavail * found.f_frsize
+
     def list_directory(self, path: str) -> list[str]:
         """The names in the directory, sorted."""
         with _typed("listing"):

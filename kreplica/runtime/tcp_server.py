@@ -28,6 +28,7 @@ from typing import Any
 
 from kreplica.common.errors import InvalidConfig, KreplicaError
 from kreplica.common.future import Future
+from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import FrameReader
 from kreplica.runtime.memory_pool import MemoryPool
@@ -91,6 +92,7 @@ class TcpServer:
         # The event loop's own; in the order in which they were last active, the idlest first.
         self.connections: dict[ServerConnection, None] = {}
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
+        self.closed = BoundedLog(thread.loop, LOGGER, "more connections were closed")
         self._by_host: Counter[str] = Counter()
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
@@ -131,6 +133,7 @@ class TcpServer:
             each.close()
         for connection in list(self.connections):
             connection.cut()
+        self.closed.close()
 
     # ---- connections --------------------------------------------------------------------------------------
 
@@ -177,7 +180,7 @@ class TcpServer:
             if connection.active_at > oldest:
                 break
             if not connection.is_handled:
-                LOGGER.info("%s: idle too long", connection)
+                self.closed.log("idle too long", "%r: idle too long", connection)
                 connection.cut()
         self._sweep_later()
 
@@ -382,8 +385,11 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _end(self, error: BaseException) -> None:
         self._is_ending = True
-        level = logging.INFO if isinstance(error, KreplicaError) else logging.ERROR
-        LOGGER.log(level, "%r: closed, for %r", self, error, exc_info=level == logging.ERROR and error)
+        log, kind = self._server.closed.log, type(error).__name__
+        if isinstance(error, KreplicaError):
+            log(kind, "%r: closed, for %r", self, error)
+        else:
+            log(kind, "%r: closed, for %r", self, error, level=logging.ERROR, error=error)
 
     def _close(self) -> None:
         if not self.is_closed:

@@ -8,13 +8,16 @@ and meanwhile requests fail at once: whoever asks has a back-off of its own.
 
 A request that is not answered in time takes its connection along: a peer that hangs, or is behind a cut
 network, closes nothing, and what was asked behind it would wait as long. Only a connection that the peer
-closed is told to those who watch. Ownership: the transport owns its connections until `close`. Thread rule:
-`send`, `watch_connections` and `close` by any thread; the rest, and the callbacks of futures, in the loop.
+closed is told to those who watch, and not where nothing was asked for a while: it is let go for being idle
+then, and who dies closes others, too. Ownership: the transport owns its connections until `close`. Thread
+rule: `send`, `watch_connections` and `close` by any thread; the rest, and the callbacks of futures, in the
+loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,8 +37,11 @@ from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkExcepti
 from kreplica.common.future import Future
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
+from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import NodeLoops
 from kreplica.runtime.frame_reader import FrameReader
+
+LOGGER = logging.getLogger(__name__)
 
 QUORUM, CONTROL, FETCH, FORWARD = "quorum", "control", "fetch", "forward"
 LANES = {
@@ -55,13 +61,15 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpTransportConfig:
-    """`max_fetch_connections`: to one peer; further fetches stand behind others."""
+    """`max_fetch_connections`: to one peer; further fetches stand behind others. `idle_ms`: a connection
+    without a request for so long tells nothing about the peer that closes it."""
 
     reconnect_backoff_ms: int = 20
     reconnect_backoff_max_ms: int = 200
     socket_connection_setup_timeout_ms: int = 2_000
     socket_response_max_bytes: int = 256 << 20
     max_fetch_connections: int = 16
+    idle_ms: int = 1_000
 
 
 class _Call:
@@ -107,6 +115,7 @@ class TcpTransport:
         self._peers: dict[int, _Peer] = {}
         self._listeners: list[Callable[[int], object]] = []
         self._told: dict[int, bool] = {}  # in this turn of the loop; whether once more
+        self.log = BoundedLog(self.loop, LOGGER, "more connections were lost")
         self._is_closed = False
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
@@ -129,6 +138,7 @@ class TcpTransport:
         self._loops.thread.post(self._cut)
 
     def _cut(self) -> None:
+        self.log.close()
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             for connection in peer.connections():
@@ -214,7 +224,8 @@ class PeerConnection:
         self._attempt: asyncio.Task[None] | None = None
         self._numbers = 0
         self._failures = 0
-        self._retries_at = 0.0  # in the loop's time
+        self._retries_at = 0.0  # in the loop's time, as is the next
+        self._used_at = 0.0
 
     @property
     def load(self) -> int:
@@ -302,6 +313,7 @@ class PeerConnection:
             # What its fields cannot hold is the caller's business, and nobody else's on this connection.
             call.end(error)
             return
+        self._used_at = self._transport.loop.time()
         socket.write(buffers)
         if isinstance(request, ProduceRequest) and request.acks == 0:
             call.end(None)
@@ -322,13 +334,20 @@ class PeerConnection:
         if reader.left:
             raise InvalidRequest(f"{reader.left} bytes after a {kind.__name__}")
         self._in_flight.popleft()
+        self._used_at = self._transport.loop.time()
         call.end(None, response)
 
     def lost(self, socket: _Socket, why: str) -> None:
         """The peer closed the socket, or it is broken."""
-        if self._socket is socket:
-            self._socket = None
-            self.give_up(f"the connection to node {self._node_id} broke: {why}")
+        if self._socket is not socket:
+            return
+        self._socket = None
+        idle_s = self._transport.loop.time() - self._used_at
+        was_idle = not self._in_flight and idle_s * 1000 >= self._transport.config.idle_ms
+        text = f"the connection to node {self._node_id} broke: {why}"
+        self.give_up(text)
+        if not was_idle:
+            self._transport.log.log(f"to node {self._node_id}", "%s", text)
             self._transport.tell_of_closed(self._node_id)
 
 

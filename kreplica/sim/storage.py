@@ -182,6 +182,10 @@ class SimStorage:
         """The file's size in bytes."""
         return self._file(path, "measuring").data.size
 
+    def free_bytes(self, path: str) -> int:  # noqa: ARG002
+        """What is left: nothing, or as much as anybody wants."""
+        return 0 if self._full else UNLIMITED
+
     def list_directory(self, path: str) -> list[str]:
         """The names in the directory, sorted."""
         path = self._directory(path, "listing")

@@ -143,6 +143,19 @@ def test_a_leader_without_room_asks_for_another_one() -> None:
     assert led == [2]
 
 
+def test_a_former_leader_is_in_sync_again_when_its_disk_has_room_though_nobody_writes() -> None:
+    at = filled()
+    hand_over(at)
+    set_full(at, 1, True)
+    write(at, 5)
+    assert set(at.partition(2).isr) == {2, 3}
+    at.pass_time(1_000)
+    assert set(at.partition(2).isr) == {2, 3}
+    set_full(at, 1, False)
+    at.pass_time(3_000)
+    assert well(at, leader=2)
+
+
 def test_a_leader_that_has_room_again_at_once_goes_on_leading() -> None:
     at = filled()
     led = hand_over(at)

@@ -47,6 +47,12 @@ def test_files(storage: Storage, tmp_path: Path) -> None:
     assert storage.list_directory(str(tmp_path)) == []
 
 
+def test_free_bytes(storage: Storage, tmp_path: Path) -> None:
+    assert storage.free_bytes(str(tmp_path)) > 0
+    with pytest.raises(errors.KafkaStorageError):
+        storage.free_bytes(str(tmp_path / "absent"))
+
+
 def test_write_at(storage: Storage, tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     storage.write_at(path, 0, b"abcdef")

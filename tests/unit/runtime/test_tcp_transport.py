@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -183,6 +184,36 @@ def test_a_peer_that_goes_fails_what_waits_and_is_told(peer: Peer, transport: Tc
     for reply in replies:
         assert isinstance(reply.exception(WAIT_S), NetworkException)
     assert closed.get(timeout=WAIT_S) == PEER
+
+
+def test_a_connection_that_is_closed_for_being_idle_says_nothing_about_the_peer(
+    peer: Peer, connect: Callable[..., TcpTransport], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    transport = connect(lambda: peer.address, idle_ms=0, reconnect_backoff_max_ms=20)
+    closed: SimpleQueue[int] = SimpleQueue()
+    transport.watch_connections(closed.put)
+
+    def ask() -> bool:
+        reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+        while not reply.done():  # it fails where there is no connection yet
+            with contextlib.suppress(Empty):
+                peer.asked.get(timeout=0.01)[1].set_result(told(7))
+        return reply.exception() is None
+
+    until(ask)
+    peer.stop()
+    peer.start()
+    until(ask)
+    assert closed.empty()
+    assert not caplog.messages
+    # One that waits for an answer says it at once, and in the log, too.
+    reply = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    peer.next()
+    peer.stop()
+    assert reply.exception(WAIT_S) is not None
+    assert closed.get(timeout=WAIT_S) == PEER
+    assert caplog.messages == ["the connection to node 2 broke: closed"]
 
 
 def test_one_that_comes_back_is_found_again(peer: Peer, transport: TcpTransport) -> None:
