@@ -75,7 +75,8 @@ class TcpServer:
     """See the module. `receive(frame, client_host)` gives the future of an answer's buffers, or of None for
     none; a client's host is its address after a slash.
 
-    `on_closed(client_id)`: a client closed its connection, or is gone; its first request named the id.
+    `on_closed(client_id)`: a client closed the last of its connections, or is gone; their first requests
+    named the id. One that closes some and keeps others has only given up what it asked there.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class TcpServer:
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
         self.closed = BoundedLog(thread.loop, LOGGER, "more connections were closed")
         self._by_host: Counter[str] = Counter()
+        self._by_client: Counter[str] = Counter()
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -161,6 +163,18 @@ class TcpServer:
             self._by_host[connection.host] -= 1
             if not self._by_host[connection.host]:
                 del self._by_host[connection.host]
+
+    def named(self, client_id: str) -> None:
+        """A connection is of this client."""
+        self._by_client[client_id] += 1
+
+    def unnamed(self, client_id: str) -> bool:
+        """It is not open any more; whether it was the client's last."""
+        self._by_client[client_id] -= 1
+        if self._by_client[client_id]:
+            return False
+        del self._by_client[client_id]
+        return True
 
     def touch(self, connection: ServerConnection) -> None:
         """The connection was active now."""
@@ -279,7 +293,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _tell_of_end(self) -> None:
         name, self.client_id = self.client_id, ""
-        if name and not self.is_closed and self._server.on_closed is not None:
+        if not name:
+            return
+        was_last = self._server.unnamed(name)
+        if was_last and not self.is_closed and self._server.on_closed is not None:
             self._server.on_closed(name)
 
     # ---- requests -----------------------------------------------------------------------------------------
@@ -309,6 +326,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not self.has_asked:
             self.has_asked = True
             self.client_id = _client_id(frame)
+            if self.client_id:
+                self._server.named(self.client_id)
         self._server.touch(self)
         slot = _Slot(len(frame))
         self._slots.append(slot)

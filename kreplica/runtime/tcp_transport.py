@@ -7,17 +7,18 @@ is first needed, and anew after it was lost; an attempt that failed is not repea
 and meanwhile requests fail at once: whoever asks has a back-off of its own.
 
 A request that is not answered in time takes its connection along: a peer that hangs, or is behind a cut
-network, closes nothing, and what was asked behind it would wait as long. Only a connection that the peer
-closed is told to those who watch, and not where nothing was asked for a while: it is let go for being idle
-then, and who dies closes others, too. Ownership: the transport owns its connections until `close`. Thread
-rule: `send`, `watch_connections` and `close` by any thread; the rest, and the callbacks of futures, in the
-loop.
+network, closes nothing, and what was asked behind it would wait as long. That a peer closed a connection is
+told to those who watch where it was the last one to that peer: who dies closes all of them at once. Nor is it
+told where nothing was asked for a while, since it is let go for being idle then. Ownership: the transport
+owns its connections until `close`. Thread rule: `send`, `watch_connections` and `close` by any thread; the
+rest, and the callbacks of futures, in the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -183,14 +184,23 @@ class _Peer:
     """Another node, and the connections to it."""
 
     def __init__(self, transport: TcpTransport, node_id: int) -> None:
+        self.node_id = node_id
         self._transport = transport
-        self._node_id = node_id
         self._lanes: dict[str, PeerConnection] = {}
         self._fetches: list[PeerConnection] = []
+        self._lost_in_use_s = -math.inf  # in the loop's time
 
     def connections(self) -> Iterator[PeerConnection]:
         yield from self._lanes.values()
         yield from self._fetches
+
+    def connection_lost(self, now_s: float, *, was_idle: bool) -> bool:
+        """The peer closed a connection; whether it looks dead now: it was the last one, and some of those
+        that it closed just now were in use."""
+        if not was_idle:
+            self._lost_in_use_s = now_s
+        is_recent = now_s - self._lost_in_use_s <= self._transport.config.idle_ms / 1000
+        return is_recent and not any(each.is_connected for each in self.connections())
 
     def connection_for(self, request: Any) -> PeerConnection:
         """The one to send it by, which need not be connected."""
@@ -199,7 +209,7 @@ class _Peer:
             return self._for_fetch()
         connection = self._lanes.get(lane)
         if connection is None:
-            connection = self._lanes[lane] = PeerConnection(self._transport, self._node_id)
+            connection = self._lanes[lane] = PeerConnection(self._transport, self)
         return connection
 
     def _for_fetch(self) -> PeerConnection:
@@ -207,7 +217,7 @@ class _Peer:
         if least is None or (
             least.load and len(self._fetches) < self._transport.config.max_fetch_connections
         ):
-            least = PeerConnection(self._transport, self._node_id)
+            least = PeerConnection(self._transport, self)
             self._fetches.append(least)
         return least
 
@@ -215,9 +225,10 @@ class _Peer:
 class PeerConnection:
     """One connection to a peer, over its losses: at most one socket at a time."""
 
-    def __init__(self, transport: TcpTransport, node_id: int) -> None:
+    def __init__(self, transport: TcpTransport, peer: _Peer) -> None:
         self._transport = transport
-        self._node_id = node_id
+        self._peer = peer
+        self._node_id = peer.node_id
         self._waiting: deque[_Call] = deque()  # until it is connected
         self._in_flight: deque[_Call] = deque()
         self._socket: _Socket | None = None
@@ -231,6 +242,11 @@ class PeerConnection:
     def load(self) -> int:
         """Requests without an answer."""
         return len(self._waiting) + len(self._in_flight)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a socket."""
+        return self._socket is not None
 
     def send(self, call: _Call) -> None:
         """Write it, or as soon as there is a connection; or fail it, where there was none a moment ago."""
@@ -342,12 +358,13 @@ class PeerConnection:
         if self._socket is not socket:
             return
         self._socket = None
-        idle_s = self._transport.loop.time() - self._used_at
-        was_idle = not self._in_flight and idle_s * 1000 >= self._transport.config.idle_ms
+        now_s, idle_s = self._transport.loop.time(), self._transport.config.idle_ms / 1000
+        was_idle = not self._in_flight and now_s - self._used_at >= idle_s
         text = f"the connection to node {self._node_id} broke: {why}"
         self.give_up(text)
         if not was_idle:
             self._transport.log.log(f"to node {self._node_id}", "%s", text)
+        if self._peer.connection_lost(now_s, was_idle=was_idle):
             self._transport.tell_of_closed(self._node_id)
 
 

@@ -322,6 +322,20 @@ def test_who_closes_a_connection_is_told_by_the_name_it_gave_first(start: Start,
     assert left.empty()
 
 
+def test_who_keeps_a_connection_has_not_left(start: Start) -> None:
+    left: SimpleQueue[str] = SimpleQueue()
+    address = start(echo, left.put)
+    with connected(address) as first:
+        with connected(address) as second, connected(address) as other:
+            for client, name in ((first, b"node-3"), (second, b"node-3"), (other, b"node-4")):
+                client.sendall(framed(body(1) + len(name).to_bytes(2, "big") + name))
+                read_frame(client)
+        assert left.get(timeout=WAIT_S) == "node-4"
+        assert left.empty()
+    assert left.get(timeout=WAIT_S) == "node-3"
+    assert left.empty()
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [(b"", ""), (b"\xff\xff", ""), (b"\x00", ""), (b"\x7f\xffnode-1", "node-1"), (b"\x00\x01\xff", "\ufffd")],

@@ -216,6 +216,27 @@ def test_a_connection_that_is_closed_for_being_idle_says_nothing_about_the_peer(
     assert caplog.messages == ["the connection to node 2 broke: closed"]
 
 
+def test_a_peer_that_closes_some_connections_is_not_gone_until_it_closes_all(
+    connect: Callable[..., TcpTransport],
+) -> None:
+    """Those that were in use among them, whichever comes last."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = connect(listener.getsockname, idle_ms=60_000)
+        closed: SimpleQueue[int] = SimpleQueue()
+        transport.watch_connections(closed.put)
+        replies, accepted = [], []
+        for request in (ASKED, VOTE, FETCH):
+            replies.append(transport.send(PEER, request, timeout_ms=LONG_MS))
+            accepted.append(listener.accept()[0])
+            assert read_frame(accepted[-1])
+        for client, reply in zip(accepted[:-1], replies, strict=False):
+            client.close()
+            assert isinstance(reply.exception(WAIT_S), NetworkException)
+        assert closed.empty()
+        accepted[-1].close()
+        assert closed.get(timeout=WAIT_S) == PEER
+
+
 def test_one_that_comes_back_is_found_again(peer: Peer, transport: TcpTransport) -> None:
     transport.send(PEER, ASKED, timeout_ms=LONG_MS)
     peer.next()
