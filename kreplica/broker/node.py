@@ -53,7 +53,7 @@ from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.broker.suspected_brokers import SuspectedBrokers
 from kreplica.broker.unsupported_apis import HANDLERS as UNSUPPORTED_HANDLERS
-from kreplica.common.errors import BrokerNotAvailable, InvalidFile, NotController
+from kreplica.common.errors import BrokerNotAvailable, InvalidConfig, InvalidFile, NotController
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
@@ -149,6 +149,10 @@ class Node:
             if "controller" in self.config.roles:
                 self._make_controller()
             self.raft.initialize()
+            if not self.raft.voters.voters:
+                raise InvalidConfig(
+                    "a node has to know its quorum, and neither its settings nor its log names it"
+                )
             self.is_open = True
             if self.broker is not None:
                 self._start_broker(self.broker)
@@ -419,6 +423,12 @@ class Node:
 
     def _broker_epoch(self) -> int:
         return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()
+
+    def voter_address(self, node_id: int) -> tuple[str, int] | None:
+        """Where the voter listens, as the metadata log says; None where it says nothing of it (KIP-853)."""
+        voter = None if self._raft is None else self._raft.voters.voters.get(node_id)
+        endpoint = next(iter(voter.endpoints), None) if voter is not None else None
+        return None if endpoint is None else (endpoint.host, endpoint.port)
 
     def active_controller(self) -> int | None:
         """The node id of the active controller, None where this node knows of none."""

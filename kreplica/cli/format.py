@@ -6,11 +6,13 @@ import random
 import re
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import directory_ids, format_node, is_formatted
+from kreplica.broker.node_format import KRAFT_VERSION, directory_ids, format_node, is_formatted
 from kreplica.cli.output import console, print_json
-from kreplica.common.errors import InvalidConfig
+from kreplica.common.errors import InvalidConfig, InvalidRequest
 from kreplica.common.types import Uuid
+from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.kafka_config import DEFAULT_CONTROLLER_LISTENER
 from kreplica.runtime.storage import FileStorage
 
 # Kafka makes them of 22 letters and digits, and takes others.
@@ -18,11 +20,18 @@ _CLUSTER_ID = re.compile("[!-~]{1,64}")
 
 
 def run(
-    directories: list[str], node_id: int, cluster_id: str | None, ignore_formatted: bool, as_json: bool
+    directories: list[str],
+    node_id: int,
+    cluster_id: str | None,
+    initial_controllers: str | None,
+    ignore_formatted: bool,
+    as_json: bool,
 ) -> int:
     """Format the directories, the first of which has the metadata log; returns the exit code.
 
-    Raises InvalidConfig, InvalidFile for another node's, InconsistentClusterId, KafkaStorageError.
+    `initial_controllers`: the quorum's first voters, where they are to come and go (KIP-853), as
+    `id@host:port:directory-id,...`; the same for all nodes, those that come later included. Raises
+    InvalidConfig, InvalidFile for another node's, InconsistentClusterId, KafkaStorageError.
     """
     chance = random.SystemRandom()
     cluster_id = str(Uuid.generate(chance)) if cluster_id is None else cluster_id
@@ -30,11 +39,15 @@ def run(
         raise InvalidConfig(f"{cluster_id[:80]!r} is no cluster id: 1 to 64 letters, digits and signs")
     config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=tuple(directories))
     storage = FileStorage()
+    voters = None if initial_controllers is None else parse_controllers(initial_controllers)
     ids = directory_ids(config, storage, chance)
+    own = None if voters is None else voters.voters.get(node_id)
+    if own is not None:
+        _take_id(config, storage, ids, own.voter_key.directory_id)
     if is_formatted(config, storage) and not ignore_formatted:
         console(stderr=True).print(f"kreplica: {directories[0]} is formatted already", markup=False)
         return 1
-    format_node(config, ids, storage=storage, clock=SystemClock())
+    format_node(config, ids, storage=storage, clock=SystemClock(), initial_voters=voters)
     for path in config.all_directories:
         if as_json:
             print_json(
@@ -48,3 +61,30 @@ def run(
         else:
             print(f"{path}: node {node_id} of cluster {cluster_id}, directory {ids[path]}")
     return 0
+
+
+def parse_controllers(text: str) -> VoterSet:
+    """The set in --initial-controllers. Raises InvalidConfig."""
+    nodes = []
+    for part in text.split(","):
+        address, _, directory_id = part.strip().rpartition(":")
+        try:
+            configured = next(iter(VoterSet.parse(address, DEFAULT_CONTROLLER_LISTENER)))
+            key = ReplicaKey(configured.voter_key.node_id, Uuid.parse(directory_id))
+        except (InvalidConfig, InvalidRequest) as error:
+            what = f"--initial-controllers: {part[:80]!r} is no id@host:port:directory-id"
+            raise InvalidConfig(f"{what} ({error})") from None
+        nodes.append(VoterNode(key, configured.endpoints, 0, KRAFT_VERSION))
+    if len({node.voter_key.node_id for node in nodes}) < len(nodes):
+        raise InvalidConfig("--initial-controllers: a node comes twice")
+    return VoterSet(nodes)
+
+
+def _take_id(config: NodeConfig, storage: FileStorage, ids: dict[str, Uuid], directory_id: Uuid) -> None:
+    """Let the metadata directory have the id that the voters know it by."""
+    path = config.metadata_directory
+    if is_formatted(config, storage) and ids[path] != directory_id:
+        raise InvalidConfig(
+            f"{path} is the directory {ids[path]}, and --initial-controllers names {directory_id}"
+        )
+    ids[path] = directory_id

@@ -35,6 +35,13 @@ def format_directories(
     cluster_id: Annotated[
         str | None, typer.Option(help="The same for all nodes; a new one if not given.")
     ] = None,
+    initial_controllers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID@HOST:PORT:DIRECTORY-ID,...",
+            help="The quorum's first voters, where they are to come and go; the same for all nodes.",
+        ),
+    ] = None,
     ignore_formatted: Annotated[
         bool, typer.Option("--ignore-formatted", help="Leave a directory of this node as it is.")
     ] = False,
@@ -44,7 +51,8 @@ def format_directories(
     from kreplica.cli import format as command
 
     paths = [str(path.absolute()) for path in directory]
-    raise typer.Exit(command.run(paths, node_id, cluster_id, ignore_formatted, as_json))
+    code = command.run(paths, node_id, cluster_id, initial_controllers, ignore_formatted, as_json)
+    raise typer.Exit(code)
 
 
 def serve(

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kreplica.common.errors import InconsistentVoterSet, InvalidRequest, InvalidVoterKey, KreplicaError
+from kreplica.common.errors import (
+    InconsistentClusterId,
+    InconsistentVoterSet,
+    InvalidRequest,
+    InvalidVoterKey,
+    KreplicaError,
+)
 from kreplica.common.ports import Clock, Disk, Random
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
@@ -39,7 +45,8 @@ class RaftContext:
     `shutdown_until_ms`: when a graceful shutdown gives up; None while there is none. `about_to_wait()`: as
     Loop.about_to_wait. `post(task)`: run it in the loop, and a step after it. `disk`: what flushes the log;
     None where the loop waits for that itself. `is_flushing`: it is under way, so nobody may be told of the
-    log's end.
+    log's end. `strangers`: nodes that say they are of another cluster, as long as none has said otherwise
+    (`is_at_home`).
     """
 
     config: RaftConfig
@@ -58,6 +65,8 @@ class RaftContext:
     post: Callable[[Callable[[], None]], None]
     disk: Disk | None = None
     is_flushing: bool = False
+    strangers: set[int] = field(default_factory=set)
+    is_at_home: bool = False
     shutdown_until_ms: int | None = None
 
     def now_ms(self) -> int:
@@ -146,18 +155,33 @@ class RaftContext:
         """The part of an answer that is for the metadata log.
 
         None, and a pause for the sender, where it has none: no answer came, or an error, or not what was
-        asked for. What a peer sends never ends this node.
+        asked for. What a peer sends never ends this node. Raises InconsistentClusterId where a majority of
+        the voters calls it a stranger, before any node has answered as one of its own cluster.
         """
         if response is None:
             return None
+        if response.error_code == InconsistentClusterId.code:
+            self._note_stranger(sender)
         try:
             if response.error_code:
                 raise InvalidRequest(f"node {sender} answers with {response.error_code!r}")
-            return only_partition(response)
+            part = only_partition(response)
         except InvalidRequest as error:
             LOGGER.warning("node %d: %s", self.key.node_id, error)
             self.requests.back_off(sender)
             return None
+        self.is_at_home = True
+        return part
+
+    def _note_stranger(self, sender: int) -> None:
+        self.strangers.add(sender)
+        voters = self.control.voters
+        strangers = sorted(self.strangers & voters.voter_ids)
+        if not self.is_at_home and len(strangers) >= voters.majority:
+            raise InconsistentClusterId(
+                f"node {self.key.node_id} is formatted for the cluster {self.cluster_id!r}, and the voters"
+                f" {strangers} are of another one: format its directories anew, or correct who the voters are"
+            )
 
     def begin_epoch(self, epoch: int, leader_id: int | None) -> None:
         """A later epoch than this node's has been heard of."""

@@ -69,7 +69,8 @@ OWN_NAMES = (
 class KafkaConfig:
     """A node, where it listens, and where the quorum's voters do.
 
-    `controller_listen`: for the quorum and the brokers alone; None where `listen` is for all.
+    `controller_listen`: for the quorum and the brokers alone; None where `listen` is for all. `voters`: those
+    of controller.quorum.voters, none where the metadata log names them (KIP-853).
     """
 
     node: NodeConfig
@@ -138,7 +139,7 @@ class _Parser:
             node=self._with_others(node),
             listen=every[0],
             controller_listen=every[1] if len(every) > 1 else None,
-            voters=_addresses(voters),
+            voters={} if voters is None else _addresses(voters),
             server=self._socket_server(),
         )
 
@@ -153,18 +154,24 @@ class _Parser:
 
     # ---- who it is ----------------------------------------------------------------------------------------
 
-    def _voters(self) -> VoterSet:
+    def _voters(self) -> VoterSet | None:
         text = self._text("controller.quorum.voters")
-        if not text:
-            raise InvalidConfig("a node has to know its quorum (controller.quorum.voters): id@host:port,...")
-        return VoterSet.parse(text, self._controller_names()[0])
+        return VoterSet.parse(text, self._controller_names()[0]) if text else None
 
-    def _roles(self, node_id: int, voters: VoterSet) -> frozenset[Role]:
+    def _roles(self, node_id: int, voters: VoterSet | None) -> frozenset[Role]:
         words: list[Any] = self._words("process.roles")
         if words:
             roles: frozenset[Role] = frozenset(words)
         else:
-            roles = frozenset(("broker", "controller") if node_id in voters.voter_ids else ("broker",))
+            has_listener = any(
+                each.startswith(f"{name}://")
+                for name in self._controller_names()
+                for each in self._words("listeners")
+            )
+            is_controller = has_listener if voters is None else node_id in voters.voter_ids
+            roles = frozenset(("broker", "controller") if is_controller else ("broker",))
+        if voters is None:
+            return roles
         if ("controller" in roles) != (node_id in voters.voter_ids):
             raise InvalidConfig(
                 f"node {node_id} is {'a' if 'controller' in roles else 'no'} controller by process.roles, and"

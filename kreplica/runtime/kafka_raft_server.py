@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kreplica.broker.node import Node
-from kreplica.broker.node_format import read_properties
-from kreplica.common.errors import InvalidFile
+from kreplica.broker.node_format import METADATA_LOG, read_properties
+from kreplica.common.errors import InvalidConfig, InvalidFile
 from kreplica.common.future import Future
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of
@@ -28,6 +28,12 @@ class KafkaRaftServer:
 
     def __init__(self, properties: Mapping[str, object], on_failure: Callable[[BaseException], None]) -> None:
         self.config = KafkaConfig.parse(properties, cluster_id_of(directories_of(properties)[0]))
+        metadata_log = f"{self.config.node.metadata_directory}/{METADATA_LOG}"
+        if self.config.node.voters is None and not FileStorage().is_directory(metadata_log):
+            raise InvalidConfig(
+                "a node has to know its quorum: by controller.quorum.voters (--quorum), id@host:port,..., or"
+                " by `kreplica format --initial-controllers`"
+            )
         # Another node's directory is refused here, before it is so much as locked.
         for path in self.config.node.all_directories:
             read_properties(self.config.node, FileStorage(), path)

@@ -138,7 +138,9 @@ class _Life:
         self._aside_thread = EventLoopThread(f"kreplica-aside-{config.node_id}")
         self._aside = NodeLoops(self._aside_thread)
         self._disks = NodeDisks(self._loops)
-        self._transport = TcpTransport(self._loops, address, client_id=f"{CLIENT_ID_PREFIX}{config.node_id}")
+        self._transport = TcpTransport(
+            self._loops, self._address_of, client_id=f"{CLIENT_ID_PREFIX}{config.node_id}"
+        )
         ports = NodePorts(
             storage=self.storage,
             clock=SystemClock(),
@@ -194,6 +196,10 @@ class _Life:
         self._metadata_loop.post_later(handle, METADATA_DELAY_MS)
         return answer
 
+    def _address_of(self, node_id: int) -> Address | None:
+        found = self._address(node_id)
+        return self.node.voter_address(node_id) if found is None else found
+
     def _now_ms(self) -> int:
         return int(self._thread.loop.time() * 1000)
 
@@ -202,7 +208,11 @@ class _Life:
         # takes the name of a node gains nothing: a closed connection is a hint, which a heartbeat undoes.
         node_id = client_id.removeprefix(CLIENT_ID_PREFIX)
         is_number = node_id.isascii() and node_id.isdecimal() and len(node_id) <= 10
-        if is_number and client_id.startswith(CLIENT_ID_PREFIX) and self._address(int(node_id)) is not None:
+        if (
+            is_number
+            and client_id.startswith(CLIENT_ID_PREFIX)
+            and self._address_of(int(node_id)) is not None
+        ):
             self._transport.tell_of_closed(int(node_id))
 
     def leave(self) -> None:

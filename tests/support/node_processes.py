@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 import signal
 import subprocess
@@ -12,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import directory_ids, format_node, is_formatted
-from kreplica.runtime.clock import SystemClock
+from kreplica.broker.node_format import is_formatted, read_properties
+from kreplica.cli import format as format_command
+from kreplica.common.types import Uuid
 from kreplica.runtime.storage import FileStorage
 from tests.support.serving import environment
 from tests.support.tcp_cluster import CLUSTER_ID, free_addresses
@@ -28,7 +31,9 @@ class NodeProcesses:
 
     They are started by `start_all`, or by entering the context, which ends all of them when it is left and
     then shows the end of their logs where the test failed. `settings` are Kafka's properties with underscores
-    for dots; `of_nodes` are those of single ones, under their names.
+    for dots; `of_nodes` are those of single ones, under their names. `voters`: so many of them are the first
+    voters of a quorum whose voters come and go (KIP-853); None: all are, and stay it. `cluster_ids`: of nodes
+    that are formatted for another cluster.
     """
 
     def __init__(
@@ -37,6 +42,8 @@ class NodeProcesses:
         nodes: int = 3,
         *,
         of_nodes: Mapping[int, Mapping[str, object]] | None = None,
+        voters: int | None = None,
+        cluster_ids: Mapping[int, str] | None = None,
         **settings: object,
     ) -> None:
         self.directory = directory
@@ -48,8 +55,13 @@ class NodeProcesses:
         self.controllers = dict(zip(self.ids, found[nodes:], strict=True))
         self._processes: dict[int, _NodeProcess] = {}
         directory.mkdir(parents=True, exist_ok=True)
+        chance = random.SystemRandom()
+        self.directory_ids = {node_id: Uuid.generate(chance) for node_id in self.ids}
+        self._initial = None if voters is None else self._controllers_text(self.ids[:voters])
         for node_id in self.ids:
-            _format(node_id, str(self.node_directory(node_id)))
+            cluster_id = (cluster_ids or {}).get(node_id, CLUSTER_ID)
+            found = _format(node_id, str(self.node_directory(node_id)), cluster_id, self._initial)
+            self.directory_ids[node_id] = found
 
     def __enter__(self) -> NodeProcesses:
         try:
@@ -73,6 +85,14 @@ class NodeProcesses:
     def quorum(self) -> str:
         """controller.quorum.voters."""
         return ",".join(f"{n}@{host}:{port}" for n, (host, port) in self.controllers.items())
+
+    def _controllers_text(self, node_ids: list[int]) -> str:
+        """As --initial-controllers has it."""
+        return ",".join(
+            f"{n}@{host}:{port}:{self.directory_ids[n]}"
+            for n, (host, port) in self.controllers.items()
+            if n in node_ids
+        )
 
     @property
     def live(self) -> list[int]:
@@ -116,6 +136,10 @@ class NodeProcesses:
         process.send(signal.SIGTERM)
         return process.wait(timeout_s)
 
+    def wait_for_end(self, node_id: int, timeout_s: float = WAIT_S) -> int:
+        """Return when the node has ended by itself; its exit code."""
+        return self._processes[node_id].wait(timeout_s)
+
     def kill(self, *node_ids: int) -> None:
         """SIGKILL, to all of them before the first is waited for."""
         for node_id in node_ids:
@@ -154,9 +178,9 @@ class NodeProcesses:
             "--node-id": node_id,
             "--listen": f"{listen[0]}:{listen[1]}",
             "--controller-listen": f"{controller_listen[0]}:{controller_listen[1]}",
-            "--quorum": self.quorum,
+            "--quorum": self.quorum if self._initial is None else None,
         }
-        given = [text for name, value in flags.items() for text in (name, str(value))]
+        given = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
         directory = {"log.dirs": self.node_directory(node_id)}
         settings = {**directory, **self.settings, **self._of_nodes.get(node_id, {})}
         changed = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
@@ -214,9 +238,13 @@ class _NodeProcess:
         self._has_spoken.set()
 
 
-def _format(node_id: int, path: str) -> None:
-    config = NodeConfig(node_id=node_id, cluster_id=CLUSTER_ID, directories=(path,))
-    storage = FileStorage()
-    if not is_formatted(config, storage):
-        ids = directory_ids(config, storage, random.SystemRandom())
-        format_node(config, ids, storage=storage, clock=SystemClock())
+def _format(node_id: int, path: str, cluster_id: str, initial_controllers: str | None) -> Uuid:
+    """The id of the directory, which is the node's then."""
+    config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=(path,))
+    if not is_formatted(config, FileStorage()):
+        with contextlib.redirect_stdout(io.StringIO()):
+            format_command.run([path], node_id, cluster_id, initial_controllers, False, False)
+    found = read_properties(config, FileStorage(), path)
+    assert found is not None
+    assert found.directory_id is not None
+    return found.directory_id

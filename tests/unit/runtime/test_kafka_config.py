@@ -31,6 +31,14 @@ def test_one_that_is_no_voter_is_a_broker() -> None:
     assert parse(node_id="7").node.roles == {"broker"}
 
 
+def test_voters_that_the_metadata_log_names_need_no_setting() -> None:
+    listeners = "PLAINTEXT://:9092,CONTROLLER://:9093"
+    config = parse(controller_quorum_voters="", listeners=listeners)
+    assert (config.voters, config.node.voters) == ({}, None)
+    assert config.node.roles == {"broker", "controller"}
+    assert parse(controller_quorum_voters="").node.roles == {"broker"}
+
+
 def test_listeners_of_brokers_and_controllers_and_what_clients_are_told() -> None:
     config = parse(
         listeners="PLAINTEXT://0.0.0.0:9092, CONTROLLER://10.0.0.1:9093",
@@ -110,7 +118,6 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
         ({"process_roles": "controller", "node_id": 7}, "a controller by process.roles"),
         ({"process_roles": "broker,controller,zebra"}, "process.roles"),
         ({"process_roles": "controller"}, "a controller listens as CONTROLLER"),
-        ({"controller_quorum_voters": ""}, "controller.quorum.voters"),
         ({"controller_quorum_voters": "1@a"}, "'1@a' is no id@host:port"),
         ({"controller_quorum_voters": "1@a:1,1@b:2"}, "each node once"),
         ({"listeners": "9092"}, "'9092' is no NAME://host:port"),

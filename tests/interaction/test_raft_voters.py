@@ -1,0 +1,85 @@
+"""Voters of a quorum of processes come and go, by Kafka's requests over TCP (KIP-853)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kreplica.cli import quorum
+from kreplica.common.errors import InconsistentClusterId, UnsupportedVersion, VoterNotFound
+from tests.support.node_processes import NodeProcesses
+from tests.support.sockets import until
+from tests.support.tcp_cluster import CLUSTER_ID, WAIT_S, TcpClient
+
+OTHER_CLUSTER = "another-cluster-------"
+
+
+def listener_of(nodes: NodeProcesses, node_id: int) -> str:
+    host, port = nodes.controllers[node_id]
+    return f"CONTROLLER://{host}:{port}"
+
+
+def voters(nodes: NodeProcesses, capsys: pytest.CaptureFixture[str]) -> set[int]:
+    """As a broker tells them."""
+    capsys.readouterr()
+    quorum.describe(nodes.bootstrap, as_json=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {line["node"] for line in lines if line["role"] != "observer"}
+
+
+def test_a_fourth_controller_takes_the_place_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with NodeProcesses(tmp_path, nodes=4, voters=3) as nodes:
+        client = TcpClient(nodes)
+        client.admin.create_topic("orders", partitions=1, replication_factor=3).result(WAIT_S)
+        client.append("orders", 0, [b"before"])
+        assert voters(nodes, capsys) == {1, 2, 3}
+        directory = {node_id: str(found) for node_id, found in nodes.directory_ids.items()}
+        with pytest.raises(InconsistentClusterId):
+            quorum.add_voter(nodes.bootstrap, OTHER_CLUSTER, 4, directory[4], [listener_of(nodes, 4)])
+        with pytest.raises(VoterNotFound):
+            quorum.remove_voter(nodes.bootstrap, CLUSTER_ID, 4, directory[4])
+        quorum.add_voter(nodes.bootstrap, CLUSTER_ID, 4, directory[4], [listener_of(nodes, 4)])
+        assert voters(nodes, capsys) == {1, 2, 3, 4}
+        quorum.remove_voter(nodes.bootstrap, None, 1, directory[1])
+        until(lambda: voters(nodes, capsys) == {2, 3, 4})
+        # The first one is needed no more, nor is one of the others; all know where the fourth listens.
+        nodes.kill(1, 2)
+        client.admin.create_topic("later", partitions=1, replication_factor=2).result(WAIT_S)
+        assert client.append("later", 0, [b"after"]) == 0
+        nodes.start(2)
+        nodes.kill(3)
+        assert client.append("later", 0, [b"by the fourth"]) == 1
+        client.close()
+
+
+def test_configured_voters_stay(tmp_path: Path) -> None:
+    with NodeProcesses(tmp_path, nodes=1) as nodes:
+        directory = str(nodes.directory_ids[1])
+        with pytest.raises(UnsupportedVersion, match="configured"):
+            quorum.add_voter(nodes.bootstrap, CLUSTER_ID, 2, directory, [listener_of(nodes, 1)])
+
+
+@pytest.mark.parametrize("voters", [None, 3])
+def test_a_node_that_is_formatted_for_another_cluster_ends_and_says_so(
+    tmp_path: Path, voters: int | None
+) -> None:
+    stranger = 4 if voters else 3
+    nodes = NodeProcesses(tmp_path, nodes=stranger, voters=voters, cluster_ids={stranger: OTHER_CLUSTER})
+    try:
+        for node_id in nodes.ids:
+            nodes.start(node_id, wait=False)
+        assert nodes.wait_for_end(stranger) == 1
+        said = nodes.log_file(stranger).read_text()
+        assert f"node {stranger} is formatted for the cluster '{OTHER_CLUSTER}'" in said
+        for node_id in nodes.live:
+            nodes.wait_until_ready(node_id)
+        assert stranger not in nodes.live
+    except BaseException:
+        nodes.show_logs()
+        raise
+    finally:
+        nodes.close()
