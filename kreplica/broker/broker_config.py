@@ -20,9 +20,10 @@ class BrokerConfig:
     broker_registration_retry_backoff_ms: int = 100
     initial_broker_registration_timeout_ms: int = 60_000
     broker_rack: str | None = None
+    auto_create_topics_enable: bool = True
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if isinstance(value, int) and value <= 0:
+            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
                 raise InvalidConfig(f"{name} must be above 0, not {value}")

@@ -61,6 +61,7 @@ class MetadataApis:
     """The handler of one broker. `controller()`: the node id of the active controller, None if unknown.
 
     `suspected()`: the brokers that may have died a moment ago; nobody is told that one of them leads.
+    `create(names)`: has topics made that a client asked for, where it lets that be done.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class MetadataApis:
         metadata: Callable[[], ClusterMetadata],
         controller: Callable[[], int | None],
         suspected: Callable[[], set[int]] = set,
+        create: Callable[[Iterable[str]], object] | None = None,
     ) -> None:
         self._cluster_id = cluster_id
         self._suspected = suspected
         self._metadata = metadata
         self._controller = controller
+        self._create = create
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             MetadataRequest: self.handle_metadata,
             DescribeClusterRequest: self.handle_describe_cluster,
@@ -103,6 +106,10 @@ class MetadataApis:
         """Metadata (3): the brokers that are there, and the topics that are asked for: all for None."""
         metadata = self._metadata()
         alive = {broker_id for broker_id, broker in metadata.brokers.items() if not broker.fenced}
+        if self._create is not None and request.allow_auto_topic_creation:
+            missing = list(_missing(metadata, request))
+            if missing:
+                self._create(missing)
         return resolved(
             MetadataResponse(
                 throttle_time=NO_THROTTLE,
@@ -243,6 +250,17 @@ def _topics(
             yield MetadataResponseTopic(
                 error_code=ErrorCode(error.code), name=asked.name, topic_id=asked.topic_id, partitions=()
             )
+
+
+def _missing(metadata: ClusterMetadata, request: MetadataRequest) -> Iterator[str]:
+    """Topics that are named, are not there, and may be: those of the brokers themselves have makers of their
+    own."""
+    for asked in request.topics or ():
+        name = asked.name
+        if name is None or name in INTERNAL_TOPICS or name in metadata.topics:
+            continue
+        if _unknown(name) is UnknownTopicOrPartition:
+            yield name
 
 
 def _unknown(name: str) -> type[KreplicaError]:

@@ -36,6 +36,7 @@ from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
 from kio.schema.vote.v2.request import VoteRequest
 
 from kreplica.broker.assignments_manager import AssignmentsManager
+from kreplica.broker.auto_topic_creation_manager import AutoTopicCreationManager
 from kreplica.broker.broker import Broker
 from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
@@ -298,8 +299,15 @@ class Node:
         )
         broker.replica_manager.repairs.on_wants_handover = handovers.ask
         broker.replica_manager.full_disks.on_wants_handover = handovers.ask
+        creation = AutoTopicCreationManager(
+            self.active_controller, transport=ports.transport, loop=ports.loop("topic-creation")
+        )
         self._metadata_apis = apis = MetadataApis(
-            config.cluster_id, lambda: cache.metadata, self.active_controller, self._suspected.current
+            config.cluster_id,
+            lambda: cache.metadata,
+            self.active_controller,
+            self._suspected.current,
+            creation.create if config.broker.auto_create_topics_enable else None,
         )
         producer_ids = ProducerIdManager(
             config.node_id,

@@ -281,6 +281,24 @@ def test_members_come_and_go(nodes: NodeProcesses, new_topic: NewTopicName, stra
     first.close()
 
 
+def test_a_topic_that_nobody_made_is_made_for_a_producer_and_not_for_a_reader(
+    nodes: NodeProcesses, admin: AdminClient
+) -> None:
+    reader = consumer_of(nodes, "readers-of-nothing")
+    reader.subscribe(["only-read", "made-by-writing"])
+    delivered = send(nodes, "made-by-writing", [b"a", b"b"])
+    assert [message.value() for message in delivered.messages] == [b"a", b"b"]
+    read: list[bytes | None] = []
+
+    def has_all() -> bool:
+        read.extend(each.value() for each in reader.consume(100, 0.05) if not each.error())
+        return read == [b"a", b"b"]
+
+    until(has_all)
+    reader.close()
+    assert "only-read" not in admin.list_topics(timeout=TIMEOUT_S).topics
+
+
 def polled(consumer: Consumer) -> bool:
     # A broker that was asked may not have heard of the topic yet, which is asked for again.
     errors = {message.error().code() for message in consumer.consume(100, 0.05) if message.error()}

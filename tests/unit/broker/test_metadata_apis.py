@@ -188,3 +188,39 @@ def test_more_than_the_limit_is_asked_for_from_the_cursor_on():
 @pytest.mark.parametrize(("limit", "cursor"), [(0, None), (-1, None), (1, ("orders", -1))])
 def test_a_limit_or_a_cursor_that_makes_no_sense(limit, cursor):
     assert isinstance(describe_topics(limit=limit, cursor=cursor).exception(0), InvalidRequest)
+
+
+# ---- topics that nobody made -------------------------------------------------------------------------------
+
+
+def asked_for(*topics, allow=True):
+    """What is to be made then."""
+    made = []
+    apis = MetadataApis("cluster", cluster, lambda: 2, create=made.append)
+    request = MetadataRequest(
+        topics=topics, allow_auto_topic_creation=allow, include_topic_authorized_operations=False
+    )
+    response = apis.handle_metadata(request).result()
+    return made, [topic.error_code for topic in response.topics]
+
+
+def test_a_topic_that_nobody_made_is_made_and_unknown_meanwhile():
+    unknown = ErrorCode.unknown_topic_or_partition
+    assert asked_for(by_name("new"), by_name("orders"), by_name("later")) == (
+        [["new", "later"]],
+        [unknown, ErrorCode.none, unknown],
+    )
+
+
+def test_a_client_that_does_not_allow_it_makes_nothing():
+    assert asked_for(by_name("new"), allow=False) == ([], [ErrorCode.unknown_topic_or_partition])
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 250, "__consumer_offsets", "__transaction_state"])
+def test_what_may_not_be_made_is_not_made(name):
+    assert asked_for(by_name(name))[0] == []
+
+
+def test_a_topic_is_not_made_by_its_id():
+    asked = MetadataRequestTopic(topic_id=uuid_of(OTHER), name=None)
+    assert asked_for(asked) == ([], [ErrorCode.unknown_topic_id])
