@@ -7,6 +7,7 @@ that nobody else needs pyspark.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,8 @@ from kreplica.log.verify import Problem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_ERROR_OF_PYTHON = re.compile(r"[\w.]*\w(?:Error|Exception|[a-z]): .*")
+# A line that ends one of Python's stacks: the class with its modules, and what it says.
+_ERROR = re.compile(r"(?P<package>[a-z]\w*)(?:\.\w+)*\.[A-Z]\w*: (?P<said>.+)")
 
 
 def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
@@ -127,6 +129,8 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
         return _refuse(
             f"--engine spark needs {package}, which is not installed: pip install 'kreplica[spark]'"
         )
+    # It logs the stack of what fails in a stream's batch, which is raised, too.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         with session(master) as spark:
             return command(spark)
@@ -137,10 +141,12 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
 
 
 def _told(text: str) -> str:
-    """The line that says what went wrong in one of Spark's messages, which hold whole stacks of calls."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    own = [line for line in lines if _ERROR_OF_PYTHON.fullmatch(line) and not line.startswith("org.")]
-    return (own or lines or [text])[0 if not own else -1]
+    """What one of Spark's messages says, which hold whole stacks of calls: an error of kreplica's if there is
+    one, else the last of Python's, else the first line."""
+    found = [match for line in text.splitlines() if (match := _ERROR.fullmatch(line.strip()))]
+    own = [match["said"] for match in found if match["package"] in ("kreplica", "spark_connector")]
+    others = [match["said"] for match in found if match["package"] == "pyspark"]
+    return (own or others or [text.strip().partition("\n")[0]])[-1]
 
 
 def _refuse(text: str) -> int:

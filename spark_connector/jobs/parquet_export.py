@@ -6,7 +6,8 @@
 A run is a stream that ends where the logs end. Its batches are given by offsets that are in the checkpoint
 before they are read, and a batch that was cut off, whether before, while or after its files were put in their
 places, is run again and replaces them: its directories have its number. So there is never a file beside those
-that count, and any reader of Parquet sees each record once. Thread rule: one run for an output at a time.
+that count, and any reader of Parquet sees each record once. Thread rule: one run for an output at a time; on
+a file system of this machine a second one is refused.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Observation, functions
 
+from kreplica.common.errors import LogDirLocked
+from kreplica.common.types import INT64_MAX
+from kreplica.runtime.storage import FileStorage
 from spark_connector.jobs.records import COLUMNS, JobError, Source, options_of, select
 
 if TYPE_CHECKING:
@@ -30,6 +35,8 @@ CHECKPOINT = "_checkpoint"
 PARTITIONED_BY = ("topic", "partition", "batch")
 # Where Spark puts the files of a batch before they get their places; a run that was killed leaves it behind.
 STAGING = ".spark-staging-*"
+# Where it is not known whether another run is at work, only what is as old as this is taken for left behind.
+STALE_MS = 24 * 3_600_000
 # A task has a file open for each directory that it writes; it reads one partition at a time.
 OPEN_FILES_A_TASK = 16
 
@@ -65,29 +72,30 @@ def export(
     what a run that was cut off has to write again; `file_rows`: at most in a file. `out` is a path, or a URL
     of a file system of Hadoop's.
 
-    Raises JobError for columns that there are not, and for an `out` that has files and no checkpoint;
-    whatever ends the stream is a StreamingQueryException, and the next run goes on.
+    Raises JobError for columns that there are not, for an `out` that has files and no checkpoint, and where
+    another run is writing to it; whatever ends the stream is a StreamingQueryException, and the next run
+    goes on.
     """
     check_columns(columns)
     target = os.fspath(out)
-    _clean(spark, target)
     limit = {} if batch_records is None else {"maxOffsetsPerTrigger": str(batch_records)}
     options = options_of(source, startingOffsets="earliest", includeHeaders="true", **limit)
     run = _Run(target, columns, file_rows)
     started = time.monotonic()
-    query = (
-        spark.readStream.format("kreplica")
-        .options(**options)
-        .load()
-        .writeStream.foreachBatch(run.write)
-        .option("checkpointLocation", f"{target}/{CHECKPOINT}")
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
+    with _sole_writer(spark, target):
+        query = (
+            spark.readStream.format("kreplica")
+            .options(**options)
+            .load()
+            .writeStream.foreachBatch(run.write)
+            .option("checkpointLocation", f"{target}/{CHECKPOINT}")
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
     return Exported(run.rows, run.batches, time.monotonic() - started, _end(query.lastProgress))
 
 
@@ -144,17 +152,33 @@ def check_columns(columns: Sequence[str]) -> None:
         raise JobError("name a column besides topic and partition, which become directories")
 
 
-def _clean(spark: SparkSession, out: str) -> None:
-    """Remove what a run that was killed has staged. Raises JobError where it is not known what `out` has."""
+@contextmanager
+def _sole_writer(spark: SparkSession, out: str) -> Iterator[None]:
+    """Has `out` for one run, without what a run that was killed has staged there. Raises JobError where
+    another run has it, as far as this machine knows, or where it is not known what is in it."""
     jvm: Any = spark._jvm
     path = partial(jvm.org.apache.hadoop.fs.Path, out)
     files = jvm.org.apache.hadoop.fs.Path(out).getFileSystem(spark._jsc.hadoopConfiguration())
-    if files.globStatus(path("topic=*")) and not files.exists(path(CHECKPOINT)):
-        raise JobError(
-            f"{out}: there are records, and no {CHECKPOINT} that tells which; name another directory"
-        )
-    for found in files.globStatus(path(STAGING)) or ():
-        files.delete(found.getPath(), True)
+    lock, stale_ms = None, int(time.time() * 1000) - STALE_MS
+    if files.getScheme() == "file":
+        place = files.makeQualified(jvm.org.apache.hadoop.fs.Path(out)).toUri().getPath()
+        os.makedirs(place, exist_ok=True)
+        try:
+            lock, stale_ms = FileStorage().lock_directory(place), INT64_MAX
+        except LogDirLocked as error:
+            raise JobError(f"{out}: another run is writing to it") from error
+    try:
+        if files.globStatus(path("topic=*")) and not files.exists(path(CHECKPOINT)):
+            raise JobError(
+                f"{out}: there are records, and no {CHECKPOINT} that tells which; name another directory"
+            )
+        for found in files.globStatus(path(STAGING)) or ():
+            if found.getModificationTime() < stale_ms:
+                files.delete(found.getPath(), True)
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def _end(progress: Any) -> Mapping[str, Mapping[str, int]]:

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 
 import kreplica
 from kreplica.cli.app import app
+from kreplica.runtime.storage import FileStorage
 from spark_connector import jobs
 from spark_connector.jobs import parquet_export
 from spark_connector.jobs.parquet_export import CHECKPOINT
 from tests.conformance.expectation import FIXTURES
+from tests.support.spark_session import reading_by
 
 KAFKA = FIXTURES / "clean" / "logs"
 TOPICS = ("codec-zstd", "compacted", "log-append-time", "segments", "transactions", "trimmed")
@@ -131,6 +133,57 @@ def test_columns_and_what_cannot_be_meant(spark: SparkSession, tmp_path: Path) -
     shutil.rmtree(tmp_path / "out" / CHECKPOINT)
     with pytest.raises(jobs.JobError, match="there are records, and no _checkpoint"):
         jobs.export(spark, tmp_path / "node", tmp_path / "out")
+
+
+def test_a_second_run_at_the_same_time_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    append(tmp_path / "node" / "t-0", 2)
+    out = tmp_path / "out"
+    out.mkdir()
+    lock = FileStorage().lock_directory(str(out))
+    command = [
+        "export",
+        str(tmp_path / "node" / "t-0"),
+        "--to",
+        "parquet",
+        "-o",
+        str(out),
+        "--engine",
+        "spark",
+    ]
+    refused = CliRunner().invoke(app, command)
+    assert (refused.exit_code, refused.stderr) == (1, f"kreplica: {out}: another run is writing to it\n")
+    lock.release()
+    done = CliRunner().invoke(app, command)
+    assert done.stdout.startswith(f"2 rows to {out} (")
+    assert SparkSession.getActiveSession() is spark
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A partition of Kafka's whose offsets 9 to 11 rotted."""
+    directory = shutil.copytree(KAFKA / "segments-0", tmp_path / "segments-0")
+    data = bytearray((directory / f"{0:020d}.log").read_bytes())
+    data[-1] ^= 1
+    (directory / f"{0:020d}.log").write_bytes(data)
+    return directory
+
+
+def test_what_rotted_ends_a_run_with_its_place(
+    spark: SparkSession, reader: dict[str, str], damaged: Path, tmp_path: Path
+) -> None:
+    command = ["export", str(damaged), "--to", "parquet", "-o", str(tmp_path / "out"), "--engine", "spark"]
+    with reading_by(spark, reader):
+        failed = CliRunner().invoke(app, command)
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith("kreplica: Spark: segments-0: lost are offsets 9 to 11")
+    assert len(failed.stderr.splitlines()) == 1
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+
+
+def test_what_rotted_can_be_passed_over(spark: SparkSession, damaged: Path, tmp_path: Path) -> None:
+    source = {"path": str(damaged), "skipDamaged": "true"}
+    assert jobs.export(spark, source, tmp_path / "out").rows == 117
+    assert len(places(tmp_path / "out")) == 117
 
 
 @pytest.mark.parametrize(
