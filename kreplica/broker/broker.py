@@ -12,8 +12,8 @@ from typing import Any
 from kreplica.broker.kafka_apis import KafkaApis
 from kreplica.broker.replica_apis import ReplicaApis
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
-from kreplica.common.errors import KreplicaError
-from kreplica.common.future import Future
+from kreplica.common.errors import KreplicaError, UnsupportedVersion
+from kreplica.common.future import Future, failed
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
@@ -30,7 +30,8 @@ class Broker:
 
     `broker_epoch()`: the epoch in which it is registered; `controller()`: the active controller's node id,
     None where it is not known. `new_loop(name)`: a Loop for one of its objects. `config`: what a log gets
-    that has no configuration of its own, `configs` by topic. `locked`, `disk`: see LogManager.
+    that has no configuration of its own, `configs` by topic. `locked`, `disk`: see LogManager. `handlers`: by
+    type of request.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class Broker:
         self._disk_watch = DiskWatch(
             self.log_manager, new_loop("disk-watch"), self.replica_manager.handle_log_directory_failure
         )
-        self._apis = KafkaApis(self.replica_manager, metadata_cache)
-        self._replica_apis = ReplicaApis(self.replica_manager)
+        self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+            **KafkaApis(self.replica_manager, metadata_cache).handlers,
+            **ReplicaApis(self.replica_manager).handlers,
+        }
 
     def startup(self) -> None:
         """Load the logs and begin the periodic work. Raises as LogManager.startup."""
@@ -110,9 +113,12 @@ class Broker:
         self.log_manager.shutdown(self._broker_epoch())
 
     def handle(self, request: Any) -> Future[Any]:
-        """The answer to a request, an entity of the package kio."""
-        handler = self._replica_apis.handlers.get(type(request))
-        return self._apis.handle(request) if handler is None else handler(request)
+        """The answer to a request, an entity of the package kio; the future fails with UnsupportedVersion for
+        one that has no handler."""
+        handler = self.handlers.get(type(request))
+        if handler is None:
+            return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
+        return handler(request)
 
     def become_leader_or_follower(
         self, states: Iterable[LeaderAndIsr], controller_epoch: int = 0

@@ -45,7 +45,7 @@ from kio.serial.readers import tz_aware_from_i64
 from kio.static.primitive import i64
 
 from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId, UnsupportedVersion
-from kreplica.common.future import Future, failed, resolved
+from kreplica.common.future import Future, MadeFuture, failed, resolved
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import maker, topic_id_of, uuid_of
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
@@ -63,6 +63,7 @@ from kreplica.replica.replica_manager import ReplicaManager
 _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopicResponse), maker(FetchAnswer)
 
 NO_THROTTLE = timedelta(0)
+MILLISECOND = timedelta(milliseconds=1)
 NO_DIVERGENCE = EpochEndOffset()
 # Null is in the schema, but librdkafka and kafka-python take no answer that has it.
 NO_RECORDS = b""
@@ -70,24 +71,17 @@ ISOLATION = {0: "high_watermark", 1: "txn_committed"}
 
 
 class KafkaApis:
-    """The handlers of one broker."""
+    """The handlers of one broker. `handlers`: by type of request."""
 
     def __init__(self, replica_manager: ReplicaManager, metadata_cache: MetadataCache) -> None:
         self._replicas = replica_manager
         self._metadata = metadata_cache
-        self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
+        self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             ProduceRequest: self.handle_produce,
             FetchRequest: self.handle_fetch,
             OffsetForLeaderEpochRequest: self.handle_offset_for_leader_epoch,
             ListOffsetsRequest: self.handle_list_offsets,
         }
-
-    def handle(self, request: Any) -> Future[Any]:
-        """The answer to a request; the future fails with UnsupportedVersion for one that has no handler."""
-        handler = self._handlers.get(type(request))
-        if handler is None:
-            return failed(UnsupportedVersion(f"no handler for {type(request).__name__}"))
-        return handler(request)
 
     # ---- Produce ------------------------------------------------------------------------------------------
 
@@ -107,14 +101,13 @@ class KafkaApis:
                     refused[topic_partition] = response_to(InvalidRequest(text))
                 else:
                     entries[topic_partition] = data.records
-        result = self._replicas.append_records(
-            {tp: records for tp, records in entries.items() if tp not in refused},
+        for topic_partition in refused:
+            entries.pop(topic_partition, None)
+        return self._replicas.append_records(
+            entries,
             required_acks=request.acks,
-            timeout_ms=int(request.timeout.total_seconds() * 1000),
-        )
-        return then(
-            result,
-            lambda responses: _produce_answered(request, {**responses, **refused}),
+            timeout_ms=request.timeout // MILLISECOND,
+            future=MadeFuture(partial(_produce_answered, request.acks, refused)),
         )
 
     # ---- Fetch --------------------------------------------------------------------------------------------
@@ -138,12 +131,12 @@ class KafkaApis:
                 raise InvalidRequest(f"isolation level {request.isolation_level}")
         except KreplicaError as error:
             return resolved(_fetch_refused(error))
-        session.ask(self._asked(request), self._forgotten(request))
+        self._ask(session, request)
         is_full = request.session_epoch <= 0 or not session.is_lasting
         params = FetchParams(
             replica.replica_id,
             replica.replica_epoch,
-            int(request.max_wait.total_seconds() * 1000),
+            request.max_wait // MILLISECOND,
             request.min_bytes,
             min(request.max_bytes, self._replicas.config.fetch_max_bytes),
             isolation,
@@ -153,7 +146,22 @@ class KafkaApis:
             is_for_repair=is_from_follower and request.session_epoch == FINAL_EPOCH,
             client_rack=request.rack_id,
         )
-        return then(fetches.fetch_messages(session, params), partial(_fetch_response, session))
+        return fetches.fetch_messages(session, params, MadeFuture(partial(_fetch_response, session)))
+
+    def _ask(self, session: FetchSession, request: FetchRequest) -> None:
+        topics = request.topics
+        if len(topics) == 1 and len(topics[0].partitions) == 1 and not request.forgotten_topics_data:
+            asked = topics[0].partitions[0]
+            if session.ask_again(
+                (topic_id_of(topics[0].topic_id), asked.partition),
+                fetch_offset=asked.fetch_offset,
+                max_bytes=asked.partition_max_bytes,
+                current_leader_epoch=asked.current_leader_epoch,
+                last_fetched_epoch=asked.last_fetched_epoch,
+                log_start_offset=asked.log_start_offset,
+            ):
+                return
+        session.ask(self._asked(request), self._forgotten(request))
 
     def _asked(self, request: FetchRequest) -> Iterator[CachedPartition]:
         for topic in request.topics:
@@ -257,9 +265,13 @@ def code_of(error: KreplicaError) -> ErrorCode:
 
 
 def _produce_answered(
-    request: ProduceRequest, responses: Mapping[TopicPartition, PartitionResponse]
+    acks: int,
+    refused: Mapping[TopicPartition, PartitionResponse],
+    responses: Mapping[TopicPartition, PartitionResponse],
 ) -> ProduceResponse | None:
-    if request.acks:
+    if refused:
+        responses = {**responses, **refused}
+    if acks:
         return _produce_response(responses)
     for response in responses.values():
         if response.error is not None:

@@ -31,6 +31,7 @@ from kio.schema.fetch_snapshot.v1.request import FetchSnapshotRequest
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.join_group.v9.request import JoinGroupRequest
 from kio.schema.metadata.v12.request import MetadataRequest
+from kio.schema.produce.v11.request import ProduceRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.schema.update_raft_voter.v0.request import UpdateRaftVoterRequest
 from kio.schema.vote.v2.request import VoteRequest
@@ -59,7 +60,6 @@ from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
-from kreplica.common.wire import topic_id_of
 from kreplica.controller.feature_control import SUPPORTED_FEATURES
 from kreplica.controller.listeners import register_listeners
 from kreplica.controller.quorum_controller import QuorumController
@@ -86,6 +86,9 @@ QUORUM_REQUESTS = frozenset(
         UpdateRaftVoterRequest,
     }
 )
+# What producers, consumers and followers ask all the time.
+DATA_REQUESTS = frozenset({ProduceRequest, FetchRequest})
+METADATA_TOPIC_NUMBER = int.from_bytes(Uuid.METADATA_TOPIC.raw, "big")
 # How long a node that is to stop waits until its leaderships, and then the quorum's, are others'.
 CONTROLLED_SHUTDOWN_MS = 5_000
 # Where no controller is known for so long there is nobody to hand over to: others of the quorum have gone.
@@ -127,6 +130,7 @@ class Node:
         patience_ms = config.controller.broker_session_hint_ms + 4 * config.raft.quorum_election_timeout_ms
         self._suspected = SuspectedBrokers(ports.clock, patience_ms)
         self._handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {}
+        self._knows_cluster = False  # all of the metadata was published once in this life
         self._shutdown: Future[None] | None = None
         # Whether requests are taken: from the moment that the quorum's member is there, until the end.
         self.is_open = False
@@ -406,9 +410,12 @@ class Node:
             return failed(BrokerNotAvailable(f"node {self.config.node_id} does not go on, or not yet"))
         if kind in QUORUM_REQUESTS or (kind is FetchRequest and _is_of_metadata_log(request)):
             return self._raft.handle_inbound(request)
+        if kind in DATA_REQUESTS and self._knows_cluster and self.broker is not None:
+            # Of what is asked for each record nothing else has a part.
+            return self.broker.handlers[kind](request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)
-        if self.broker is not None and not self._knows_cluster():
+        if self.broker is not None and not self._has_published():
             return failed(BrokerNotAvailable(f"node {self.config.node_id} still loads its logs"))
         if kind is JoinGroupRequest and self._groups is not None:
             return self._groups.handle_join_group(request, context)
@@ -421,9 +428,11 @@ class Node:
             return failed(BrokerNotAvailable(f"node {self.config.node_id} is no broker"))
         return self.broker.handle(request)
 
-    def _knows_cluster(self) -> bool:
+    def _has_published(self) -> bool:
         # Before it has published the metadata once, it would call every topic unknown, and clients give up.
-        return self.publisher is not None and self.publisher.first_published.done()
+        if not self._knows_cluster:
+            self._knows_cluster = self.publisher is not None and self.publisher.first_published.done()
+        return self._knows_cluster
 
     def is_leader_in_doubt(self, request: MetadataRequest) -> bool:
         """Whether a leader of what is asked for may be dead, and another one be named soon."""
@@ -557,4 +566,9 @@ class Stop:
 
 
 def _is_of_metadata_log(request: FetchRequest) -> bool:
-    return len(request.topics) == 1 and topic_id_of(request.topics[0].topic_id) == Uuid.METADATA_TOPIC
+    topics = request.topics
+    if len(topics) != 1:
+        return False
+    topic_id = topics[0].topic_id
+    # By its number: the comparison of ids is a call.
+    return topic_id is not None and topic_id.int == METADATA_TOPIC_NUMBER

@@ -44,6 +44,8 @@ from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
 Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None where there is none to give.
 Answer = list[Any] | None
+# Takes an answer, or the error for which there can be none.
+Answered = Callable[[Answer, BaseException | None], object]
 
 NO_THROTTLE = timedelta(0)
 
@@ -76,18 +78,26 @@ class RequestChannel:
         self._forwarding = forwarding
 
     def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
-        """The answer to one frame, which is given without its size.
+        """The same as `serve` as a future; it fails with the error."""
+        answer: Future[Answer] = Future()
+        self.serve(frame, client_host, partial(_resolve, answer))
+        return answer
 
-        `client_host`: the client's address, after a slash. The future fails with InvalidRequest,
-        UnsupportedVersion, or as the handler does; never raises.
+    def serve(self, frame: memoryview, client_host: str, answered: Answered) -> None:
+        """Let `answered` have the answer to one frame, which is given without its size.
+
+        `client_host`: the client's address, after a slash. The error is InvalidRequest, UnsupportedVersion,
+        or the handler's; never raises. No future is made for it, which counts with small requests.
         """
         try:
-            return self._receive(MessageReader(frame), frame, client_host)
+            self._serve(MessageReader(frame), frame, client_host, answered)
         except Exception as error:
             # A handler's own failure is its client's too: whoever holds the connection tells of it.
-            return failed(error)
+            answered(None, error)
 
-    def _receive(self, reader: MessageReader, frame: memoryview, client_host: str) -> Future[Answer]:
+    def _serve(
+        self, reader: MessageReader, frame: memoryview, client_host: str, answered: Answered
+    ) -> object:
         api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
         known = self._ranges.get(api_key)
         if known is None:
@@ -95,35 +105,29 @@ class RequestChannel:
         if not known.reads(version):
             if api_key == API_VERSIONS:
                 # Any client understands version 0, and finds there which to use instead (KIP-511).
-                return resolved(_frame(0, correlation_id, self._refused_versions(known)))
+                return answered(_frame(0, correlation_id, self._refused_versions(known)), None)
             raise UnsupportedVersion(f"version {version} of API {api_key}")
         kind = read_type(api_key, version, known.handled)
         header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
         # Bytes behind it are passed over, as by Kafka: librdkafka 2.16 leaves three after a Metadata for all.
         request = read_message(kind, reader)
         if api_key == API_VERSIONS:
-            return resolved(self._write(header, self._versions(), None))
+            return answered(self._write(header, self._versions(), None), None)
         if api_key == ENVELOPE and self._forwarding is not None:
-            enveloped: Future[Answer] = Future()
             opened = self.open_envelope(request)
-            opened.add_done_callback(partial(self._answer, header, None, enveloped))
-            return enveloped
+            return opened.add_done_callback(partial(self._answer, header, None, answered))
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return self._answer_by_handler(header, request, known.handled, client_host)
-        handle = partial(self._answer_by_handler, header, request, known.handled, client_host)
-        answer: Future[Answer] = Future()
+            return self._answer_by_handler(header, request, known.handled, client_host, answered)
+        handle = partial(self._answer_by_handler, header, request, known.handled, client_host, answered)
         done = self._forwarding.forward(frame, client_host)
-        done.add_done_callback(partial(_pass_back, answer, handle))
-        return answer
+        return done.add_done_callback(partial(_pass_back, answered, handle))
 
     def _answer_by_handler(
-        self, header: RequestHeader, request: Any, handled: int, client_host: str
-    ) -> Future[Answer]:
+        self, header: RequestHeader, request: Any, handled: int, client_host: str, answered: Answered
+    ) -> None:
         upgraded, remembered = upgrade(request, handled, self._topics)
         context = RequestContext(header.api_version, header.client_id or "", client_host)
-        answer: Future[Answer] = Future()
-        self._handle(upgraded, context).add_done_callback(partial(self._answer, header, remembered, answer))
-        return answer
+        self._handle(upgraded, context).add_done_callback(partial(self._answer, header, remembered, answered))
 
     def open_envelope(self, request: EnvelopeRequest) -> Future[EnvelopeResponse]:
         """The answer to a request that another node passed on. The future fails with InvalidRequest for an
@@ -142,16 +146,16 @@ class RequestChannel:
         return answer
 
     def _answer(
-        self, header: RequestHeader, remembered: Any, answer: Future[Answer], done: Future[Any]
+        self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]
     ) -> None:
         try:
             response = done.result()
             buffers = None if response is None else self._write(header, response, remembered)
         except BaseException as error:
             # Also what the answer's fields cannot hold: there is no other answer to give then.
-            answer.set_exception(error)
+            answered(None, error)
         else:
-            answer.set_result(buffers)
+            answered(buffers, None)
 
     def _write(self, header: RequestHeader, response: Any, remembered: Any) -> list[Any]:
         asked = downgrade(response, header.api_version, remembered)
@@ -190,24 +194,28 @@ def _close_envelope(answer: Future[EnvelopeResponse], done: Future[Answer]) -> N
         answer.set_exception(error)
 
 
-def _pass_back(answer: Future[Answer], handle: Callable[[], Future[Answer]], done: Future[bytes]) -> None:
+def _resolve(future: Future[Answer], answer: Answer, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(answer)
+    else:
+        future.set_exception(error)
+
+
+def _pass_back(answered: Answered, handle: Callable[[], None], done: Future[bytes]) -> None:
     """Give the client what the controller answered; if there is none, what this node says to that."""
     error = done.exception()
     if error is None:
         data = done.result()
-        answer.set_result([len(data).to_bytes(4, "big"), data])
-    elif isinstance(error, NotController):
-        handle().add_done_callback(partial(_pass_on, answer))
-    else:
-        answer.set_exception(error)
-
-
-def _pass_on(answer: Future[Answer], done: Future[Answer]) -> None:
-    error = done.exception()
-    if error is None:
-        answer.set_result(done.result())
-    else:
-        answer.set_exception(error)
+        answered([len(data).to_bytes(4, "big"), data], None)
+        return
+    if isinstance(error, NotController):
+        try:
+            handle()
+        except Exception as refused:
+            error = refused
+        else:
+            return
+    answered(None, error)
 
 
 def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:

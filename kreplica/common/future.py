@@ -15,7 +15,7 @@ import concurrent.futures
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, InvalidStateError
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from kreplica.common.locks import Condition, Lock
 
@@ -57,22 +57,20 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def set_result(self, result: T) -> None:
         """Done. Raises InvalidStateError if it was done before; nothing happens if it was cancelled."""
-        self._require_pending()
+        if self._state == FINISHED:
+            raise InvalidStateError(f"{self._state}: {self!r}")
         self._result = result
         self._pass_to(FINISHED)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Failed. Raises InvalidStateError if it was done before; nothing happens if it was cancelled."""
-        self._require_pending()
+        if self._state == FINISHED:
+            raise InvalidStateError(f"{self._state}: {self!r}")
         self._exception = exception
         self._pass_to(FINISHED)
 
     def set_running_or_notify_cancel(self) -> bool:
         return self._state == PENDING
-
-    def _require_pending(self) -> None:
-        if self._state == FINISHED:
-            raise InvalidStateError(f"{self._state}: {self!r}")
 
     def _pass_to(self, state: str) -> bool:
         with _LOCK:
@@ -85,8 +83,13 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             with changed:
                 self._tell(seen_by or ())
                 changed.notify_all()
-        for callback in callbacks or ():
-            self._call(callback)
+        if callbacks is not None:
+            # A loop of its own and not `_call`: each record passes through some futures.
+            for callback in callbacks:
+                try:
+                    callback(self)
+                except Exception:
+                    LOGGER.exception("a callback of %r failed", self)
         return True
 
     def _call(self, callback: Callable[[Any], object]) -> None:
@@ -132,7 +135,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             finally:
                 # The traceback would hold this frame, and it the future: a cycle.
                 self = None  # type: ignore[assignment]
-        return cast(T, self._result)
+        return self._result  # type: ignore[return-value]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The exception it failed with, or None. TimeoutError after `timeout` seconds, CancelledError."""
@@ -175,6 +178,27 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Future {self._state.lower()}>"
+
+
+class MadeFuture(Future[T]):
+    """A future whose owner gives it something else: its result is what `make` makes of that.
+
+    One future instead of two and a callback between them. It fails as `make` does.
+    """
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def set_result(self, result: Any) -> None:
+        try:
+            made = self._make(result)
+        except Exception as error:
+            self.set_exception(error)
+        else:
+            super().set_result(made)
 
 
 def pass_on(answer: Future[Any], done: Future[Any]) -> None:

@@ -88,6 +88,10 @@ def read(
     `start_offset`, since batches are not taken apart. Raises OffsetOutOfRange below the log start and above
     the log's end, DamagedLog where the bytes rotted, LogClosed.
     """
+    if isolation == "log_end" and not (log.damages or log.closed) and log.stopped_at is None:
+        tail = _read_tail(log, start_offset, max_bytes, at_least_one)
+        if tail is not None:
+            return tail
     bound, segments = _view(log, start_offset, isolation)
     records = None
     if start_offset < bound:
@@ -108,6 +112,30 @@ def read(
         state.log_start_offset,
         state.log_end_offset,
         aborted,
+    )
+
+
+def _read_tail(
+    log: UnifiedLog, start_offset: int, max_bytes: int, at_least_one: bool
+) -> FetchDataInfo | None:
+    """As `read` up to the log's end, in the active segment of a log without damage; None where that is not
+    simple. A follower's fetch of what was just appended."""
+    state = log.state
+    # In the order of _view.
+    bound, segment = state.log_end_offset, log.local.segments.active
+    start = state.log_start_offset
+    if not (segment.base_offset <= start_offset < bound and start <= start_offset):
+        return None
+    try:
+        found = segment.position_of(bound)
+        limit = -1 if found is None else found[0] + (found[1] if found[2] < bound else 0)
+        records = segment.read(start_offset, max_bytes, limit=limit, at_least_one=at_least_one)
+    except CorruptMessage:
+        return None
+    if records is None:
+        return None
+    return FetchDataInfo(
+        start_offset, records, state.high_watermark, state.last_stable_offset, start, state.log_end_offset, ()
     )
 
 

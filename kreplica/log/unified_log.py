@@ -311,7 +311,10 @@ class UnifiedLog:
 
     def may_append(self, leader_epoch: int) -> bool:
         """Whether batches of that epoch may follow without any change of the log but them."""
-        return self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
+        # Where the core's one call may append, all that this asks holds.
+        return leader_epoch == self._plain_epoch or (
+            self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
+        )
 
     def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
         """What `append_as_leader` does in one call, for a disk thread; None where that would take the careful

@@ -8,7 +8,7 @@ between. Thread rule: any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import (
     InvalidRequiredAcks,
@@ -163,14 +163,15 @@ class AppendManager:
         timeout_ms: int = PRODUCE_TIMEOUT_MS,
         internal_topics_allowed: bool = False,
         origin: AppendOrigin = AppendOrigin.CLIENT,
-    ) -> Future[dict[TopicPartition, PartitionResponse]]:
-        """Append one batch to each partition; the future gets each one's answer, errors included.
+        future: Future[Any] | None = None,
+    ) -> Future[Any]:
+        """Append one batch to each partition; the future gets each one's answer, errors included, as a dict.
 
         With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
-        request whose partitions all failed does not wait.
+        request whose partitions all failed does not wait. `future`: the one to resolve, a new one for None.
         """
         if self._uses_disk:
-            queued = QueuedProduce(self, self._delayed, required_acks, timeout_ms, origin)
+            queued = QueuedProduce(self, self._delayed, required_acks, timeout_ms, origin, future)
             queued.submit(entries_per_partition, internal_topics_allowed=internal_topics_allowed)
             return queued.future
         responses: dict[TopicPartition, PartitionResponse] = {}
@@ -188,9 +189,11 @@ class AppendManager:
             waiting[topic_partition] = status
             moved.append((partition, change))
         if required_acks == ACKS_ALL and waiting:
-            future = self._delayed.await_commits(responses, waiting, timeout_ms)
-        else:
+            future = self._delayed.await_commits(responses, waiting, timeout_ms, future)
+        elif future is None:
             future = resolved(responses)
+        else:
+            future.set_result(responses)
         for partition, change in moved:
             self._on_appended(partition, change)
         return future

@@ -14,7 +14,7 @@ after a short while.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kreplica._core.region import Slice
 from kreplica.common.errors import KreplicaError
@@ -108,10 +108,17 @@ class DelayedFetch:
         "session",
     )
 
-    def __init__(self, session: FetchSession, params: FetchParams, read: Read, count: Count) -> None:
+    def __init__(
+        self,
+        session: FetchSession,
+        params: FetchParams,
+        read: Read,
+        count: Count,
+        future: Future[Any] | None = None,
+    ) -> None:
         self.session = session
         self.params = params
-        self.future: Future[FetchResult] = Future()
+        self.future: Future[Any] = Future() if future is None else future
         # The purgatory's, where its deadline waits; 0: there is none. The second is for news that may not
         # wait.
         self.handle = 0
@@ -180,6 +187,10 @@ class DelayedFetch:
     def _look(self) -> bool:
         session, params = self.session, self.params
         result, again = self._read_ready()
+        if not result and not again and params.max_wait_ms > 0 and session.partitions and params.min_bytes > 0:
+            # Nothing is new, as of each fetch of a follower that has everything.
+            self._has_marks = False
+            return False
         if not self._is_enough(result) and params.max_wait_ms > 0 and session.partitions:
             news = [pair for pair in result if has_news(*pair)] if params.wants_all else result
             # What there was no room for is not ready meanwhile: nothing would be new about it.
@@ -218,7 +229,8 @@ class DelayedFetch:
             if left <= 0 and not is_first and not params.wants_all:
                 again += ready[index:]
                 break
-            data = self._read(cached, params, max(0, min(cached.max_bytes, left)), is_first)
+            room = cached.max_bytes if cached.max_bytes < left else left
+            data = self._read(cached, params, room if room > 0 else 0, is_first)
             if data.is_throttled:
                 self._held_back.append(cached)
             elif data.error is not None or (
@@ -226,8 +238,10 @@ class DelayedFetch:
                 data.records is None and not is_first and cached.fetch_offset < data.bound
             ):
                 again.append(cached)
-            left -= data.size
-            if params.wants_all or has_news(cached, data):
+            if data.records is not None:
+                left -= data.records.size
+                result.append((cached, data))
+            elif params.wants_all or has_news(cached, data):
                 result.append((cached, data))
         return result, again
 
@@ -239,7 +253,8 @@ class DelayedFetch:
                 return True
             if data.preferred_read_replica != NO_REPLICA:
                 return True
-            size += data.size
+            if data.records is not None:
+                size += data.records.size
         # More than max.bytes cannot come, whatever the least is.
         return size >= min(params.min_bytes, params.max_bytes)
 
@@ -250,7 +265,8 @@ class DelayedFetch:
             is_told = data.error is None and data.diverging_epoch is None
             cached.high_watermark_sent = data.high_watermark if is_told else NO_OFFSET
             cached.log_start_sent = data.log_start_offset if is_told else NO_OFFSET
-        self.session.put_back(self._held_back)
+        if self._held_back:
+            self.session.put_back(self._held_back)
         self._count(self.params, result)
         self.future.set_result(result)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kreplica.replica.partition import Partition
 
 Act = Callable[["Partition", PartitionEffects], None]
+ZERO_ID = Uuid.ZERO.raw
 
 
 class FetchManager:
@@ -61,6 +62,8 @@ class FetchManager:
         self._topic_name = topic_name
         self._selector = selector
         self._purgatory = DelayedOperationPurgatory("Fetch", clock, loop, self._expired)
+        # The time of sessions, in ms.
+        self.now_ms = self._purgatory.now_ms
         self._numbers = itertools.count(1)
         self._linger_ms = config.replica_fetch_high_watermark_linger_ms
         self._bytes_out = metrics.meter("BrokerTopicMetrics", "BytesOutPerSec")
@@ -75,26 +78,25 @@ class FetchManager:
         gauge("DelayedOperationPurgatory", "NumDelayedOperations", lambda: self._purgatory.delayed, tags)
         gauge("DelayedOperationPurgatory", "PurgatorySize", self._watched, tags)
 
-    def now_ms(self) -> int:
-        """The time of sessions."""
-        return self._purgatory.now_ms()
-
     def _watched(self) -> int:
         """Partitions that fetches wait at, each counted as often as it is waited at."""
         sessions = [each.session for partition in self._partitions for each in list(partition.fetch_waiters)]
         return sum(session is not None and session.parked is not None for session in sessions)
 
-    def fetch_messages(self, session: FetchSession, params: FetchParams) -> Future[FetchResult]:
+    def fetch_messages(
+        self, session: FetchSession, params: FetchParams, future: Future[Any] | None = None
+    ) -> Future[Any]:
         """Answer when min.bytes are there, when a partition has something else to tell, or after max.wait.
 
         What the session's fetcher asks for must have been given to `session.ask` before. A fetch of the
-        same session that still waits, since its fetcher has given it up, is answered first.
+        same session that still waits, since its fetcher has given it up, is answered first. The future gets a
+        FetchResult; `future`: the one to resolve, a new one for None.
         """
         parked = session.parked
         if parked is not None:
             self._complete(parked, parked.expire)
         session.clock.last_fetch_time_ms = self.now_ms()
-        fetch = DelayedFetch(session, params, self._read, self._count)
+        fetch = DelayedFetch(session, params, self._read, self._count, future)
         if not fetch.start():
             if fetch.may_linger and self._linger_ms <= params.max_wait_ms:
                 self._linger(fetch)
@@ -180,7 +182,8 @@ class FetchManager:
                 name = self._topic_name(cached.topic_id) or ""
                 cached.topic_partition = TopicPartition(name, cached.topic_partition.partition)
             partition = self._partitions.get_or_error(cached.topic_partition)
-            cached.listen(partition)
+            if partition is not cached.partition:
+                cached.listen(partition)
             return self._read_from(partition, cached, params, max_bytes, at_least_one)
         except KreplicaError as error:
             return FetchPartitionData(error=error)
@@ -194,7 +197,8 @@ class FetchManager:
         at_least_one: bool,
     ) -> FetchPartitionData:
         known = partition.leader_and_isr
-        if known is not None and known.topic_id != cached.topic_id != Uuid.ZERO:
+        # By their bytes: the comparison of ids is a call.
+        if known is not None and known.topic_id.raw != cached.topic_id.raw != ZERO_ID:
             raise InconsistentTopicId(
                 f"{cached.topic_partition}: its id is {known.topic_id}, not {cached.topic_id}"
             )
@@ -202,14 +206,16 @@ class FetchManager:
         if params.is_for_repair:
             # Also where the range cannot be read here, either.
             self._note_lost_range(partition, cached, params)
-        throttled = params.is_from_follower and self._is_throttled(partition, replica_id)
+        is_from_follower = replica_id >= 0
+        throttled = is_from_follower and self._quota.is_active and self._is_throttled(partition, replica_id)
+        epoch, last_epoch = cached.current_leader_epoch, cached.last_fetched_epoch
         read = partition.fetch_records(
             cached.fetch_offset,
             0 if throttled else max_bytes,
             isolation=params.isolation,
             replica_id=replica_id,
-            current_leader_epoch=None if cached.current_leader_epoch < 0 else cached.current_leader_epoch,
-            last_fetched_epoch=None if cached.last_fetched_epoch < 0 else cached.last_fetched_epoch,
+            current_leader_epoch=None if epoch < 0 else epoch,
+            last_fetched_epoch=None if last_epoch < 0 else last_epoch,
             only_leader=params.only_leader,
             at_least_one=at_least_one and not throttled,
         )
@@ -223,20 +229,21 @@ class FetchManager:
                     read.log_start_offset,
                     preferred_read_replica=preferred,
                 )
-        if params.is_from_follower and cached.is_unanswered:
+        if is_from_follower and cached.is_unanswered:
             read = self._note_follower(partition, cached, params, read)
+        records = read.records
         return FetchPartitionData(
             None,
             read.high_watermark,
             read.last_stable_offset,
             read.log_start_offset,
-            read.records,
+            records,
             read.aborted if params.isolation == "txn_committed" else None,
             read.diverging_epoch,
-            read.records is not None
+            records is not None
             and partition.local_log.local.segments.active.base_offset > cached.fetch_offset,
             throttled,
-            _bound(read, params.isolation),
+            read.log_end_offset if is_from_follower else _bound(read, params.isolation),
         )
 
     def _preferred(self, partition: Partition, params: FetchParams, fetch_offset: int) -> int | None:
@@ -260,12 +267,14 @@ class FetchManager:
             params.replica_id, read, cached.log_start_offset, self.now_ms(), params.replica_epoch
         )
         clock = session.clock if session.is_lasting else None
-        replica = None if clock else partition.replica(params.replica_id)
-        if replica is not None:
+        replica = partition.replica(params.replica_id)
+        if replica is not None and clock is None:
             # Nothing else remembers what it was told: without a session it would be told the same for ever.
             cached.high_watermark_sent = replica.last_sent_high_watermark
             cached.log_start_sent = cached.log_start_offset
-        former = partition.attach_fetch_clock(params.replica_id, clock)
+        former = None
+        if replica is not None and replica.fetch_clock is not clock:
+            former = partition.attach_fetch_clock(params.replica_id, clock)
         if former is not None:
             # Either that session is given up, or this fetch comes late, and the next one there has to count
             # although it does not name the partition.
@@ -308,17 +317,20 @@ class FetchManager:
 
     def _count(self, params: FetchParams, result: FetchResult) -> None:
         """Count what is answered, once: a fetch that waits is looked at again and again."""
-        size = sum(data.size for _, data in result)
-        if not params.is_from_follower:
-            self._bytes_out.mark(size)
+        size = 0
+        for _, data in result:
+            if data.records is not None:
+                size += data.records.size
+        if params.replica_id < 0:
+            self._bytes_out.count += size
             return
-        self._replication_bytes_out.mark(size)
+        self._replication_bytes_out.count += size
         quota = self._quota
         if quota.is_active:
             quota.record(sum(data.size for each, data in result if quota.is_throttled(each.topic_partition)))
         for cached, _ in result:
             session, partition = cached.session, cached.partition
-            if session is None or session.is_lasting or params.is_for_repair:
+            if session is None or session.id or params.is_for_repair:
                 return
             replica = None if partition is None else partition.replica(params.replica_id)
             if replica is not None:

@@ -32,6 +32,7 @@ FINAL_EPOCH = -1
 
 
 SessionKey = TopicPartition | tuple[Uuid, int]
+ZERO_ID = Uuid.ZERO.raw
 
 
 class CachedPartition:
@@ -86,7 +87,7 @@ class CachedPartition:
     @property
     def key(self) -> SessionKey:
         """What the partition goes by in its session: by its topic's id, where the fetcher tells that."""
-        if self.topic_id == Uuid.ZERO:
+        if self.topic_id.raw == ZERO_ID:
             return self.topic_partition
         return self.topic_id, self.topic_partition.partition
 
@@ -190,6 +191,31 @@ class FetchSession:
                 self.ready[known] = None
         for gone in left:
             self._leave(gone)
+
+    def ask_again(
+        self,
+        key: SessionKey,
+        *,
+        fetch_offset: int,
+        max_bytes: int,
+        current_leader_epoch: int,
+        last_fetched_epoch: int,
+        log_start_offset: int,
+    ) -> bool:
+        """Take in a request that names but one partition, and forgets none; False where the session has not
+        that partition, or has more to take in. A follower's fetch after each record is one."""
+        with self.lock:
+            known = self.partitions.get(key)
+            if known is None or self.to_name_again:
+                return False
+            known.fetch_offset = fetch_offset
+            known.max_bytes = max_bytes
+            known.current_leader_epoch = current_leader_epoch
+            known.last_fetched_epoch = last_fetched_epoch
+            known.log_start_offset = log_start_offset
+            known.is_unanswered = True
+            self.ready[known] = None
+            return True
 
     def name_again(self, cached: CachedPartition) -> None:
         """Let the next fetch count as if it named the partition, at the offset that was told last."""

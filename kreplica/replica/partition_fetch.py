@@ -86,12 +86,16 @@ def fetch_records(
     end = state.log_end_offset
     mark, start, stable = state.high_watermark, state.log_start_offset, state.last_stable_offset
     if last_fetched_epoch is not None:
-        diverging = _diverging_epoch(log, start, end, fetch_offset, last_fetched_epoch)
-        if diverging is not None:
-            return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch, diverging)
+        epochs = log.epochs.entries
+        # Where it has the last epoch there is nothing to look for.
+        if not epochs or epochs[-1].epoch != last_fetched_epoch or not start <= fetch_offset <= end:
+            diverging = _diverging_epoch(log, start, end, fetch_offset, last_fetched_epoch)
+            if diverging is not None:
+                return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch, diverging)
     if fetch_offset == end and isolation == "log_end" and log.stopped_at is None:
         # A follower that has everything, as each one does between two appends.
-        log_reader.check_start(log, fetch_offset)
+        if log.closed or log.damages:
+            log_reader.check_start(log, fetch_offset)
         return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch)
     try:
         read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)

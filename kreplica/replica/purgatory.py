@@ -17,6 +17,8 @@ from kreplica.common.locks import Lock
 from kreplica.common.ports import Cancellable, Clock, Loop
 
 NEVER = 1 << 62
+# Longer waits are bounded by NEVER.
+SANE_MS = 1 << 40
 
 
 class DelayedOperationPurgatory:
@@ -49,7 +51,10 @@ class DelayedOperationPurgatory:
 
         `token` comes back from the call that completes the operation.
         """
-        deadline_ms = self._deadline_ms(timeout_ms)
+        # As _deadline_ms, for times that can only be sane: a fetch waits, and lingers, for each record.
+        deadline_ms = self._clock.monotonic_ns() // 1_000_000 + timeout_ms
+        if not 0 <= timeout_ms <= SANE_MS:
+            deadline_ms = self._deadline_ms(timeout_ms)
         handle = self._native.watch(key, required_offset, deadline_ms, token, 0, mark)
         if handle and deadline_ms < self._armed_ms:
             self._arm(deadline_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica.common.errors import KreplicaError
@@ -47,7 +47,7 @@ class AppendPolicy(Protocol):
 
 
 class QueuedProduce:
-    """One request. `future`: of its partitions' answers, errors included."""
+    """One request. `future`: of its partitions' answers, errors included; given, or a new one."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class QueuedProduce:
         required_acks: int,
         timeout_ms: int,
         origin: AppendOrigin,
+        future: Future[Any] | None = None,
     ) -> None:
-        self.future: Future[Responses] = Future()
+        self.future: Future[Any] = Future() if future is None else future
         self._policy = policy
         self._delayed = delayed
         self._required_acks = required_acks

@@ -176,16 +176,17 @@ class ReplicaFetcher:
         topic_partition = state.topic_partition
         self._states.pop(topic_partition, None)
         self._states[topic_partition] = state
+        self._changed[topic_partition] = None
         for kept, holds in (
-            (self._truncating, state.is_truncating),
+            (self._truncating, state.state is TRUNCATING),
             (self._delayed, state.delayed_until_ms > 0),
-            (self._changed, True),
         ):
             if holds:
                 kept[topic_partition] = None
-            else:
+            elif kept:
                 kept.pop(topic_partition, None)
-        self._gone.pop(topic_partition, None)
+        if self._gone:
+            self._gone.pop(topic_partition, None)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -215,11 +216,18 @@ class ReplicaFetcher:
 
     def do_work(self) -> None:
         """Send the request that is due, if none is in flight and the last answer is appended."""
-        if self._in_flight or self._appending or self._closed or self._now_ms() < self._waits_until_ms:
+        if self._in_flight or self._appending or self._closed:
+            return
+        if self._waits_until_ms and self._now_ms() < self._waits_until_ms:
             return
         with self._lock:
-            self._end_delays()
-            if not (self._maybe_truncate() or self._maybe_find_range() or self._maybe_fetch()):
+            if self._delayed:
+                self._end_delays()
+            if not (
+                (self._truncating and self._maybe_truncate())
+                or (self._out_of_range and self._maybe_find_range())
+                or self._maybe_fetch()
+            ):
                 self._wait_for_delays()
 
     def _end_delays(self) -> None:
@@ -404,7 +412,8 @@ class ReplicaFetcher:
 
     def _maybe_fetch(self) -> bool:
         """Fetch what is not being truncated, delayed or held back; False where there is nothing."""
-        self._hold_back()
+        if self._held_back or self._quota.is_active:
+            self._hold_back()
         out: set[TopicPartition] = set()
         for left_out in (self._truncating, self._out_of_range, self._delayed, self._held_back):
             if left_out:
@@ -490,7 +499,7 @@ class ReplicaFetcher:
         if records is None or not len(records):
             return self._take_marks(state, answer, None, partition)
         self.metrics.byte_rate.mark(len(records))
-        if self._quota.is_throttled(state.topic_partition):
+        if self._quota.is_active and self._quota.is_throttled(state.topic_partition):
             self._quota.record(len(records))
         if log.queue is None:
             info = partition.append_records_to_follower(records, epoch, answer.log_start_offset)
@@ -527,13 +536,23 @@ class ReplicaFetcher:
         started = answer.log_start_offset > log.log_start_offset and (
             partition.maybe_increment_log_start_offset(answer.log_start_offset, epoch)
         )
-        end = log.log_end_offset
+        end = log.state.log_end_offset
         lag = max(0, answer.high_watermark - end)
         if end == state.fetch_offset and not started and lag == state.lag:
             return moved
         latest = log.latest_epoch
+        # Not by _replace, which costs twice as much: each record comes here.
         self._put(
-            state._replace(fetch_offset=end, lag=lag, last_fetched_epoch=-1 if latest is None else latest)
+            PartitionFetchState(
+                state.topic_partition,
+                state.topic_id,
+                end,
+                epoch,
+                state.state,
+                -1 if latest is None else latest,
+                lag,
+                state.delayed_until_ms,
+            )
         )
         return moved
 
@@ -588,6 +607,8 @@ class ReplicaFetcher:
 
     def _tell(self) -> None:
         """Say what has moved and what failed; no lock is held."""
+        if not (self._moved or self._broken):
+            return
         with self._lock:
             moved, self._moved = self._moved, []
             broken, self._broken = self._broken, []

@@ -127,7 +127,8 @@ class ReplicaManager:
             on_error=self._check_storage,
             uses_disk=log_manager.disk is not None,
         )
-        # The short ways for one partition, without a step in between.
+        # Without a step in between.
+        self.append_records = self.appends.append_records
         self.append = self.appends.append
         self.append_values = self.appends.append_values
         self.fetchers = ReplicaFetcherManager(config.num_replica_fetchers, self._new_fetcher, self.metrics)
@@ -407,26 +408,6 @@ class ReplicaManager:
             self.follower_quota.set_throttled(topic, following, self.broker_id)
 
     # ---- append -------------------------------------------------------------------------------------------
-
-    def append_records(
-        self,
-        entries_per_partition: Mapping[TopicPartition, Buffer],
-        *,
-        required_acks: int = ACKS_ALL,
-        timeout_ms: int = PRODUCE_TIMEOUT_MS,
-        internal_topics_allowed: bool = False,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
-    ) -> Future[dict[TopicPartition, PartitionResponse]]:
-        """Append one batch to each partition; see AppendManager, which has the short ways for one
-        partition.
-        """
-        return self.appends.append_records(
-            entries_per_partition,
-            required_acks=required_acks,
-            timeout_ms=timeout_ms,
-            internal_topics_allowed=internal_topics_allowed,
-            origin=origin,
-        )
 
     def _appended(self, partition: Partition, change: LeaderHwChange) -> None:
         if change is INCREASED:

@@ -45,6 +45,7 @@ class EventLoopThread:
         # What belongs to no node fails the tests that cause it, and is in the log otherwise.
         self.loop.set_exception_handler(self._failed)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ident: int | None = None  # the thread's own, from its start
         # Appended to by any thread, taken from by the loop's own.
         self._tasks: deque[Task] = deque()
         self._is_woken = False
@@ -62,7 +63,7 @@ class EventLoopThread:
 
     def is_current(self) -> bool:
         """Whether the caller is in the loop's thread."""
-        return threading.get_ident() == self._thread.ident
+        return threading.get_ident() == self._ident
 
     def post(self, task: Task) -> None:
         """Run `task` soon; it has to see to its own errors."""
@@ -98,6 +99,7 @@ class EventLoopThread:
         self.loop.call_soon(self._drain)
 
     def _run(self) -> None:
+        self._ident = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()

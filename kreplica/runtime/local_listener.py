@@ -18,12 +18,12 @@ from kio.schema.envelope.v0.request import EnvelopeRequest
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.request_channel import RequestChannel
-from kreplica.common.future import Future, pass_on
+from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_network import Handler, LocalEndpoint
 from kreplica.runtime.published_topics import PublishedTopics
-from kreplica.runtime.tcp_server import TcpServer
+from kreplica.runtime.tcp_server import Answered, TcpServer
 from kreplica.runtime.tcp_transport import Address
 
 LOOPBACK = "127.0.0.1"
@@ -83,10 +83,7 @@ class LocalListener:
         if server is not None:
             server.close()
 
-    def _receive(self, frame: memoryview, client_host: str) -> Future[Any]:
-        answer: Future[Any] = Future()
-        channel, loop = self._channel, self._loop
-        assert channel is not None
-        assert loop is not None
-        loop.post(lambda: channel.receive(frame, client_host).add_done_callback(partial(pass_on, answer)))
-        return answer
+    def _receive(self, frame: memoryview, client_host: str, answered: Answered) -> None:
+        assert self._channel is not None
+        assert self._loop is not None
+        self._loop.post(partial(self._channel.serve, frame, client_host, answered))

@@ -163,7 +163,7 @@ class _Life:
         channel = RequestChannel(self._handle, PublishedTopics(self.node), forwarding=forwarding)
         self._metadata_loop = self._loops.loop("metadata")
         self._servers = [
-            (address, TcpServer(self._thread, channel.receive, server_config, self._client_left))
+            (address, TcpServer(self._thread, channel.serve, server_config, self._client_left))
             for address in listen
         ]
 

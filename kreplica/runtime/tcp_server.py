@@ -1,6 +1,6 @@
 """TcpServer: listens on a port and answers Kafka's frames.
 
-    socket ──▶ FrameReader ──frame──▶ receive ──future──▶ answers, in the order of their requests ──▶ socket
+    socket ──▶ FrameReader ──frame──▶ receive ──answer──▶ answers, in the order of their requests ──▶ socket
 
 Requests of one connection are handed on in their order and may be answered in any; their answers leave in
 the order of the requests, as the protocol has it. A connection that has too much under way, or does not take
@@ -27,7 +27,6 @@ from functools import partial
 from typing import Any
 
 from kreplica.common.errors import InvalidConfig, KreplicaError
-from kreplica.common.future import Future
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import FrameReader
@@ -39,7 +38,9 @@ LOGGER = logging.getLogger(__name__)
 SMALLEST_REQUEST = 8
 BACKLOG = 512
 
-Receive = Callable[[memoryview, str], Future[Any]]
+# Takes an answer's buffers, None for no answer; or the error for which the connection is to be closed.
+Answered = Callable[[list[Any] | None, BaseException | None], object]
+Receive = Callable[[memoryview, str, Answered], object]
 OnClosed = Callable[[str], object]
 
 
@@ -72,8 +73,8 @@ class SocketServerConfig:
 
 
 class TcpServer:
-    """See the module. `receive(frame, client_host)` gives the future of an answer's buffers, or of None for
-    none; a client's host is its address after a slash.
+    """See the module. `receive(frame, client_host, answered)` is given each frame and calls `answered` in any
+    thread, maybe at once; a client's host is its address after a slash. It does not raise.
 
     `on_closed(client_id)`: a client closed the last of its connections, or is gone; their first requests
     named the id. One that closes some and keeps others has only given up what it asked there.
@@ -333,7 +334,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._slots.append(slot)
         self._in_flight_bytes += slot.size
         self._server.memory.take(slot.size)
-        self._server.receive(frame, self._client_host).add_done_callback(partial(self._answered, slot))
+        self._server.receive(frame, self._client_host, partial(self._answered, slot))
 
     def _refuse(self, error: BaseException) -> None:
         # What was asked before is answered first.
@@ -372,9 +373,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     # ---- answers ------------------------------------------------------------------------------------------
 
-    def _answered(self, slot: _Slot, done: Future[Any]) -> None:
-        slot.error = done.exception()
-        slot.buffers = None if slot.error is not None else done.result()
+    def _answered(self, slot: _Slot, buffers: list[Any] | None, error: BaseException | None) -> None:
+        slot.error = error
+        slot.buffers = buffers
         slot.is_done = True
         if self._server.thread.is_current():
             self._finish(slot)

@@ -56,6 +56,8 @@ LANES = {
 # A correlation id and nothing more.
 SMALLEST_RESPONSE = 4
 MAX_CORRELATION_ID = 0x7FFFFFFF
+# A timer of uvloop's counts in these, so it may be early by one.
+CLOCK_TICK_S = 0.001
 
 Address = tuple[str, int]
 
@@ -76,18 +78,16 @@ class TcpTransportConfig:
 class _Call:
     """A request whose sender waits for the answer."""
 
-    __slots__ = ("future", "number", "request", "timer")
+    __slots__ = ("deadline", "future", "number", "request")
 
     def __init__(self, request: Any) -> None:
         self.request = request
         self.future: Future[Any] = Future()
         self.number = 0
-        self.timer: asyncio.TimerHandle | None = None
+        self.deadline = 0.0  # in the loop's time
 
     def end(self, error: BaseException | None, response: Any = None) -> None:
         """Resolve it, if it is not."""
-        if self.timer is not None:
-            self.timer.cancel()
         if self.future.done():
             return
         if error is not None:
@@ -151,9 +151,8 @@ class TcpTransport:
         peer = self._peers.get(node_id)
         if peer is None:
             peer = self._peers[node_id] = _Peer(self, node_id)
-        connection = peer.connection_for(call.request)
-        call.timer = self.loop.call_later((timeout_ms + 1) / 1000, connection.expire, call)
-        connection.send(call)
+        call.deadline = self.loop.time() + (timeout_ms + 1) / 1000
+        peer.connection_for(call.request).send(call)
 
     def address_of(self, node_id: int) -> Address | None:
         """Where the node listens."""
@@ -213,6 +212,9 @@ class _Peer:
         return connection
 
     def _for_fetch(self) -> PeerConnection:
+        for connection in self._fetches:
+            if not connection.load:
+                return connection
         least = min(self._fetches, key=lambda each: each.load, default=None)
         if least is None or (
             least.load and len(self._fetches) < self._transport.config.max_fetch_connections
@@ -237,6 +239,10 @@ class PeerConnection:
         self._failures = 0
         self._retries_at = 0.0  # in the loop's time, as is the next
         self._used_at = 0.0
+        # One alarm for all calls, which may go off for one that is answered: a timer for each would cost as
+        # much as the rest of a call.
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
 
     @property
     def load(self) -> int:
@@ -250,6 +256,8 @@ class PeerConnection:
 
     def send(self, call: _Call) -> None:
         """Write it, or as soon as there is a connection; or fail it, where there was none a moment ago."""
+        if self._alarm is None or call.deadline < self._alarm_at:
+            self._arm(call.deadline)
         if self._socket is not None:
             self._write(self._socket, call)
             return
@@ -260,13 +268,24 @@ class PeerConnection:
             self._attempt = self._transport.loop.create_task(self._connect())
         self._waiting.append(call)
 
-    def expire(self, call: _Call) -> None:
-        """No answer came in time."""
-        if call in self._waiting:
+    def _arm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = at
+        self._alarm = self._transport.loop.call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        """No answer came in time, perhaps."""
+        self._alarm = None
+        due = self._transport.loop.time() + CLOCK_TICK_S
+        for call in [each for each in self._waiting if each.deadline <= due]:
             self._waiting.remove(call)
             call.end(NetworkException(f"no connection to node {self._node_id} in time"))
-        elif call in self._in_flight:
+        if any(each.deadline <= due for each in self._in_flight):
             self.give_up(f"node {self._node_id} did not answer in time")
+        left = [each.deadline for each in (*self._waiting, *self._in_flight)]
+        if left:
+            self._arm(min(left))
 
     def give_up(self, why: str) -> None:
         """Cut the socket, if there is one, and fail all that waits."""

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -18,7 +19,7 @@ from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import RECEIVE_BYTES
-from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
+from kreplica.runtime.tcp_server import Answered, SocketServerConfig, TcpServer
 from tests.support.sockets import connected, framed, read_exactly, read_frame, until
 
 WAIT_S = 20.0
@@ -41,7 +42,10 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
     servers: list[TcpServer] = []
 
     def start(receive: Any, on_closed: Any = None, **settings: int) -> Address:
-        server = TcpServer(thread, receive, SocketServerConfig(**settings), on_closed)
+        def serve(frame: memoryview, client_host: str, answered: Answered) -> None:
+            receive(frame, client_host).add_done_callback(partial(_tell, answered))
+
+        server = TcpServer(thread, serve, SocketServerConfig(**settings), on_closed)
         servers.append(server)
         address = server.bind("127.0.0.1", 0)
         server.start()
@@ -50,6 +54,11 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
     yield start
     for server in servers:
         server.close()
+
+
+def _tell(answered: Answered, done: Future[Any]) -> None:
+    error = done.exception()
+    answered(done.result() if error is None else None, error)
 
 
 def echo(frame: memoryview, _client_host: str) -> Future[Any]:

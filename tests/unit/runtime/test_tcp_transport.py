@@ -64,7 +64,7 @@ class Peer:
         self.address = ("127.0.0.1", 0)
 
     def start(self) -> None:
-        self.server = TcpServer(self.thread, RequestChannel(self.handle, self).receive)
+        self.server = TcpServer(self.thread, RequestChannel(self.handle, self).serve)
         self.address = self.server.bind(*self.address)
         self.server.start()
 
