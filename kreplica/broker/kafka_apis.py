@@ -61,8 +61,12 @@ from kreplica.replica.produce import PartitionResponse, response_to
 from kreplica.replica.replica_manager import ReplicaManager
 
 _response, _topic_response, _answer = maker(FetchResponse), maker(FetchableTopicResponse), maker(FetchAnswer)
+_produce, _produced = maker(ProduceResponse), maker(TopicProduceResponse)
+_produced_partition = maker(PartitionProduceResponse)
 
 NO_THROTTLE = timedelta(0)
+# An enum's member is found by a call.
+NO_ERROR = ErrorCode.none
 MILLISECOND = timedelta(milliseconds=1)
 NO_DIVERGENCE = EpochEndOffset()
 # Null is in the schema, but librdkafka and kafka-python take no answer that has it.
@@ -283,27 +287,26 @@ def _produce_response(responses: Mapping[TopicPartition, PartitionResponse]) -> 
     topics: dict[str, list[PartitionProduceResponse]] = {}
     for (topic, number), response in responses.items():
         topics.setdefault(topic, []).append(_produce_answer(number, response))
-    return ProduceResponse(
-        responses=tuple(
-            TopicProduceResponse(name=name, partition_responses=tuple(answers))
-            for name, answers in topics.items()
-        ),
-        throttle_time=NO_THROTTLE,
-    )
+    made = [_produced(name=name, partition_responses=tuple(answers)) for name, answers in topics.items()]
+    return _produce(responses=tuple(made), throttle_time=NO_THROTTLE)
 
 
 def _produce_answer(number: int, response: PartitionResponse) -> PartitionProduceResponse:
     error = response.error
     appended_at = response.log_append_time
-    return PartitionProduceResponse(
+    return _produced_partition(
         index=number,
-        error_code=ErrorCode.none if error is None else code_of(error),
+        error_code=NO_ERROR if error is None else code_of(error),
         base_offset=response.base_offset,
         log_append_time=None if appended_at < 0 else tz_aware_from_i64(i64(appended_at)),
         log_start_offset=response.log_start_offset,
         record_errors=tuple(
-            BatchIndexAndErrorMessage(batch_index=each.batch_index, batch_index_error_message=each.message)
-            for each in response.record_errors
+            [
+                BatchIndexAndErrorMessage(
+                    batch_index=each.batch_index, batch_index_error_message=each.message
+                )
+                for each in response.record_errors
+            ]
         ),
         error_message=None if error is None else str(error),
     )
@@ -317,14 +320,15 @@ def _fetch_response(session: FetchSession, result: FetchResult) -> FetchResponse
     topics: dict[Uuid, list[FetchAnswer]] = {}
     for cached, data in result:
         topics.setdefault(cached.topic_id, []).append(_fetch_answer(cached, data))
+    responses = [
+        _topic_response(topic_id=uuid_of(topic_id), partitions=tuple(answers))
+        for topic_id, answers in topics.items()
+    ]
     return _response(
         throttle_time=NO_THROTTLE,
-        error_code=ErrorCode.none,
+        error_code=NO_ERROR,
         session_id=session.id,
-        responses=tuple(
-            _topic_response(topic_id=uuid_of(topic_id), partitions=tuple(answers))
-            for topic_id, answers in topics.items()
-        ),
+        responses=tuple(responses),
     )
 
 
@@ -345,7 +349,7 @@ def _fetch_answer(cached: CachedPartition, data: FetchPartitionData) -> FetchAns
     diverging = data.diverging_epoch
     return _answer(
         partition_index=number,
-        error_code=ErrorCode.none,
+        error_code=NO_ERROR,
         high_watermark=data.high_watermark,
         last_stable_offset=data.last_stable_offset,
         log_start_offset=data.log_start_offset,

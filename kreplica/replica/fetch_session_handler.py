@@ -6,7 +6,7 @@ fetcher, which calls it in its loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kreplica.common.types import INT32_MAX, TopicPartition, Uuid
@@ -38,7 +38,7 @@ class FetchSessionHandler:
         return self._epoch == INITIAL_EPOCH
 
     def build(
-        self, changed: Mapping[TopicPartition, FetchData], gone: Iterable[TopicPartition]
+        self, changed: Mapping[TopicPartition, FetchData], gone: Sequence[TopicPartition]
     ) -> SessionFetch:
         """The next fetch: `changed` has what is to be told (all partitions, if `is_new`), `gone` what is no
         longer to be fetched.
@@ -48,6 +48,13 @@ class FetchSessionHandler:
             self.sent = dict(changed)
             return SessionFetch(self._session_id, INITIAL_EPOCH, changed, [])
         again = self._to_say_again
+        if len(changed) == 1 and not again and not gone:
+            # As of each fetch after a record: one partition goes on.
+            ((topic_partition, data),) = changed.items()
+            known = self.sent.get(topic_partition)
+            if known is not None and known.topic_id is data.topic_id and known != data:
+                self.sent[topic_partition] = data
+                return SessionFetch(self._session_id, self._epoch, changed, [])
         to_send = {tp: data for tp, data in changed.items() if tp in again or self.sent.get(tp) != data}
         again.difference_update(to_send)
         to_forget = [(tp, self.sent.pop(tp).topic_id) for tp in gone if tp in self.sent]

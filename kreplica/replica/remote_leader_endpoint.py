@@ -73,9 +73,9 @@ class RemoteLeaderEndPoint:
     def fetch(self, fetch: SessionFetch) -> Future[FetchResponse]:
         """Send a fetch; answers by `fetch_answers`."""
         config = self._config
-        topics: dict[Uuid, list[FetchPartition]] = {}
+        asked: dict[Uuid, list[FetchPartition]] = {}
         for topic_partition, data in fetch.to_send.items():
-            topics.setdefault(data.topic_id, []).append(
+            asked.setdefault(data.topic_id, []).append(
                 _fetch_partition(
                     partition=topic_partition.partition,
                     current_leader_epoch=data.leader_epoch,
@@ -85,6 +85,10 @@ class RemoteLeaderEndPoint:
                     partition_max_bytes=config.replica_fetch_max_bytes,
                 )
             )
+        topics = [
+            _fetch_topic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
+            for topic_id, partitions in asked.items()
+        ]
         forgotten: dict[Uuid, list[int]] = {}
         for topic_partition, topic_id in fetch.to_forget:
             forgotten.setdefault(topic_id, []).append(topic_partition.partition)
@@ -97,13 +101,12 @@ class RemoteLeaderEndPoint:
                 isolation_level=READ_UNCOMMITTED,
                 session_id=fetch.session_id,
                 session_epoch=fetch.session_epoch,
-                topics=tuple(
-                    _fetch_topic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
-                    for topic_id, partitions in topics.items()
-                ),
+                topics=tuple(topics),
                 forgotten_topics_data=tuple(
-                    ForgottenTopic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
-                    for topic_id, partitions in forgotten.items()
+                    [
+                        ForgottenTopic(topic_id=uuid_of(topic_id), partitions=tuple(partitions))
+                        for topic_id, partitions in forgotten.items()
+                    ]
                 ),
             )
         )

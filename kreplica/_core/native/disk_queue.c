@@ -60,8 +60,8 @@ static void forget_notices(const kr_disk_queue *queue) {
 
 /* ---- the thread ---------------------------------------------------------------------------------------------- */
 
-/* Called under the lock. */
-static void finish(kr_disk_queue *queue, kr_job *job, int status) {
+/* Called under the lock; whether whoever takes is to be told, which is done without it: he would wake to wait for it. */
+static int finish(kr_disk_queue *queue, kr_job *job, int status) {
     job->status = status;
     job->finished = 1;
     job->next = NULL;
@@ -75,8 +75,8 @@ static void finish(kr_disk_queue *queue, kr_job *job, int status) {
     else
         queue->done_last->next = job;
     queue->done_last = job;
-    pthread_cond_broadcast(&queue->finished);
-    if (is_first) notify(queue);
+    if (queue->settling) pthread_cond_broadcast(&queue->finished);
+    return is_first;
 }
 
 static kr_job *pop(kr_disk_queue *queue) {
@@ -110,16 +110,19 @@ static void *work(void *argument) {
             rest(queue);
             continue;
         }
-        if (queue->stopping > 1 || (job->lane && job->lane->held)) {
-            finish(queue, job, KR_HELD);
-            continue;
+        int status = KR_HELD;
+        if (queue->stopping < 2 && !(job->lane && job->lane->held)) {
+            queue->current = job;
+            pthread_mutex_unlock(&queue->lock);
+            status = job->run(job);
+            pthread_mutex_lock(&queue->lock);
+            queue->current = NULL;
         }
-        queue->current = job;
-        pthread_mutex_unlock(&queue->lock);
-        int status = job->run(job);
-        pthread_mutex_lock(&queue->lock);
-        queue->current = NULL;
-        finish(queue, job, status);
+        if (finish(queue, job, status)) {
+            pthread_mutex_unlock(&queue->lock);
+            notify(queue);
+            pthread_mutex_lock(&queue->lock);
+        }
     }
     pthread_mutex_unlock(&queue->lock);
     return NULL;
@@ -177,20 +180,24 @@ void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily) {
     job->next = NULL;
     job->finished = 0;
     job->submitted_ns = now_ns(CLOCK_MONOTONIC);
+    int is_noticed = 0, is_wanted = 0;
     pthread_mutex_lock(&queue->lock);
     if (job->lane) job->lane->in_flight++;
     queue->length++;
     if (!queue->running) {
-        finish(queue, job, KR_HELD);
+        is_noticed = finish(queue, job, KR_HELD);
     } else {
         if (queue->last)
             queue->last->next = job;
         else
             queue->first = job;
         queue->last = job;
-        if (queue->asleep || (queue->dozing && !lazily)) pthread_cond_signal(&queue->wanted);
+        is_wanted = queue->asleep || (queue->dozing && !lazily);
     }
     pthread_mutex_unlock(&queue->lock);
+    /* Without the lock, which the thread would wake to wait for. */
+    if (is_wanted) pthread_cond_signal(&queue->wanted);
+    if (is_noticed) notify(queue);
 }
 
 kr_job *kr_disk_take(kr_disk_queue *queue) {
@@ -207,7 +214,9 @@ void kr_disk_settle(kr_disk_queue *queue, kr_lane *lane) {
     pthread_mutex_lock(&queue->lock);
     /* What was submitted lazily is waited for now. */
     if (lane->in_flight) pthread_cond_signal(&queue->wanted);
+    queue->settling++;
     while (lane->in_flight) pthread_cond_wait(&queue->finished, &queue->lock);
+    queue->settling--;
     pthread_mutex_unlock(&queue->lock);
 }
 

@@ -39,6 +39,7 @@ typedef struct kr_disk_queue {
     kr_job *current;
     int64_t length; /* jobs that are not back yet */
     int running, stopping;
+    int settling; /* how many wait for `finished` */
     int dozing; /* nothing to do for a moment: it looks again by itself soon */
     int asleep; /* nothing to do: it must be woken */
     int wakes[2]; /* a descriptor to watch, and the one to write to; the same where there is eventfd */

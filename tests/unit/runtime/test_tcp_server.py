@@ -19,7 +19,7 @@ from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import RECEIVE_BYTES
-from kreplica.runtime.tcp_server import Answered, SocketServerConfig, TcpServer
+from kreplica.runtime.tcp_server import Answered, Receive, SocketServerConfig, TcpServer
 from tests.support.sockets import connected, framed, read_exactly, read_frame, until
 
 WAIT_S = 20.0
@@ -42,10 +42,7 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
     servers: list[TcpServer] = []
 
     def start(receive: Any, on_closed: Any = None, **settings: int) -> Address:
-        def serve(frame: memoryview, client_host: str, answered: Answered) -> None:
-            receive(frame, client_host).add_done_callback(partial(_tell, answered))
-
-        server = TcpServer(thread, serve, SocketServerConfig(**settings), on_closed)
+        server = TcpServer(thread, by_futures(receive), SocketServerConfig(**settings), on_closed)
         servers.append(server)
         address = server.bind("127.0.0.1", 0)
         server.start()
@@ -54,6 +51,15 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
     yield start
     for server in servers:
         server.close()
+
+
+def by_futures(receive: Any) -> Receive:
+    """What answers by futures, as the server wants it."""
+
+    def serve(frame: memoryview, client_host: str, answered: Answered) -> None:
+        receive(frame, client_host).add_done_callback(partial(_tell, answered))
+
+    return serve
 
 
 def _tell(answered: Answered, done: Future[Any]) -> None:
@@ -304,7 +310,7 @@ def test_failing_at_once_is_as_failing_later(start: Start) -> None:
 
 
 def test_a_closed_server_takes_nobody(thread: EventLoopThread) -> None:
-    server = TcpServer(thread, echo)
+    server = TcpServer(thread, by_futures(echo))
     address = server.bind("127.0.0.1", 0)
     server.start()
     with connected(address) as client:
@@ -450,7 +456,7 @@ def test_frames_that_never_end_make_room_for_those_that_do(start: Start) -> None
 
 
 def test_who_connects_before_the_start_is_served_after_it(thread: EventLoopThread) -> None:
-    server = TcpServer(thread, echo)
+    server = TcpServer(thread, by_futures(echo))
     with connected(server.bind("127.0.0.1", 0)) as early:
         early.sendall(framed(body(1)))
         server.start()
@@ -459,9 +465,9 @@ def test_who_connects_before_the_start_is_served_after_it(thread: EventLoopThrea
 
 
 def test_a_port_that_is_taken_is_named_and_the_other_one_stays(thread: EventLoopThread) -> None:
-    with contextlib.closing(TcpServer(thread, lambda frame, _host: echo(frame, _host))) as server:
+    with contextlib.closing(TcpServer(thread, by_futures(echo))) as server:
         host, port = server.bind("localhost", 0)
-        other = TcpServer(thread, echo)
+        other = TcpServer(thread, by_futures(echo))
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             other.bind("127.0.0.1", port)
         other.close()
@@ -473,4 +479,4 @@ def test_a_port_that_is_taken_is_named_and_the_other_one_stays(thread: EventLoop
 
 def test_a_host_that_nobody_knows_is_named(thread: EventLoopThread) -> None:
     with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:9092"):
-        TcpServer(thread, echo).bind("no.such.host.invalid", 9092)
+        TcpServer(thread, by_futures(echo)).bind("no.such.host.invalid", 9092)
