@@ -44,8 +44,8 @@ from kio.schema.produce.v11.response import (
 from kio.serial.readers import tz_aware_from_i64
 from kio.static.primitive import i64
 
-from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId, UnsupportedVersion
-from kreplica.common.future import Future, MadeFuture, failed, resolved
+from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId
+from kreplica.common.future import Future, MadeFuture, resolved
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import maker, topic_id_of, uuid_of
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult

@@ -95,9 +95,7 @@ class RequestChannel:
             # A handler's own failure is its client's too: whoever holds the connection tells of it.
             answered(None, error)
 
-    def _serve(
-        self, reader: MessageReader, frame: memoryview, client_host: str, answered: Answered
-    ) -> object:
+    def _serve(self, reader: MessageReader, frame: memoryview, client_host: str, answered: Answered) -> None:
         api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
         known = self._ranges.get(api_key)
         if known is None:
@@ -105,22 +103,24 @@ class RequestChannel:
         if not known.reads(version):
             if api_key == API_VERSIONS:
                 # Any client understands version 0, and finds there which to use instead (KIP-511).
-                return answered(_frame(0, correlation_id, self._refused_versions(known)), None)
+                answered(_frame(0, correlation_id, self._refused_versions(known)), None)
+                return
             raise UnsupportedVersion(f"version {version} of API {api_key}")
         kind = read_type(api_key, version, known.handled)
         header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
         # Bytes behind it are passed over, as by Kafka: librdkafka 2.16 leaves three after a Metadata for all.
         request = read_message(kind, reader)
         if api_key == API_VERSIONS:
-            return answered(self._write(header, self._versions(), None), None)
-        if api_key == ENVELOPE and self._forwarding is not None:
+            answered(self._write(header, self._versions(), None), None)
+        elif api_key == ENVELOPE and self._forwarding is not None:
             opened = self.open_envelope(request)
-            return opened.add_done_callback(partial(self._answer, header, None, answered))
-        if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return self._answer_by_handler(header, request, known.handled, client_host, answered)
-        handle = partial(self._answer_by_handler, header, request, known.handled, client_host, answered)
-        done = self._forwarding.forward(frame, client_host)
-        return done.add_done_callback(partial(_pass_back, answered, handle))
+            opened.add_done_callback(partial(self._answer, header, None, answered))
+        elif api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
+            self._answer_by_handler(header, request, known.handled, client_host, answered)
+        else:
+            handle = partial(self._answer_by_handler, header, request, known.handled, client_host, answered)
+            done = self._forwarding.forward(frame, client_host)
+            done.add_done_callback(partial(_pass_back, answered, handle))
 
     def _answer_by_handler(
         self, header: RequestHeader, request: Any, handled: int, client_host: str, answered: Answered
@@ -145,9 +145,7 @@ class RequestChannel:
         self.receive(frame, client_host).add_done_callback(partial(_close_envelope, answer))
         return answer
 
-    def _answer(
-        self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]
-    ) -> None:
+    def _answer(self, header: RequestHeader, remembered: Any, answered: Answered, done: Future[Any]) -> None:
         try:
             response = done.result()
             buffers = None if response is None else self._write(header, response, remembered)

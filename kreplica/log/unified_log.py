@@ -311,10 +311,9 @@ class UnifiedLog:
 
     def may_append(self, leader_epoch: int) -> bool:
         """Whether batches of that epoch may follow without any change of the log but them."""
-        # Where the core's one call may append, all that this asks holds.
-        return leader_epoch == self._plain_epoch or (
-            self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
-        )
+        if leader_epoch == self._plain_epoch:
+            return True  # all that is asked for holds there
+        return self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
 
     def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
         """What `append_as_leader` does in one call, for a disk thread; None where that would take the careful
@@ -337,9 +336,7 @@ class UnifiedLog:
             self.choose_path()
 
     def _writable(self) -> bool:
-        return (
-            not self.closed and self._failure is None and self.stopped_at is None and not self.local.read_only
-        )
+        return not (self.closed or self._failure or self.stopped_at or self.local.read_only)
 
     def require_writable(self) -> None:
         self._require_open()

@@ -187,11 +187,11 @@ class DelayedFetch:
     def _look(self) -> bool:
         session, params = self.session, self.params
         result, again = self._read_ready()
-        if not result and not again and params.max_wait_ms > 0 and session.partitions and params.min_bytes > 0:
-            # Nothing is new, as of each fetch of a follower that has everything.
-            self._has_marks = False
-            return False
         if not self._is_enough(result) and params.max_wait_ms > 0 and session.partitions:
+            if not result and not again:
+                # Nothing is new, as of each fetch of a follower that has everything.
+                self._has_marks = False
+                return False
             news = [pair for pair in result if has_news(*pair)] if params.wants_all else result
             # What there was no room for is not ready meanwhile: nothing would be new about it.
             self._too_little = list(dict.fromkeys([*(cached for cached, _ in news), *again]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import InconsistentTopicId, KreplicaError
 from kreplica.common.future import Future

@@ -32,7 +32,7 @@ from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import TopicPartition
 from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kreplica.replica.fetch_session_handler import FetchSessionHandler
 from kreplica.replica.fetcher_metrics import FetcherMetrics
@@ -99,7 +99,7 @@ class ReplicaFetcher:
         self._lock = RLock()
         # Guarded by _lock:
         self._states: States = {}
-        self._by_id: dict[tuple[Uuid, int], TopicPartition] = {}
+        self._by_id: dict[tuple[bytes, int], TopicPartition] = {}  # by the bytes of the topic's id
         # As ordered sets: what the leader is to be told anew, or to forget, at the next fetch.
         self._changed: dict[TopicPartition, None] = {}
         self._gone: dict[TopicPartition, None] = {}
@@ -146,7 +146,7 @@ class ReplicaFetcher:
         )
         self.failed.pop(topic_partition, None)
         self._forget(topic_partition)
-        self._by_id[wanted.topic_id, topic_partition.partition] = topic_partition
+        self._by_id[wanted.topic_id.raw, topic_partition.partition] = topic_partition
         self.metrics.watch_lag(topic_partition, partial(self.lag_of, topic_partition))
         self._put(state)
 
@@ -167,7 +167,7 @@ class ReplicaFetcher:
         for kept in (self._changed, self._truncating, self._out_of_range, self._delayed, self._held_back):
             kept.pop(topic_partition, None)
         if state is not None:
-            self._by_id.pop((state.topic_id, topic_partition.partition), None)
+            self._by_id.pop((state.topic_id.raw, topic_partition.partition), None)
             self.metrics.forget_lag(topic_partition)
         return state
 
@@ -180,13 +180,12 @@ class ReplicaFetcher:
         for kept, holds in (
             (self._truncating, state.state is TRUNCATING),
             (self._delayed, state.delayed_until_ms > 0),
+            (self._gone, False),
         ):
             if holds:
                 kept[topic_partition] = None
             elif kept:
                 kept.pop(topic_partition, None)
-        if self._gone:
-            self._gone.pop(topic_partition, None)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -218,20 +217,16 @@ class ReplicaFetcher:
         """Send the request that is due, if none is in flight and the last answer is appended."""
         if self._in_flight or self._appending or self._closed:
             return
-        if self._waits_until_ms and self._now_ms() < self._waits_until_ms:
+        now_ms = self._now_ms()
+        if now_ms < self._waits_until_ms:
             return
         with self._lock:
             if self._delayed:
-                self._end_delays()
-            if not (
-                (self._truncating and self._maybe_truncate())
-                or (self._out_of_range and self._maybe_find_range())
-                or self._maybe_fetch()
-            ):
+                self._end_delays(now_ms)
+            if not (self._maybe_truncate() or self._maybe_find_range() or self._maybe_fetch()):
                 self._wait_for_delays()
 
-    def _end_delays(self) -> None:
-        now_ms = self._now_ms()
+    def _end_delays(self, now_ms: int) -> None:
         for topic_partition in list(self._delayed):
             state = self._states[topic_partition]
             if state.delayed_until_ms <= now_ms:
@@ -412,8 +407,7 @@ class ReplicaFetcher:
 
     def _maybe_fetch(self) -> bool:
         """Fetch what is not being truncated, delayed or held back; False where there is nothing."""
-        if self._held_back or self._quota.is_active:
-            self._hold_back()
+        self._hold_back()
         out: set[TopicPartition] = set()
         for left_out in (self._truncating, self._out_of_range, self._delayed, self._held_back):
             if left_out:
@@ -458,7 +452,7 @@ class ReplicaFetcher:
         try:
             for topic_id, number, answer in fetch_answers(response):
                 with self._lock:
-                    topic_partition = self._by_id.get((topic_id, number))
+                    topic_partition = self._by_id.get((topic_id.raw, number))
                     if topic_partition is not None:
                         self._take_answer(topic_partition, answer)
         finally:
@@ -467,7 +461,7 @@ class ReplicaFetcher:
 
     def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
         state, told = self._states[topic_partition], self._session.sent.get(topic_partition)
-        if told is None or topic_partition in self._delayed or state.is_truncating:
+        if told is None or topic_partition in self._delayed or state.state is TRUNCATING:
             # It is not in the session any more, or will leave it with the next fetch.
             return
         if told.fetch_offset != state.fetch_offset or told.leader_epoch != state.leader_epoch:
@@ -499,7 +493,7 @@ class ReplicaFetcher:
         if records is None or not len(records):
             return self._take_marks(state, answer, None, partition)
         self.metrics.byte_rate.mark(len(records))
-        if self._quota.is_active and self._quota.is_throttled(state.topic_partition):
+        if self._quota.is_throttled(state.topic_partition):
             self._quota.record(len(records))
         if log.queue is None:
             info = partition.append_records_to_follower(records, epoch, answer.log_start_offset)
@@ -516,7 +510,6 @@ class ReplicaFetcher:
 
     def _appended(self, state: PartitionFetchState, answer: FetchAnswer, result: Appended) -> None:
         """The disk thread is done with what came for one partition."""
-
         self._appending -= 1
         with self._lock:
             if self._states.get(state.topic_partition) is state:
@@ -541,19 +534,7 @@ class ReplicaFetcher:
         if end == state.fetch_offset and not started and lag == state.lag:
             return moved
         latest = log.latest_epoch
-        # Not by _replace, which costs twice as much: each record comes here.
-        self._put(
-            PartitionFetchState(
-                state.topic_partition,
-                state.topic_id,
-                end,
-                epoch,
-                state.state,
-                -1 if latest is None else latest,
-                lag,
-                state.delayed_until_ms,
-            )
-        )
+        self._put(state.gone_on(end, lag, -1 if latest is None else latest))
         return moved
 
     # ---- errors -------------------------------------------------------------------------------------------
@@ -607,8 +588,6 @@ class ReplicaFetcher:
 
     def _tell(self) -> None:
         """Say what has moved and what failed; no lock is held."""
-        if not (self._moved or self._broken):
-            return
         with self._lock:
             moved, self._moved = self._moved, []
             broken, self._broken = self._broken, []

@@ -31,7 +31,7 @@ from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.locks import Lock, RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport
-from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.common.types import TopicPartition
 from kreplica.log.log_manager import LogManager
 from kreplica.log.log_reader import TimestampOffset
 from kreplica.log.splice import cut_stopped, splice_stopped
@@ -53,10 +53,6 @@ from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_effects import INCREASED, IsrChangeProposed, LeaderHwChange, PartitionEffects
 from kreplica.replica.partition_fetch import EpochEndOffset
-from kreplica.replica.produce import (
-    ACKS_ALL,
-    PartitionResponse,
-)
 from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_alter_log_dirs_manager import ReplicaAlterLogDirsManager
 from kreplica.replica.replica_config import ReplicaConfig
@@ -67,8 +63,6 @@ from kreplica.replica.replication_quota import FOLLOWER_RATE, LEADER_RATE, quota
 from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from kreplica.common.config import LogConfig
     from kreplica.log.damage import Damage
     from kreplica.log.unified_log import UnifiedLog
