@@ -51,6 +51,7 @@ from kreplica.common.wire import maker, topic_id_of, uuid_of
 from kreplica.replica.delayed_fetch import FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.fetch_session import (
     FINAL_EPOCH,
+    INITIAL_EPOCH,
     CachedPartition,
     FetchSession,
     SessionKey,
@@ -122,21 +123,24 @@ class KafkaApis:
         replica = request.replica_state
         is_from_follower = replica.replica_id >= 0
         try:
-            session = with_session(
-                fetches.sessions,
-                request.session_id,
-                request.session_epoch,
-                is_privileged=is_from_follower,
-                size=lambda: sum(len(topic.partitions) for topic in request.topics),
-                now_ms=fetches.now_ms(),
-            )
+            if request.session_epoch > INITIAL_EPOCH:
+                session = fetches.sessions.use(request.session_id, request.session_epoch, fetches.now_ms())
+            else:
+                session = with_session(
+                    fetches.sessions,
+                    request.session_id,
+                    request.session_epoch,
+                    is_privileged=is_from_follower,
+                    size=sum(len(topic.partitions) for topic in request.topics),
+                    now_ms=fetches.now_ms(),
+                )
             isolation = "log_end" if is_from_follower else ISOLATION.get(request.isolation_level)
             if isolation is None:
                 raise InvalidRequest(f"isolation level {request.isolation_level}")
         except KreplicaError as error:
             return resolved(_fetch_refused(error))
         self._ask(session, request)
-        is_full = request.session_epoch <= 0 or not session.is_lasting
+        is_full = request.session_epoch <= INITIAL_EPOCH or not session.is_lasting
         params = FetchParams(
             replica.replica_id,
             replica.replica_epoch,

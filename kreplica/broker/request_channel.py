@@ -103,7 +103,7 @@ class RequestChannel:
         if not known.reads(version):
             if api_key == API_VERSIONS:
                 # Any client understands version 0, and finds there which to use instead (KIP-511).
-                answered(_frame(0, correlation_id, self._refused_versions(known)), None)
+                answered(_frame(api_key, correlation_id, self._refused_versions(known)), None)
                 return
             raise UnsupportedVersion(f"version {version} of API {api_key}")
         kind = read_type(api_key, version, known.handled)
@@ -125,9 +125,11 @@ class RequestChannel:
     def _answer_by_handler(
         self, header: RequestHeader, request: Any, handled: int, client_host: str, answered: Answered
     ) -> None:
-        upgraded, remembered = upgrade(request, handled, self._topics)
+        remembered = None
+        if request.__version__ != handled:
+            request, remembered = upgrade(request, handled, self._topics)
         context = RequestContext(header.api_version, header.client_id or "", client_host)
-        self._handle(upgraded, context).add_done_callback(partial(self._answer, header, remembered, answered))
+        self._handle(request, context).add_done_callback(partial(self._answer, header, remembered, answered))
 
     def open_envelope(self, request: EnvelopeRequest) -> Future[EnvelopeResponse]:
         """The answer to a request that another node passed on. The future fails with InvalidRequest for an
@@ -156,10 +158,11 @@ class RequestChannel:
             answered(buffers, None)
 
     def _write(self, header: RequestHeader, response: Any, remembered: Any) -> list[Any]:
-        asked = downgrade(response, header.api_version, remembered)
+        is_asked = response.__version__ == header.api_version
+        asked = response if is_asked else downgrade(response, header.api_version, remembered)
         if asked.__api_key__ != header.api_key:
             raise InvalidRequest(f"{type(response).__name__} answers no request of API {header.api_key}")
-        return _frame(_header_version(header.api_key, asked), header.correlation_id, asked)
+        return _frame(header.api_key, header.correlation_id, asked)
 
     # ---- ApiVersions --------------------------------------------------------------------------------------
 
@@ -225,15 +228,11 @@ def _client_id(reader: MessageReader, kind: type[Any]) -> str | None:
     return client_id
 
 
-def _header_version(api_key: int, response: Any) -> int:
-    # A client that asks for ApiVersions does not know yet which header it will get (KIP-511).
-    return 1 if response.__flexible__ and api_key != API_VERSIONS else 0
-
-
-def _frame(header_version: int, correlation_id: int, response: Any) -> list[Any]:
+def _frame(api_key: int, correlation_id: int, response: Any) -> list[Any]:
     into = MessageWriter()
     into.int32(correlation_id)
-    if header_version:
+    # A client that asks for ApiVersions does not know yet which header it will get (KIP-511).
+    if response.__flexible__ and api_key != API_VERSIONS:
         into.raw(NO_TAGS)
     write_message(response, into)
     return into.buffers()

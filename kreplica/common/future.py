@@ -193,12 +193,13 @@ class MadeFuture(Future[T]):
         self._make = make
 
     def set_result(self, result: Any) -> None:
+        if self._state == FINISHED:
+            raise InvalidStateError(f"{self._state}: {self!r}")
         try:
-            made = self._make(result)
+            self._result = self._make(result)
         except Exception as error:
-            self.set_exception(error)
-        else:
-            super().set_result(made)
+            self._exception = error
+        self._pass_to(FINISHED)
 
 
 def pass_on(answer: Future[Any], done: Future[Any]) -> None:

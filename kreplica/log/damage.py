@@ -54,10 +54,11 @@ class Damage:
 class Damages:
     """The damaged ranges of one log, by offset; no two overlap."""
 
-    __slots__ = ("_firsts", "_ranges")
+    __slots__ = ("_firsts", "_ranges", "is_empty")
 
     def __init__(self, ranges: Iterable[Damage] = ()) -> None:
         self._ranges = tuple(sorted(ranges, key=lambda damage: damage.first_offset))
+        self.is_empty = not self._ranges
         self._firsts = [damage.first_offset for damage in self._ranges]
 
     def __iter__(self) -> Iterator[Damage]:

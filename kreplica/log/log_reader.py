@@ -88,7 +88,7 @@ def read(
     `start_offset`, since batches are not taken apart. Raises OffsetOutOfRange below the log start and above
     the log's end, DamagedLog where the bytes rotted, LogClosed.
     """
-    if isolation == "log_end" and not (log.damages or log.closed) and log.stopped_at is None:
+    if isolation == "log_end" and log.damages.is_empty and not log.closed and log.stopped_at is None:
         tail = _read_tail(log, start_offset, max_bytes, at_least_one)
         if tail is not None:
             return tail

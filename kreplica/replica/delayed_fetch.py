@@ -144,9 +144,7 @@ class DelayedFetch:
 
     def try_complete(self) -> bool:
         """Something moved: look at it; True if the fetch is answered now."""
-        if not self._unpark():
-            return False
-        return self._look() or self._park()
+        return self._unpark() and (self._look() or self._park())
 
     def expire(self) -> bool:
         """Its time is up: answer with what there is. False if it is answered already."""

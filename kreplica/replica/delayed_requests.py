@@ -97,15 +97,11 @@ class DelayedRequests:
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """Complete the produces that the high watermark of now covers."""
-        done = self.produce.complete_to(partition.key, partition.watermark.value)
-        safe = not done or after_append(partition) is None
-        for token in done:
+        for token in self.produce.complete_to(partition.key, partition.term.watermark.value):
             if type(token) is not Future:
                 token.complete()
-            elif safe:
-                token.finish()
             else:
-                token.set_exception(after_append(partition))
+                _finish(token, after_append(partition))
 
     def leadership_lost(self, partition: Partition) -> Callable[[], None]:
         """Take out what only this broker's leadership, which has ended, could have completed.

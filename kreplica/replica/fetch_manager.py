@@ -16,7 +16,7 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Loop, Random
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import DelayedFetch, FetchParams, FetchPartitionData, FetchResult
-from kreplica.replica.fetch_session import CachedPartition, FetchSession, FetchSessionCache
+from kreplica.replica.fetch_session import NO_SESSION, CachedPartition, FetchSession, FetchSessionCache
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.partition_effects import NOTHING, PartitionEffects
 from kreplica.replica.partition_fetch import LogReadInfo
@@ -106,7 +106,7 @@ class FetchManager:
                 fetch.expire()
             if fetch.future.done():
                 self._end_wait(fetch)
-        if not session.is_lasting:
+        if session.id == NO_SESSION:
             fetch.future.add_done_callback(lambda _: session.end())
         return fetch.future
 
@@ -117,7 +117,11 @@ class FetchManager:
         for cached in list(partition.fetch_waiters):
             session = cached.session
             if session is not None and session.is_privileged:
-                self._try(cached)
+                with session.lock:
+                    session.ready[cached] = None
+                    fetch = session.parked
+                if fetch is not None:
+                    self._complete(fetch, fetch.try_complete)
 
     def high_watermark_moved(self, partition: Partition) -> None:
         """Records were committed: consumers may be waiting for them, and followers are to hear of it soon."""
@@ -181,7 +185,9 @@ class FetchManager:
                 # This broker had not heard of the topic when the session was asked for it (KIP-516).
                 name = self._topic_name(cached.topic_id) or ""
                 cached.topic_partition = TopicPartition(name, cached.topic_partition.partition)
-            partition = self._partitions.get_or_error(cached.topic_partition)
+            partition = self._partitions.get(cached.topic_partition)
+            if partition is None:
+                partition = self._partitions.get_or_error(cached.topic_partition)
             if partition is not cached.partition:
                 cached.listen(partition)
             return self._read_from(partition, cached, params, max_bytes, at_least_one)
@@ -240,7 +246,9 @@ class FetchManager:
             records,
             read.aborted if params.isolation == "txn_committed" else None,
             read.diverging_epoch,
+            # Asked for only where records by themselves are not enough.
             records is not None
+            and params.min_bytes > 1
             and partition.local_log.local.segments.active.base_offset > cached.fetch_offset,
             throttled,
             read.log_end_offset if is_from_follower else _bound(read, params.isolation),
@@ -266,7 +274,7 @@ class FetchManager:
         effects = partition.update_follower_fetch_state(
             params.replica_id, read, cached.log_start_offset, self.now_ms(), params.replica_epoch
         )
-        clock = session.clock if session.is_lasting else None
+        clock = None if session.id == NO_SESSION else session.clock
         replica = partition.replica(params.replica_id)
         if replica is not None and clock is None:
             # Nothing else remembers what it was told: without a session it would be told the same for ever.

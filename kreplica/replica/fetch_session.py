@@ -12,7 +12,7 @@ sessions. A partition's lock is never taken under either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from kreplica.common.errors import FetchSessionIdNotFound, InvalidFetchSessionEpoch
@@ -357,14 +357,14 @@ def with_session(
     epoch: int,
     *,
     is_privileged: bool,
-    size: Callable[[], int],
+    size: int,
     now_ms: int,
 ) -> FetchSession:
     """The session that a request is to be served in: the one it names, a new one, or none (id 0)."""
     if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
         if session_id != NO_SESSION:
             cache.remove(session_id)
-        if epoch == INITIAL_EPOCH and size():
-            return cache.create(size(), is_privileged=is_privileged, now_ms=now_ms)
+        if epoch == INITIAL_EPOCH and size:
+            return cache.create(size, is_privileged=is_privileged, now_ms=now_ms)
         return FetchSession(now_ms=now_ms, is_privileged=is_privileged)
     return cache.use(session_id, epoch, now_ms)

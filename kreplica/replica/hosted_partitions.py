@@ -28,10 +28,8 @@ class HostedPartitions:
         self._lock = Lock()
         # Guarded by _lock, replaced as a whole never: None stands for an offline partition.
         self._partitions: dict[TopicPartition, Partition | None] = {}
-
-    def get(self, topic_partition: TopicPartition) -> Partition | None:
-        """The partition if it is online here."""
-        return self._partitions.get(topic_partition)
+        # get(topic_partition): the partition if it is online here, else None.
+        self.get: Callable[[TopicPartition], Partition | None] = self._partitions.get
 
     def get_or_error(self, topic_partition: TopicPartition) -> Partition:
         """The partition. Raises KafkaStorageError where it is offline, NotLeaderOrFollower where other

@@ -94,11 +94,11 @@ def fetch_records(
                 return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch, diverging)
     if fetch_offset == end and isolation == "log_end" and log.stopped_at is None:
         # A follower that has everything, as each one does between two appends.
-        if log.closed or log.damages:
+        if log.closed or not log.damages.is_empty:
             log_reader.check_start(log, fetch_offset)
         return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch)
     try:
-        read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)
+        read = log_reader.read(log, fetch_offset, max_bytes, isolation, at_least_one)
         # A follower in sync asks for what was just written, and checks it itself; what is older may have
         # rotted, and so has, perhaps, what a follower could not take. A consumer is never given that.
         if read.records is not None and (

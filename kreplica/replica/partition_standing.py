@@ -98,7 +98,8 @@ class PartitionStanding:
         term = self.term
         if not term.leads or term.log is None:
             return 0
-        return min(term.log.config.min_insync_replicas, len(self._remote_replicas) + 1)
+        least, replicas = term.log.config.min_insync_replicas, len(self._remote_replicas) + 1
+        return least if least < replicas else replicas
 
     @property
     def has_enough_in_sync(self) -> bool:

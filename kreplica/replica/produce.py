@@ -131,7 +131,7 @@ class DelayedProduce:
 
 def after_append(partition: Partition) -> KreplicaError | None:
     """Whether records that the high watermark has come to cover are as safe as min.insync.replicas asks."""
-    if partition.is_leader and not partition.has_enough_in_sync:
+    if not partition.has_enough_in_sync:
         return NotEnoughReplicasAfterAppend(
             f"{partition.topic_partition}: appended, but fewer replicas are in sync than min.insync.replicas"
         )

@@ -410,6 +410,7 @@ class ReplicaManager:
             self.fetches.log_end_moved(partition)
 
     def _high_watermark_moved(self, partition: Partition) -> None:
+        # Producers first: they wait for nothing else, and followers hear of it with the next records.
         self.delayed.high_watermark_moved(partition)
         if partition.fetch_waiters:
             self.fetches.high_watermark_moved(partition)

@@ -35,6 +35,7 @@ class ReplicationQuotaManager:
         self._window_ms = window_ms
         # The partitions that are throttled on this broker, by topic; None: all of the topic's.
         self._throttled: dict[str, frozenset[int] | None] = {}
+        self.is_active = False  # whether anything is listed at all
         self._lock = Lock()
         # Guarded by _lock: (number of the window, bytes in it), the oldest first, and their sum.
         self._windows: deque[list[int]] = deque()
@@ -45,13 +46,14 @@ class ReplicationQuotaManager:
         listed = tuple(replicas)
         if listed == (ALL_REPLICAS,):
             self._throttled[topic] = None
-            return
-        pairs = (entry.split(":") for entry in listed)
-        mine = frozenset(int(partition) for partition, broker in pairs if int(broker) == broker_id)
-        if mine:
-            self._throttled[topic] = mine
         else:
-            self._throttled.pop(topic, None)
+            pairs = (entry.split(":") for entry in listed)
+            mine = frozenset(int(partition) for partition, broker in pairs if int(broker) == broker_id)
+            if mine:
+                self._throttled[topic] = mine
+            else:
+                self._throttled.pop(topic, None)
+        self.is_active = bool(self._throttled)
 
     def is_throttled(self, topic_partition: TopicPartition) -> bool:
         """Whether the partition is listed."""
@@ -59,11 +61,6 @@ class ReplicationQuotaManager:
             return False
         listed = self._throttled[topic_partition.topic]
         return listed is None or topic_partition.partition in listed
-
-    @property
-    def is_active(self) -> bool:
-        """Whether anything is listed at all."""
-        return bool(self._throttled)
 
     def record(self, size: int) -> None:
         """Count bytes of a throttled replica."""

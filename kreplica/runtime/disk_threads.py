@@ -9,7 +9,6 @@ loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from kreplica._core.disk_thread import DiskJob, DiskThread, Lane
 from kreplica.common.locks import Lock
@@ -56,9 +55,14 @@ class ThreadedDisk:
         self._life.thread.loop.remove_reader(self._thread.fileno())
 
     def _take(self) -> None:
+        life = self._life
         for job in self._thread.take():
             done, job.done = job.done, None
-            self._life.run_task("disk", partial(done, job))
+            if life.is_alive:
+                try:
+                    done(job)
+                except Exception as error:
+                    life.thread.on_error("disk", error)
 
 
 class NodeDisks:

@@ -377,14 +377,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         slot.error = error
         slot.buffers = buffers
         slot.is_done = True
-        if self._server.thread.is_current():
-            self._finish(slot)
+        server = self._server
+        if server.thread.is_current():
+            self._flush()
+            # Also of a connection that is gone: until now somebody had its bytes in hand.
+            server.memory.give_back(slot.size)
         else:
-            self._server.thread.post(partial(self._finish, slot))
+            server.thread.post(partial(self._finish, slot))
 
     def _finish(self, slot: _Slot) -> None:
         self._flush()
-        # Also of a connection that is gone: until now somebody had its bytes in hand.
         self._server.memory.give_back(slot.size)
 
     def _flush(self) -> None:
@@ -400,7 +402,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.writelines(ready)
         if self._is_ending:
             self._close()
-        else:
+        elif self._is_paused:
             self.go_on()
 
     def _end(self, error: BaseException) -> None:

@@ -28,7 +28,7 @@ def cache(slots: int = 10) -> FetchSessionCache:
 
 
 def served(sessions: FetchSessionCache, session_id: int, epoch: int, size: int = 1):
-    return with_session(sessions, session_id, epoch, is_privileged=True, size=lambda: size, now_ms=0)
+    return with_session(sessions, session_id, epoch, is_privileged=True, size=size, now_ms=0)
 
 
 def test_a_session_goes_on_by_its_epochs() -> None:
