@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kreplica.runtime.prometheus import MetricsListener
 
 LOGGER = logging.getLogger(__name__)
+SWITCH_INTERVAL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ def run(
     end.has_started()
     # Modules and classes stay for good; a full collection that walks them holds requests up for tens of ms.
     gc.freeze()
+    # How long requests may wait for the thread of the metadata image, of retention and of cleaning; 5 ms else.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     if metrics is not None:
         metrics.show(server.node.metrics)
     ready.add_done_callback(lambda done: _announce(server, done, on_ready))
