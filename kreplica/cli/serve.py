@@ -66,7 +66,7 @@ def run(
     end.has_started()
     # Modules and classes stay for good; a full collection that walks them holds requests up for tens of ms.
     gc.freeze()
-    # How long requests may wait for the thread of the metadata image, of retention and of cleaning; 5 ms else.
+    # So long may requests wait for the thread of the metadata image, of retention and of cleaning; 5 ms else.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if metrics is not None:
         metrics.show(server.node.metrics)

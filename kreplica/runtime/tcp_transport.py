@@ -216,9 +216,7 @@ class _Peer:
             if not connection.load:
                 return connection
         least = min(self._fetches, key=lambda each: each.load, default=None)
-        if least is None or (
-            least.load and len(self._fetches) < self._transport.config.max_fetch_connections
-        ):
+        if least is None or len(self._fetches) < self._transport.config.max_fetch_connections:
             least = PeerConnection(self._transport, self)
             self._fetches.append(least)
         return least
