@@ -6,6 +6,7 @@
 #   make demo         a year of flights through three nodes, a kill -9 in the middle, and Spark's sums still right
 #   make bench        timings, each beside a peer or a limit in the same run
 #   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
+#   make bench-spark  both of Spark's readers beside parquet and Spark's own source on real Kafka
 #   make bench-curves how cost grows with partitions, sizes, connections, replicas; twenty minutes, 20 GB of disk
 #   make bench-page   docs/BENCHMARKS.md anew from the last runs; bench-compare holds them to those on the page
 #   make pictures     those of the docs that come from runs of the code
@@ -50,7 +51,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers bench-curves bench-page pictures bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page pictures bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -136,6 +137,9 @@ bench: .make/build
 bench-peers: .make/build .make/bench
 	$(BIN)/python -m bench.peers.embedded --rounds $(PEER_ROUNDS)
 	$(BIN)/python -m bench.peers.wire --rounds $(PEER_ROUNDS)
+
+bench-spark: .make/build .make/bench
+	$(BIN)/python -m bench.peers.spark --rounds $(PEER_ROUNDS) --kafka
 
 bench-curves: .make/build
 	$(BIN)/python -m bench.curves

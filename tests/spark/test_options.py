@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 import kreplica
@@ -35,36 +37,43 @@ def plan(given: dict[str, Any], schema: StructType | None = None) -> None:
     source.reader(schema or source.schema()).partitions()
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"path": "/nowhere/logs"}, "/nowhere/logs: there is no such directory"),
-        ({"path": "s3://bucket/logs"}, "is not on this machine"),
-        ({"subscribe": "colours"}, "subscribe: there is no topic 'colours' in .*; there are t, u"),
-        ({"assign": {"t": [7]}}, "assign: there is no partition t-7"),
-        ({"assign": "{t"}, "assign: '{t' is no JSON such as"),
-        ({"subscribe": "t", "assign": {"t": [0]}}, "name exactly one of the options subscribe"),
-        ({"subscribePattern": "("}, "subscribePattern: '\\(' is no regular expression"),
-        ({"kafka__bootstrap__servers": "localhost:9092"}, "path and kafka.bootstrap.servers: either"),
-        ({"startingOffsets": "{"}, "startingOffsets: '{' is no JSON such as"),
-        ({"startingOffsets": "now"}, "startingOffsets: 'now' is no JSON such as"),
-        ({"startingOffsets": "latest"}, "startingOffsets: a batch that begins at the latest"),
-        ({"endingOffsets": "earliest"}, "endingOffsets: a batch that ends at the earliest"),
-        ({"startingOffsets": {"t": {"0": -1}}}, "t-0 cannot begin at latest"),
-        ({"startingOffsets": {"t": {"0": 1}}}, "says nothing of t-1; name all partitions"),
-        ({"startingOffsets": {"x": {"0": 1}}}, "x-0 is none of the partitions that are read"),
-        ({"startingOffsets": {"t": {"0": -3}}}, "t-0: -3 is no offset"),
-        ({"startingOffsets": {"t": {"zero": 1}}}, "'zero' is no partition's number"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp: 'yesterday' is no time"),
-        ({"minPartitions": 0}, "minPartitions: '0' is no positive whole number"),
-        ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is neither true nor false"),
-        ({"kafka__isolation__level": "serializable"}, "kafka.isolation.level: 'serializable' is none of"),
-        ({"startingOffset": "earliest"}, "startingoffset: format kreplica has no such option"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"path": "/nowhere/logs"}, "/nowhere/logs: there is no such directory"),
+    ({"path": "s3://bucket/logs"}, "is not on this machine"),
+    ({"subscribe": "colours"}, "subscribe: there is no topic 'colours' in .*; there are t, u"),
+    ({"assign": {"t": [7]}}, "assign: there is no partition t-7"),
+    ({"assign": "{t"}, "assign: '{t' is no JSON such as"),
+    ({"subscribe": "t", "assign": {"t": [0]}}, "name exactly one of the options subscribe"),
+    ({"subscribePattern": "("}, "subscribePattern: '\\(' is no regular expression"),
+    ({"kafka__bootstrap__servers": "localhost:9092"}, "path and kafka.bootstrap.servers: either"),
+    ({"startingOffsets": "{"}, "startingOffsets: '{' is no JSON such as"),
+    ({"startingOffsets": "now"}, "startingOffsets: 'now' is no JSON such as"),
+    ({"startingOffsets": "latest"}, "startingOffsets: a batch that begins at the latest"),
+    ({"endingOffsets": "earliest"}, "endingOffsets: a batch that ends at the earliest"),
+    ({"startingOffsets": {"t": {"0": -1}}}, "t-0 cannot begin at latest"),
+    ({"startingOffsets": {"t": {"0": 1}}}, "says nothing of t-1; name all partitions"),
+    ({"startingOffsets": {"x": {"0": 1}}}, "x-0 is none of the partitions that are read"),
+    ({"startingOffsets": {"t": {"0": -3}}}, "t-0: -3 is no offset"),
+    ({"startingOffsets": {"t": {"zero": 1}}}, "'zero' is no partition's number"),
+    ({"startingTimestamp": "yesterday"}, "startingTimestamp: 'yesterday' is no time"),
+    ({"minPartitions": 0}, "minPartitions: '0' is no positive whole number"),
+    ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is neither true nor false"),
+    ({"kafka__isolation__level": "serializable"}, "kafka.isolation.level: 'serializable' is none of"),
+    ({"startingOffset": "earliest"}, "startingoffset: format kreplica has no such option"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), WRONG)
 def test_of_a_batch(node: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises((OptionError, kreplica.KreplicaError), match=text):
         plan({"path": node, **options})
+
+
+def test_the_jvm_says_the_same(spark: SparkSession, node: Path) -> None:
+    for options, text in WRONG:
+        given = options_of({"reader": "jvm", "path": node, **options})
+        with pytest.raises(PySparkException, match=text):
+            spark.read.format("kreplica").options(**given).load().count()
 
 
 def test_no_source() -> None:

@@ -20,6 +20,11 @@ final class Checkpoints {
         return read(parent, "log-start-offset-checkpoint", at);
     }
 
+    /** Below it all is committed. */
+    static long highWatermark(String parent, TopicPartition at) throws IOException {
+        return read(parent, "replication-offset-checkpoint", at);
+    }
+
     private static long read(String parent, String name, TopicPartition at) throws IOException {
         byte[] bytes;
         try {

@@ -20,7 +20,8 @@ final class Json {
     /** A Long for each TopicPartition in {"topic": {"0": 23}}. `option`: whose value it is, for what is wrong. */
     static SortedMap numbers(String option, String text, String what, long least) {
         SortedMap found = new TreeMap();
-        for (Iterator i = object(option, text, "{\"topic\": {\"0\": 23, \"1\": -2}}").properties().iterator(); i.hasNext();) {
+        JsonNode topics = object(option, text, "{\"topic\": {\"0\": 23, \"1\": -2}}");
+        for (Iterator i = topics.properties().iterator(); i.hasNext();) {
             Map.Entry topic = (Map.Entry) i.next();
             JsonNode partitions = (JsonNode) topic.getValue();
             if (!partitions.isObject() || partitions.isEmpty()) {
@@ -43,7 +44,8 @@ final class Json {
     /** The TopicPartitions in {"topic": [0, 1]}, in order. */
     static SortedMap assignment(String option, String text) {
         SortedMap found = new TreeMap();
-        for (Iterator i = object(option, text, "{\"topic\": [0, 1]}").properties().iterator(); i.hasNext();) {
+        JsonNode topics = object(option, text, "{\"topic\": [0, 1]}");
+        for (Iterator i = topics.properties().iterator(); i.hasNext();) {
             Map.Entry topic = (Map.Entry) i.next();
             JsonNode partitions = (JsonNode) topic.getValue();
             if (!partitions.isArray() || partitions.isEmpty()) {

@@ -1,7 +1,6 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
@@ -86,10 +85,13 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
         if (tasks != null) {
             return;
         }
-        try {
-            plan(given.parse(false));
-        } catch (IOException error) {
-            throw new UncheckedIOException(error.getMessage(), error);
+        ReadOptions options = given.parse(false);
+        for (int attempt = 1; tasks == null; attempt++) {
+            try {
+                plan(options);
+            } catch (IOException error) {
+                Planner.requireAnotherLook(error, attempt);
+            }
         }
     }
 
@@ -99,11 +101,14 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
         SortedMap starts = planner.resolve(options.starting, bounds, true);
         SortedMap stops = planner.resolve(options.ending, bounds, false);
         List ranges = new ArrayList();
+        rows = 0;
+        bytes = 0;
         for (Iterator i = bounds.entrySet().iterator(); i.hasNext();) {
             Map.Entry entry = (Map.Entry) i.next();
             TopicPartition at = (TopicPartition) entry.getKey();
             if (filters.admits(at)) {
-                LogRange whole = planner.range(at, ((Long) starts.get(at)).longValue(), ((Long) stops.get(at)).longValue());
+                LogRange whole =
+                    planner.range(at, KreplicaStream.offset(starts, at), KreplicaStream.offset(stops, at));
                 LogRange range = filters.apply(whole, planner.log(at), ((Bounds) entry.getValue()).logEnd);
                 ranges.add(range);
                 estimate(range, planner.log(at));

@@ -168,11 +168,15 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
     // ---- a batch ---------------------------------------------------------------------------------------------------
 
     public InputPartition[] planInputPartitions(Offset start, Offset end) {
-        try {
-            return plan(((LogOffsets) start).offsets, ((LogOffsets) end).offsets);
-        } catch (IOException error) {
-            throw new UncheckedIOException(error);
+        LogRange[] tasks = null;
+        for (int attempt = 1; tasks == null; attempt++) {
+            try {
+                tasks = plan(((LogOffsets) start).offsets, ((LogOffsets) end).offsets);
+            } catch (IOException error) {
+                Planner.requireAnotherLook(error, attempt);
+            }
         }
+        return tasks;
     }
 
     private LogRange[] plan(SortedMap begin, SortedMap stop) throws IOException {

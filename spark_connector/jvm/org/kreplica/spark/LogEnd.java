@@ -4,6 +4,7 @@ import java.io.File;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Paths;
 import java.util.Arrays;
 import java.util.Collections;
@@ -13,9 +14,9 @@ import java.util.Map;
 /**
  * Where a log may be read up to.
  *
- * A writer of kreplica's publishes that. In a directory of Kafka's that nobody writes, the last segment is walked to
- * its last whole batch, and for a reader of committed data the transactions that are open there are taken from the
- * last snapshot of the producers and the batches behind it.
+ * A writer of kreplica's publishes that. A Kafka that runs notes its high watermark every few seconds. In a directory
+ * of Kafka's that nobody writes, the last segment is walked to its last whole batch. For a reader of committed data
+ * the transactions that are open there are taken from the last snapshot of the producers and the batches behind it.
  */
 final class LogEnd {
     private static final int SNAPSHOT_HEADER = 10;
@@ -31,6 +32,20 @@ final class LogEnd {
             long end = options.committed ? standing.lastStableOffset : standing.highWatermark;
             return new Bounds(log.logStartOffset, Math.max(end, log.logStartOffset), standing.logEndOffset);
         }
+        String parent = new File(log.directory).getParent();
+        if (PartitionLog.isTaken(parent)) {
+            return bounds(log, Checkpoints.highWatermark(parent, log.at), options);
+        }
+        return bounds(log, lastWhole(log, options), options);
+    }
+
+    private static Bounds bounds(PartitionLog log, long found, ReadOptions options) throws IOException {
+        long end = Math.max(found, log.logStartOffset);
+        long stable = options.committed ? Math.min(end, firstUnstable(log, end)) : end;
+        return new Bounds(log.logStartOffset, Math.max(stable, log.logStartOffset), end);
+    }
+
+    private static long lastWhole(PartitionLog log, ReadOptions options) throws IOException {
         Segment last = log.segments[log.segments.length - 1];
         LogWalk walk = new LogWalk(log, last.baseOffset, Long.MAX_VALUE, true, promised(log));
         while (walk.next()) {
@@ -50,9 +65,7 @@ final class LogEnd {
                 end = lost.first;
             }
         }
-        end = Math.max(end, log.logStartOffset);
-        long stable = options.committed ? Math.min(end, firstUnstable(log, end)) : end;
-        return new Bounds(log.logStartOffset, Math.max(stable, log.logStartOffset), end);
+        return end;
     }
 
     /** For a walk: up to which offset the end of a log of Kafka's was flushed; -1 where that is of no concern. */
@@ -96,7 +109,12 @@ final class LogEnd {
     }
 
     private static boolean readSnapshot(String directory, String name, Map open) throws IOException {
-        ByteBuffer data = ByteBuffer.wrap(Files.readAllBytes(Paths.get(directory, new String[] {name})));
+        ByteBuffer data;
+        try {
+            data = ByteBuffer.wrap(Files.readAllBytes(Paths.get(directory, new String[] {name})));
+        } catch (NoSuchFileException error) {
+            return false;
+        }
         if (data.capacity() < SNAPSHOT_HEADER || data.getShort(0) != 1) {
             return false;
         }

@@ -2,16 +2,23 @@ package org.kreplica.spark;
 
 import java.io.File;
 import java.io.IOException;
+import java.nio.channels.FileChannel;
+import java.nio.channels.FileLock;
+import java.nio.channels.OverlappingFileLockException;
 import java.nio.file.NoSuchFileException;
+import java.nio.file.OpenOption;
+import java.nio.file.Paths;
+import java.nio.file.StandardOpenOption;
 import java.util.Arrays;
+import java.util.Iterator;
 import java.util.TreeSet;
 
 /**
  * One look at the log of a partition: its segments, and the offsets between which it may be read.
  *
- * A log of kreplica's is bounded by what its writer has published, live or not. One of Kafka's that nobody writes goes
- * up to its last whole batch, which only a `LogEnd` finds. Whatever else there is (a Kafka that runs, what a crash has
- * left, known damage) is left to the Python reader, by a NotForThisReader. Immutable once it is open.
+ * A log of kreplica's is bounded by what its writer has published, live or not; how far one of Kafka's may be read, a
+ * `LogEnd` finds. What a crash has left half done and known damage are left to the Python reader, by a
+ * NotForThisReader. Immutable once it is open.
  */
 final class PartitionLog {
     private static final int ATTEMPTS = 40;
@@ -37,43 +44,58 @@ final class PartitionLog {
 
     /** The log as it stands now. Raises NotForThisReader, ReadException where there is none. */
     static PartitionLog open(TopicPartition at, String directory) throws IOException {
-        NoSuchFileException gone = null;
+        return open(at, directory, 0, 0);
+    }
+
+    /** And all that holds [start, stop) is mapped, so that nothing takes it away before it is read. */
+    static PartitionLog open(TopicPartition at, String directory, long start, long stop) throws IOException {
+        IOException last = null;
         for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
             try {
-                PartitionLog found = attempt(at, directory, attempt == ATTEMPTS - 1);
-                if (found != null) {
-                    return found;
-                }
+                return attempt(at, directory, start, stop);
             } catch (NoSuchFileException error) {
                 // Retention, a cleaner or a roll changed a file between the look at it and its opening.
-                gone = error;
+                last = error;
             }
             pause();
         }
-        throw gone == null ? new IOException(directory + ": files are replaced all the time") : gone;
+        throw new NotForThisReader(last.getMessage());
     }
 
-    private static PartitionLog attempt(TopicPartition at, String directory, boolean last) throws IOException {
+    /** Files of before and after a replacement do not fit together. */
+    private static NoSuchFileException replaced(String directory) {
+        return new NoSuchFileException(directory, null, "segments are being replaced");
+    }
+
+    private static PartitionLog attempt(TopicPartition at, String directory, long start, long stop)
+        throws IOException {
         LogStanding standing = LogStanding.read(directory);
+        String[] names = names(directory);
+        requireSound(directory, names, standing);
+        TreeSet bases = bases(directory, names, standing);
+        if (bases.isEmpty()) {
+            throw new ReadException(directory + ": no segment of a log in this directory");
+        }
+        PartitionLog log = new PartitionLog(at, directory, standing, segments(directory, bases, standing));
+        if (standing != null && standing.segments != 0 && standing.segments != log.segments.length) {
+            throw new NotForThisReader(directory + ": a segment is missing");
+        }
+        log.map(start, stop);
+        LogStanding now = standing == null ? null : LogStanding.read(directory);
+        boolean same = standing == null || now != null && now.cuts == standing.cuts;
+        // A file that was renamed while the directory was listed may be missing under both of its names.
+        if (!same || !bases(directory, names(directory), standing).equals(bases)) {
+            throw replaced(directory);
+        }
+        return log;
+    }
+
+    private static String[] names(String directory) {
         String[] names = new File(directory).list();
         if (names == null) {
             throw new ReadException(directory + ": there is no such directory");
         }
-        requireSound(directory, names, standing);
-        Segment[] segments = segments(directory, names, standing);
-        if (segments == null) {
-            if (last) {
-                throw new NotForThisReader(directory + ": segments are being replaced");
-            }
-            return null;
-        }
-        if (standing != null && standing.segments != 0 && standing.segments != segments.length) {
-            throw new NotForThisReader(directory + ": a segment is missing");
-        }
-        LogStanding now = standing == null ? null : LogStanding.read(directory);
-        // Files of before and after a replacement do not fit together.
-        boolean same = standing == null || now != null && now.cuts == standing.cuts;
-        return same ? new PartitionLog(at, directory, standing, segments) : null;
+        return names;
     }
 
     private static void requireSound(String directory, String[] names, LogStanding standing) throws IOException {
@@ -88,18 +110,40 @@ final class PartitionLog {
             }
             return;
         }
-        File parent = new File(directory).getParentFile();
-        if (new File(parent, ".lock").exists() && !new File(parent, ".kafka_cleanshutdown").exists()) {
-            throw new NotForThisReader(directory + ": a Kafka may be writing there");
+        for (int i = 0; i < names.length; i++) {
+            if (names[i].endsWith(".cleaned") && !isTaken(new File(directory).getParent())) {
+                throw new NotForThisReader(directory + ": a replacement of segments was left half done");
+            }
         }
     }
 
-    /** The segments of [log start, published end); null while some are being replaced. */
-    private static Segment[] segments(String directory, String[] names, LogStanding standing) throws IOException {
+    /** Whether a node that runs, Kafka's or kreplica's, has locked the log directory for itself. */
+    static boolean isTaken(String parent) throws IOException {
+        if (!new File(parent, ".lock").exists()) {
+            return false;
+        }
+        FileChannel channel = FileChannel.open(Paths.get(parent, new String[] {".lock"}),
+            new OpenOption[] {StandardOpenOption.READ});
+        try {
+            // Shared, for a moment: there is no other way to ask from here.
+            FileLock lock = channel.tryLock(0, Long.MAX_VALUE, true);
+            if (lock != null) {
+                lock.release();
+            }
+            return lock == null;
+        } catch (OverlappingFileLockException error) {
+            return true;
+        } finally {
+            channel.close();
+        }
+    }
+
+    /** The base offsets of the segments up to the published end. */
+    private static TreeSet bases(String directory, String[] names, LogStanding standing) throws IOException {
         TreeSet bases = new TreeSet();
         for (int i = 0; i < names.length; i++) {
-            if (names[i].endsWith(".swap") || standing == null && names[i].endsWith(".cleaned")) {
-                return null;
+            if (names[i].endsWith(".swap")) {
+                throw replaced(directory);
             }
             if (names[i].matches("\\d{20}\\.log")) {
                 bases.add(Long.valueOf(names[i].substring(0, 20)));
@@ -108,18 +152,19 @@ final class PartitionLog {
         if (standing != null) {
             bases.tailSet(Long.valueOf(standing.activeBaseOffset), false).clear();
         }
-        if (bases.isEmpty()) {
-            throw new ReadException(directory + ": no segment of a log in this directory");
-        }
-        Object[] sorted = bases.toArray();
-        Segment[] found = new Segment[sorted.length];
-        for (int i = 0; i < sorted.length; i++) {
-            long base = ((Long) sorted[i]).longValue();
+        return bases;
+    }
+
+    private static Segment[] segments(String directory, TreeSet bases, LogStanding standing) throws IOException {
+        Segment[] found = new Segment[bases.size()];
+        int number = 0;
+        for (Iterator i = bases.iterator(); i.hasNext();) {
+            long base = ((Long) i.next()).longValue();
             boolean active = standing != null && base == standing.activeBaseOffset;
-            found[i] = new Segment(directory, base, active ? standing.validBytes : -1);
+            found[number++] = new Segment(directory, base, active ? standing.validBytes : -1);
         }
         if (standing != null && found[found.length - 1].baseOffset != standing.activeBaseOffset) {
-            throw new NoSuchFileException(directory + ": the active segment");
+            throw new NoSuchFileException(directory, null, "the active segment is not there");
         }
         return found;
     }
@@ -143,8 +188,7 @@ final class PartitionLog {
         return Math.max(0, found >= 0 ? found : -found - 2);
     }
 
-    /** Map all that holds [start, stop), so that nothing takes it away before it is read. */
-    void map(long start, long stop) throws IOException {
+    private void map(long start, long stop) throws IOException {
         for (int i = segmentOf(start); i < segments.length && segments[i].baseOffset < stop; i++) {
             segments[i].map();
         }

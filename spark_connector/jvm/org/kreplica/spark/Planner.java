@@ -1,6 +1,8 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.NoSuchFileException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.Iterator;
@@ -15,6 +17,8 @@ import java.util.TreeMap;
  * at published offsets, and at records only for a time. One thread.
  */
 final class Planner {
+    private static final int LOOKS = 20;
+
     private final ReadOptions options;
     private final PartitionDirectories directories;
     private final Map logs = new HashMap();
@@ -23,6 +27,13 @@ final class Planner {
     Planner(ReadOptions options) throws IOException {
         this.options = options;
         directories = PartitionDirectories.find(options.paths);
+    }
+
+    /** A file that a plan is about to look into may be taken by retention, a cleaner or a roll: all else is raised. */
+    static void requireAnotherLook(IOException error, int attempt) {
+        if (!(error instanceof NoSuchFileException) || attempt >= LOOKS) {
+            throw new UncheckedIOException(error.getMessage(), error);
+        }
     }
 
     /** The partitions that are read, in order. Without `allThere` one that is not there is left out. */

@@ -29,11 +29,10 @@ final class RangeWalk {
             walk = null;
             return;
         }
-        PartitionLog log = PartitionLog.open(range.at, range.directory);
+        PartitionLog log = PartitionLog.open(range.at, range.directory, range.start, range.stop);
         start = first(log);
         stop = Math.max(start, end(log));
         wasWhole = stop == range.stop;
-        log.map(start, stop);
         aborted = settings.committed ? AbortedTransactions.of(log, start, stop) : null;
         walk = new LogWalk(log, start, stop, settings.skipDamaged, LogEnd.promised(log));
     }

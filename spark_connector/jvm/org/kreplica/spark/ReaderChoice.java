@@ -34,7 +34,7 @@ final class ReaderChoice {
     }
 
     private static String reason(Map given, GivenOptions options) {
-        if (options.has("kafka.bootstrap.servers")) {
+        if (options.has("kafka.bootstrap.servers") && !options.has("path") && !options.has("paths")) {
             return "records of a running cluster come to the Python reader only";
         }
         try {

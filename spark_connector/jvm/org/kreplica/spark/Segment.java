@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.OpenOption;
 import java.nio.file.Paths;
 import java.nio.file.StandardOpenOption;
@@ -96,7 +97,7 @@ final class Segment {
             new OpenOption[] {StandardOpenOption.READ});
         try {
             if (bytes > channel.size()) {
-                throw new IOException(path + " became shorter while it was opened");
+                throw new NoSuchFileException(path, null, "became shorter while it was opened");
             }
             return bytes == 0 ? ByteBuffer.allocate(0) : channel.map(FileChannel.MapMode.READ_ONLY, 0, bytes);
         } finally {

@@ -1,0 +1,331 @@
+"""Both of Spark's readers beside parquet, Spark's own Kafka source on real Kafka, and rows that cost nothing.
+
+    python -m bench.peers.spark --rounds 3 [--kafka] [--cpu] [--rows 2000000]
+
+The same records in each place, all in the page cache; in a round every query runs at every place in turn, and
+the first round only warms up. A line has million rows per second, of wall time or, with --cpu, of the
+processor time that the JVM and its Python workers took, which a busy machine stretches less. The table is
+kept in build/bench-spark.json. Needs Java; --kafka needs Maven, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from rich.console import Console
+
+import kreplica
+import spark_connector
+from bench.peers.rows import KAFKA, OURS, Row, table_of, tell, write
+from tests.conformance.kafka_peer import Node, missing, spark_jars
+
+ROOT = Path(__file__).parents[2]
+SCRATCH = ROOT / "build" / "bench-spark"
+RESULT = ROOT / "build" / "bench-spark.json"
+SIZES = (100, 1024)
+PARTITIONS = 4
+KEYS = 10_000
+BATCH_BYTES = 256 << 10
+STREAM_ROWS = 1000
+STREAM_BATCHES = 20
+PYTHON, PARQUET = "python reader", "parquet"
+T0_MS = 1_700_000_000_000
+
+# By query: what the JVM reader has to reach beside parquet of 100 B and of 1 KiB.
+REACH = {"noop": (3.0, 3.0), "sum(length)": (2.3, 3.5), "group by key": (0.9, 0.7)}
+QUERIES: dict[str, Callable[[DataFrame], Any]] = {
+    "noop": lambda frame: frame.write.format("noop").mode("overwrite").save(),
+    "sum(length)": lambda frame: frame.agg(F.sum(F.length("value"))).collect(),
+    "group by key": lambda frame: frame.groupBy("key").count().agg(F.sum("count")).collect(),
+}
+Place = Callable[[], DataFrame]
+
+
+# ---- the records ----------------------------------------------------------------------------------------
+
+
+def records(size: int, partition: int, count: int) -> Iterator[list[kreplica.Record]]:
+    """Batches of records whose values cannot be compressed."""
+    source = random.Random(f"{size} {partition}")
+    step = max(1, BATCH_BYTES // size)
+    for first in range(0, count, step):
+        few = min(step, count - first)
+        noise = source.randbytes(few * size)
+        yield [
+            kreplica.Record(
+                noise[n * size : (n + 1) * size],
+                key=b"k%05d" % source.randrange(KEYS),
+                timestamp=T0_MS + first + n,
+            )
+            for n in range(few)
+        ]
+
+
+def fill_logs(directory: Path, size: int, rows: int) -> None:
+    for partition in range(PARTITIONS):
+        with kreplica.Log.open(directory / f"t{size}-{partition}") as log:
+            for batch in records(size, partition, rows // PARTITIONS):
+                log.append(batch)
+
+
+def fill_kafka(bootstrap: str, size: int, rows: int) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"})
+    for partition in range(PARTITIONS):
+        for batch in records(size, partition, rows // PARTITIONS):
+            for each in batch:
+                while True:
+                    try:
+                        producer.produce(f"t{size}", each.value, each.key, partition)
+                        break
+                    except BufferError:
+                        producer.poll(0.1)
+    producer.flush()
+
+
+# ---- a session, and what it costs ----------------------------------------------------------------------
+
+
+@contextmanager
+def session(cores: int, jars: list[str]) -> Iterator[SparkSession]:
+    """Spark as a user would start it, its Python workers over a Unix socket."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    builder = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "2g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.log.level", "ERROR")
+        .config("spark.local.dir", str(SCRATCH / "scratch"))
+    )
+    if jars:
+        builder = builder.config("spark.jars", ",".join(jars))
+    spark = builder.getOrCreate()
+    spark_connector.register(spark)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def processes() -> list[tuple[int, list[str]]]:
+    """Every process that descends from this one, with the fields of its /proc/<pid>/stat behind its name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found[int(entry.name)] = fields
+    mine = {os.getpid()}
+    while True:
+        more = {pid for pid, fields in found.items() if int(fields[1]) in mine} - mine
+        if not more:
+            return [(pid, found[pid]) for pid in sorted(mine - {os.getpid()})]
+        mine |= more
+
+
+def cpu_s() -> float:
+    """The processor time of the JVM and of its workers, those that have ended with it."""
+    ticks = sum(int(tick) for _, fields in processes() for tick in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def workers_mib() -> float:
+    """The resident memory of the Python workers, without the JVM."""
+    pages = 0
+    for pid, fields in processes():
+        if "python" in Path(f"/proc/{pid}/comm").read_text():
+            pages += int(fields[21])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+class Clock:
+    """What a query took, in seconds of the wall or of the processor."""
+
+    def __init__(self, of_cpu: bool) -> None:
+        self._now = cpu_s if of_cpu else time.perf_counter
+
+    def __call__(self, run: Callable[[], Any]) -> float:
+        begin = self._now()
+        run()
+        return self._now() - begin
+
+
+# ---- the table -------------------------------------------------------------------------------------------
+
+
+def places(spark: SparkSession, size: int, rows: int, bootstrap: str | None) -> dict[str, Place]:
+    logs, table = str(SCRATCH / "logs"), str(SCRATCH / f"parquet-{size}")
+    by = spark.read.format("kreplica").option("subscribe", f"t{size}")
+    if not os.path.isdir(table):
+        by.option("reader", "jvm").load(logs).write.option("compression", "snappy").parquet(table)
+    found: dict[str, Place] = {
+        OURS: lambda: by.option("reader", "jvm").load(logs),
+        PYTHON: lambda: by.option("reader", "python").load(logs),
+        PARQUET: lambda: spark.read.parquet(table),
+        "range": lambda: spark.range(rows).select(
+            F.lit(b"k00001").alias("key"), F.lit(bytes(size)).alias("value"), "id"
+        ),
+    }
+    if bootstrap is not None:
+        kafka = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+        found[KAFKA] = lambda: kafka.option("subscribe", f"t{size}").load()
+    return found
+
+
+def reads(spark: SparkSession, rounds: int, rows: int, bootstrap: str | None, clock: Clock) -> list[Row]:
+    table: list[Row] = []
+    for index, size in enumerate(SIZES):
+        count = rows if size == SIZES[0] else rows // 5
+        there = places(spark, size, count, bootstrap)
+        for query, run in QUERIES.items():
+            name = f"{query} of {size} B"
+            beside = Row(f"{name}, beside parquet", "M rows/s", REACH[query][index], best_of_others=True)
+            source = Row(f"{name}, beside Spark's Kafka source", "M rows/s", 12.0)
+            python = Row(f"{name}, the Python reader beside Spark's Kafka source", "M rows/s", 3.0)
+            for turn in range(rounds + 1):
+                for who, place in there.items():
+                    figure = count / clock(lambda run=run, place=place: run(place())) / 1e6
+                    if turn:
+                        note(who, figure, beside, source, python)
+            table += [beside, source, python] if bootstrap is not None else [beside]
+    return table
+
+
+def note(who: str, figure: float, beside: Row, source: Row, python: Row) -> None:
+    """A place's figure into the rows that it belongs to."""
+    if who == KAFKA:
+        source.add(who, figure)
+        python.add(who, figure)
+        tell(source, who)
+        return
+    # The best other is parquet; the rest stands beside it to be seen.
+    (beside if who in (OURS, PARQUET) else python).add(OURS if who == PYTHON else who, figure)
+    if who == OURS:
+        source.add(who, figure)
+    print(f"{beside.name}: {who} {figure:,.2f} M rows/s (load {os.getloadavg()[0]:.1f})", flush=True)
+
+
+def micro_batches(spark: SparkSession) -> list[Row]:
+    """How long a batch of STREAM_ROWS takes, from its trigger to its commit, the median of those behind the
+    first."""
+    table = []
+    for reader, who, limit in (("jvm", "JVM", 100.0), ("python", "Python", 200.0)):
+        row = Row(
+            f"micro-batch of {STREAM_ROWS:,} rows, {who} reader",
+            "ms",
+            limit,
+            is_absolute=True,
+            more_is_better=False,
+        )
+        checkpoint = SCRATCH / f"checkpoint-{reader}"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        options = {"reader": reader, "subscribe": f"t{SIZES[0]}", "startingOffsets": "earliest"}
+        query = (
+            spark.readStream.format("kreplica")
+            .options(**options, maxOffsetsPerTrigger=str(STREAM_ROWS))
+            .load(str(SCRATCH / "logs"))
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(checkpoint))
+            .start()
+        )
+        while query.lastProgress is None or query.lastProgress.batchId < STREAM_BATCHES:
+            query.awaitTermination(0.2)
+        for progress in query.recentProgress[3:]:
+            row.add(OURS, progress.durationMs["triggerExecution"])
+        query.stop()
+        tell(row, OURS)
+        table.append(row)
+    return table
+
+
+def scaling(jars: list[str], rounds: int, rows: int) -> list[Row]:
+    """By how much two cores are faster than one. Wall time: this line needs a machine that is idle."""
+    figures: dict[str, dict[int, float]] = {"jvm": {}, "python": {}}
+    for cores in (1, 2):
+        with session(cores, jars) as spark:
+            for reader, found in figures.items():
+                by = (
+                    spark.read.format("kreplica").option("subscribe", f"t{SIZES[0]}").option("reader", reader)
+                )
+                taken = []
+                for _ in range(rounds + 1):
+                    begin = time.perf_counter()
+                    QUERIES["noop"](by.load(str(SCRATCH / "logs")))
+                    taken.append(time.perf_counter() - begin)
+                found[cores] = rows / min(taken[1:])
+    table = []
+    for reader, reach in (("jvm", 1.6), ("python", None)):
+        row = Row(f"local[2] by local[1], {reader} reader", "x", reach, is_absolute=True)
+        row.add(OURS, figures[reader][2] / figures[reader][1])
+        tell(row, OURS)
+        table.append(row)
+    return table
+
+
+def memory(spark: SparkSession, rounds: int) -> Row:
+    """By how much the Python workers grow while they read the same again."""
+    row = Row("growth of the Python workers in a read", "MiB", 32.0, is_absolute=True, more_is_better=False)
+    by = spark.read.format("kreplica").option("subscribe", f"t{SIZES[1]}").option("reader", "python")
+    QUERIES["noop"](by.load(str(SCRATCH / "logs")))
+    for _ in range(rounds):
+        before = workers_mib()
+        QUERIES["noop"](by.load(str(SCRATCH / "logs")))
+        row.add(OURS, max(0.0, workers_mib() - before))
+    tell(row, OURS)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of 100 B; of 1 KiB a fifth")
+    parser.add_argument("--kafka", action="store_true", help="Spark's own source on real Kafka, too")
+    parser.add_argument("--cpu", action="store_true", help="rows per second of processor time")
+    asked = parser.parse_args()
+    if asked.kafka and (reason := missing()):
+        raise SystemExit(f"no Kafka here: {reason}")
+    spark_connector.use_java()
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    SCRATCH.mkdir(parents=True)
+    counts = {size: asked.rows if size == SIZES[0] else asked.rows // 5 for size in SIZES}
+    for size, rows in counts.items():
+        fill_logs(SCRATCH / "logs", size, rows)
+    jars = spark_jars() if asked.kafka else []
+    table: list[Row] = []
+    with ExitStack() as stack:
+        bootstrap = None
+        if asked.kafka:
+            bootstrap = stack.enter_context(Node(SCRATCH / "kafka", num_partitions=PARTITIONS)).bootstrap
+            for size, rows in counts.items():
+                fill_kafka(bootstrap, size, rows)
+        with session(2, jars) as spark:
+            table += reads(spark, asked.rounds, asked.rows, bootstrap, Clock(asked.cpu))
+            table += micro_batches(spark)
+            table.append(memory(spark, asked.rounds))
+    if not asked.cpu:
+        table += scaling(jars, asked.rounds, asked.rows)
+    Console(width=160).print(table_of(table))
+    write(RESULT, table)
+    shutil.rmtree(SCRATCH)
+
+
+if __name__ == "__main__":
+    main()

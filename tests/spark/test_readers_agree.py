@@ -1,0 +1,244 @@
+"""Both readers over directories that are written, cleaned, cut and damaged meanwhile give the same."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import kreplica
+from kreplica.common.types import AppendOrigin
+from kreplica.log.log_loader import OpenOptions
+from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
+from tests.support.batches import batch_of, build, record_of, with_crc
+from tests.support.logs import NOW_MS, open_log
+
+CODECS = ("gzip", "snappy", "lz4", "zstd", "uncompressed")
+BATCH_LENGTH = 8
+RECORDS = 61
+
+
+def read(spark: SparkSession, path: Path, reader: dict[str, str], **options: Any) -> DataFrame:
+    given = {name.replace("__", "."): str(value) for name, value in options.items()}
+    return spark.read.format("kreplica").options(**reader, **given).load(str(path))
+
+
+def offsets(frame: DataFrame) -> list[int]:
+    return sorted(row.offset for row in frame.select("offset").collect())
+
+
+def batch(*payload: bytes, **fields: Any) -> bytes:
+    return build(list(payload), now_ms=NOW_MS, **fields)
+
+
+# ---- beside a writer --------------------------------------------------------------------------------------
+
+
+def test_nothing_above_the_published_marks_is_seen(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path
+) -> None:
+    log = open_log(tmp_path / "t-0", options=OpenOptions(high_watermark=0))
+    log.append_as_leader(batch(b"0", b"1", b"2"), 0)
+    sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    log.append_as_leader(batch(b"3", base_sequence=0, **sent), 0)
+    log.append_as_leader(batch(b"4"), 0)
+    committed = {"kafka__isolation__level": "read_committed"}
+    assert read(spark, tmp_path, reader).count() == 0
+    log.update_high_watermark(2)
+    # A watermark may lie within a batch.
+    assert offsets(read(spark, tmp_path, reader)) == [0, 1]
+    log.update_high_watermark(5)
+    assert read(spark, tmp_path, reader).count() == 5
+    assert offsets(read(spark, tmp_path, reader, **committed)) == [0, 1, 2]
+    marker = build_end_transaction_marker(
+        EndTransactionMarker(False, 0), producer_id=7, producer_epoch=0, timestamp_ms=NOW_MS
+    )
+    log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
+    log.update_high_watermark(6)
+    assert offsets(read(spark, tmp_path, reader)) == [0, 1, 2, 3, 4]
+    assert offsets(read(spark, tmp_path, reader, **committed)) == [0, 1, 2, 4]
+    log.close()
+
+
+def test_segments_come_and_go(spark: SparkSession, reader: dict[str, str], tmp_path: Path) -> None:
+    """The writer is open, its active segment allocated ahead, others rolled, deleted and compacted."""
+    with kreplica.Log.open(
+        tmp_path / "t-0",
+        segment_bytes=600,
+        retention_bytes=1500,
+        cleanup_policy="compact,delete",
+        retention_ms=-1,
+    ) as log:
+        for n in range(60):
+            log.append([kreplica.Record(b"%d" % n, key=b"%d" % (n % 7), timestamp=NOW_MS + n)])
+        assert offsets(read(spark, tmp_path, reader)) == list(range(60))
+        assert log.delete_old_segments() > 0
+        first = log.log_start_offset
+        assert offsets(read(spark, tmp_path, reader)) == list(range(first, 60))
+        log.roll()
+        log.compact()
+        with kreplica.Log.open(tmp_path / "t-0", read_only=True) as beside:
+            expected = [record.offset for record in beside.read()]
+        assert len(expected) < 60 - first
+        frame = read(spark, tmp_path, reader)
+        assert offsets(frame) == expected
+        assert frame.count() == len(expected)
+
+
+def test_a_stream_over_what_retention_took(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path
+) -> None:
+    """The first batch is planned from the checkpoint's offsets, whose records are gone since."""
+    node, work = tmp_path / "node", tmp_path / "work"
+
+    def run(fail: bool) -> Any:
+        frame = spark.readStream.format("kreplica").options(**reader, startingOffsets="earliest")
+        query = (
+            frame.option("failOnDataLoss", str(fail))
+            .load(str(node))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(work / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(work / "out"))
+        )
+        query.awaitTermination()
+
+    with kreplica.Log.open(node / "t-0", segment_bytes=400, retention_bytes=400) as log:
+        for n in range(10):
+            log.append([b"%d" % n])
+        run(fail=True)
+        for n in range(10, 40):
+            log.append([b"%d" % n])
+        assert log.delete_old_segments() > 0
+        first = log.log_start_offset
+        assert first > 10
+        with pytest.raises(PySparkException, match=f"t-0: offsets 10 to {first - 1} are not there any more"):
+            run(fail=True)
+        run(fail=False)
+    assert offsets(spark.read.parquet(str(work / "out"))) == [*range(10), *range(first, 40)]
+
+
+# ---- bad bytes --------------------------------------------------------------------------------------------
+
+
+def hostile_batches() -> list[bytes]:
+    """Batches whose checksum fits and whose records do not."""
+    good = record_of()
+    sections = [
+        (b"\xff" * 12, 1),  # a length of more than 64 bits
+        (b"\xfe\xff\xff\xff\x0f" + good, 1),  # a record of 2 GiB
+        (b"\x01" + good, 1),  # of -1 bytes
+        (record_of(key=b"\xfe\xff\xff\xff\x0f"), 1),
+        (record_of(value=b"\xfe\xff\xff\xff\x0f"), 1),
+        (record_of(value=b"\x03"), 1),  # a value of -2 bytes
+        (record_of(delta=5), 1),  # behind the batch's last offset
+        (record_of(delta=1) + record_of(delta=0), 2),
+        (record_of(headers=b"\xfe\xff\xff\xff\x0f"), 1),
+        (good + b"rubbish", 1),
+        (good[:-1], 1),
+    ]
+    found = [batch_of(section, count) for section, count in sections]
+    found += [batch_of(b"no frame of this codec", 1, attributes=codec) for codec in (1, 2, 3, 4)]
+    return found
+
+
+def damaged_logs(path: Path, count: int, seed: int) -> None:
+    """Partitions t-0, t-1, ... of six batches each, of every codec, in which some bytes are changed."""
+    source = random.Random(seed)
+    for number in range(count):
+        directory = path / f"t-{number}"
+        with kreplica.Log.open(directory, compression_type=CODECS[number % len(CODECS)]) as log:
+            for n in range(6):
+                log.append([kreplica.Record(b"%d" % n * 9, key=b"k", timestamp=NOW_MS) for _ in range(4)])
+        file = directory / f"{0:020}.log"
+        data = bytearray(file.read_bytes())
+        starts = positions(data)
+        bad = source.randrange(len(starts))
+        begin, end = starts[bad], [*starts[1:], len(data)][bad]
+        if number % 3 == 0:
+            # The checksum fits, and what is in the batch does not.
+            data[source.randrange(begin + RECORDS, end)] = source.randrange(256)
+            data[begin:end] = with_crc(data[begin:end])
+        elif number % 3 == 1:
+            data[source.randrange(begin, end)] ^= 1 << source.randrange(8)
+        else:
+            data[begin + BATCH_LENGTH : begin + BATCH_LENGTH + 4] = source.randbytes(4)
+        file.write_bytes(data)
+
+
+def positions(data: bytes) -> list[int]:
+    found, at = [], 0
+    while at + RECORDS <= len(data):
+        found.append(at)
+        at += 12 + struct.unpack_from(">i", data, at + BATCH_LENGTH)[0]
+    return found
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(
+        (row.partition, row.offset, bytes(row.key or b""), bytes(row.value or b""), str(row.timestamp))
+        for row in frame.select("partition", "offset", "key", "value", "timestamp").collect()
+    )
+
+
+def test_both_pass_over_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    damaged_logs(tmp_path, 45, seed=8)
+    found = {
+        name: rows(read(spark, tmp_path, {"reader": name}, skipDamaged=True)) for name in ("jvm", "python")
+    }
+    assert found["jvm"] == found["python"]
+    assert 45 * 16 < len(found["jvm"]) < 45 * 24
+
+
+def test_records_that_lie_are_an_error_with_its_place(spark: SparkSession, tmp_path: Path) -> None:
+    batches = hostile_batches()
+    for number, bad in enumerate(batches):
+        directory = tmp_path / f"t-{number}"
+        with kreplica.Log.open(directory) as log:
+            log.append([b"good"])
+        # As Kafka leaves it: without a state of ours, bounded by the end of the file alone.
+        (directory / "kreplica.state.deleted").unlink()
+        with open(directory / f"{0:020}.log", "ab") as file:
+            file.write(with_crc(struct.pack(">q", 1) + bad[8:]))
+    for name in ("jvm", "python"):
+        frame = read(spark, tmp_path, {"reader": name}, skipDamaged=True, includeHeaders=True)
+        found = frame.selectExpr("partition", "offset", "value", "headers").collect()
+        assert sorted(row.partition for row in found) == list(range(len(batches))), name
+        assert {(row.offset, bytes(row.value)) for row in found} == {(0, b"good")}
+    for number in (0, 3, 9, 14):
+        one = read(spark, tmp_path / f"t-{number}", {"reader": "jvm"})
+        with pytest.raises(PySparkException, match=rf"t-{number}: lost are offsets 1 to .*bytes \d+ to \d+"):
+            rows(one)
+
+
+def test_a_file_that_is_cut_under_its_writer(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path
+) -> None:
+    with kreplica.Log.open(tmp_path / "t-0") as log:
+        for n in range(40):
+            log.append([b"%03d" % n * 100])
+    file = tmp_path / "t-0" / f"{0:020}.log"
+    with open(file, "r+b") as cut:
+        cut.truncate(file.stat().st_size // 2)
+    with pytest.raises(PySparkException, match="t-0: lost are offsets 20 to"):
+        rows(read(spark, tmp_path, reader))
+    assert offsets(read(spark, tmp_path, reader, skipDamaged=True)) == list(range(20))
+
+
+def test_several_directories_of_one_partition(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path
+) -> None:
+    """That replica is read which knows most to be committed."""
+    for node, count in (("a", 3), ("b", 5)):
+        with kreplica.Log.open(tmp_path / node / "t-0") as log:
+            log.append([b"%d" % n for n in range(count)])
+    shutil.copytree(tmp_path / "b", tmp_path / "c")
+    frame = spark.read.format("kreplica").options(**reader)
+    paths: Any = [str(tmp_path / name) for name in ("a", "b", "c")]
+    assert offsets(frame.load(paths)) == list(range(5))
