@@ -47,14 +47,21 @@ class NoJvmReader(RuntimeError):
 def jar() -> str:
     """The path of the jar, for `spark.jars` or `spark.addArtifact`. Raises NoJvmReader."""
     path = cache_directory() / f"kreplica-spark-{_fingerprint()}.jar"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            compile_into(Path(scratch) / "classes")
-            made = Path(scratch) / path.name
-            _pack(Path(scratch) / "classes", made)
-            os.replace(made, path)
+    try:
+        if not path.exists():
+            _make(path)
+    except OSError as error:
+        raise NoJvmReader(f"there is no place for its jar: {error}") from error
     return str(path)
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        compile_into(Path(scratch) / "classes")
+        made = Path(scratch) / path.name
+        _pack(Path(scratch) / "classes", made)
+        os.replace(made, path)
 
 
 def add_to(spark: SparkSession) -> None:

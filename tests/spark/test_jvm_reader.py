@@ -74,6 +74,13 @@ def test_sources_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mon
     assert list((tmp_path / "cache" / "kreplica").iterdir()) == []
 
 
+def test_no_place_for_the_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(jvm_reader.NoJvmReader, match="there is no place for its jar"):
+        jvm_reader.jar()
+
+
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no javac here; Janino compiles all the same")
 def test_the_sources_are_good_java(tmp_path: Path) -> None:
     """Janino forgives much. It infers no types, so the sources name none and cast instead."""
