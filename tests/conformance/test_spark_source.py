@@ -80,12 +80,18 @@ def peer(kafka: Node) -> Place:
 
 
 @pytest.fixture
-def on_kafka(kafka: Node, reader: dict[str, str]) -> list[Place]:
-    """format("kreplica") on what Kafka has."""
-    cluster = {"kafka.bootstrap.servers": kafka.bootstrap, **reader}
+def cluster(kafka: Node) -> Place:
+    """format("kreplica") on Kafka's cluster."""
+    return Place("Kafka's cluster", "kreplica", {"kafka.bootstrap.servers": kafka.bootstrap})
+
+
+@pytest.fixture
+def on_kafka(kafka: Node, reader: dict[str, str], cluster: Place) -> list[Place]:
+    """format("kreplica") on what Kafka has; clusters are read in Python alone."""
+    directories = {"path": str(kafka.log_directory), **reader}
     return [
-        Place("Kafka's directories", "kreplica", {"path": str(kafka.log_directory), **reader}),
-        Place("Kafka's cluster", "kreplica", cluster),
+        Place("Kafka's directories", "kreplica", directories),
+        *([cluster] if reader == READERS["python"] else []),
     ]
 
 
@@ -93,10 +99,14 @@ def on_kafka(kafka: Node, reader: dict[str, str]) -> list[Place]:
 def on_kreplica(kreplica_node: NodeProcesses, reader: dict[str, str]) -> list[Place]:
     """Both formats on what a node of kreplica has."""
     servers = {"kafka.bootstrap.servers": kreplica_node.bootstrap}
-    return [
+    directory = {"path": str(kreplica_node.node_directory(1)), **reader}
+    clusters = [
         Place("Spark's source on kreplica", "kafka", servers),
-        Place("kreplica's directory", "kreplica", {"path": str(kreplica_node.node_directory(1)), **reader}),
-        Place("kreplica's cluster", "kreplica", {**servers, **reader}),
+        Place("kreplica's cluster", "kreplica", servers),
+    ]
+    return [
+        Place("kreplica's directory", "kreplica", directory),
+        *(clusters if reader == READERS["python"] else []),
     ]
 
 
@@ -442,13 +452,13 @@ def test_streams_that_are_refused(
 
 
 def test_a_checkpoint_of_one_is_one_of_the_other(
-    spark: SparkSession, peer: Place, on_kafka: list[Place], kafka: Node, tmp_path: Path
+    spark: SparkSession, peer: Place, cluster: Place, kafka: Node, tmp_path: Path
 ) -> None:
     """A stream that Spark's own source began is carried on by format("kreplica"), and back."""
     options = {"subscribe": "handed", "startingOffsets": "earliest"}
     spark_topics.produce(kafka.bootstrap, "handed", range(10))
     seen = []
-    for turn, place in enumerate([peer, on_kafka[1], peer, on_kafka[1]], start=1):
+    for turn, place in enumerate([peer, cluster, peer, cluster], start=1):
         found, _ = stream(spark, place, options, tmp_path / "checkpoint")
         seen += [row[4] for row in found]
         spark_topics.produce(kafka.bootstrap, "handed", range(10 * turn, 10 * turn + 10))
@@ -456,10 +466,9 @@ def test_a_checkpoint_of_one_is_one_of_the_other(
 
 
 def test_what_is_written_into_kafka(
-    spark: SparkSession, peer: Place, on_kafka: list[Place], kafka: Node, tmp_path: Path
+    spark: SparkSession, peer: Place, cluster: Place, kafka: Node, tmp_path: Path
 ) -> None:
     """A batch and a stream, read by Spark's own source; the stream's last batch is run twice."""
-    cluster = on_kafka[1]
     spark_topics.produce(kafka.bootstrap, "written", [])
     columns = ["value", "headers", "key"]
     for turn in range(2):
@@ -500,12 +509,12 @@ def has_looked(query: StreamingQuery, times: int) -> bool:
 
 
 def test_a_batch_waits_for_minOffsetsPerTrigger(
-    spark: SparkSession, peer: Place, on_kafka: list[Place], kafka: Node, tmp_path: Path
+    spark: SparkSession, peer: Place, cluster: Place, kafka: Node, tmp_path: Path
 ) -> None:
     """The first is not waited for; then three records are too few, and seven are not."""
     # A progress for each look, whether there is data or not.
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
-    for number, place in enumerate([peer, on_kafka[1]]):
+    for number, place in enumerate([peer, cluster]):
         topic = f"waited-for-{number}"
         spark_topics.produce(kafka.bootstrap, topic, range(10))
         given = {"subscribe": topic, **EARLIEST, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "1h"}

@@ -87,6 +87,8 @@ def test_subscriptions(spark: SparkSession, node: Path) -> None:
     assert read(spark, node, subscribe="t, u").count() == everything
     assert read(spark, node, subscribe="u").count() == 5
     assert read(spark, node, subscribePattern="[a-t]").count() == 30
+    # Spark's own source looks for it anywhere in a name.
+    assert read(spark, node, subscribePattern="t?").count() == everything
     assert read(spark, node, assign={"t": [1], "u": [0]}).count() == 15
     assert read(spark, f"file://{node}/t-1").count() == 10
     several = spark.read.format("kreplica").load([str(node / "t-0"), str(node / "u-0")])  # type: ignore[arg-type]

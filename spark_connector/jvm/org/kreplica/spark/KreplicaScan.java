@@ -100,6 +100,7 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
         SortedMap bounds = planner.bounds(planner.subscribed(true));
         SortedMap starts = planner.resolve(options.starting, bounds, true);
         SortedMap stops = planner.resolve(options.ending, bounds, false);
+        planner.checkOrder(starts, stops, bounds);
         List ranges = new ArrayList();
         rows = 0;
         bytes = 0;

@@ -110,7 +110,25 @@ final class Planner {
             ReadException.lost(options.failOnDataLoss, position.option + ": " + at + " has offsets " + bounds.start
                 + " to " + bounds.end + ", not " + offset);
         }
-        return Math.max(bounds.start, Math.min(offset, bounds.end));
+        offset = Math.min(offset, bounds.end);
+        return isStart ? Math.max(bounds.start, offset) : offset;
+    }
+
+    /**
+     * Raises ReadException for a partition whose start lies behind its end; where records were lost before the start,
+     * and that is to be taken, there is only nothing to read.
+     */
+    void checkOrder(SortedMap starts, SortedMap stops, SortedMap bounds) {
+        for (Iterator i = starts.entrySet().iterator(); i.hasNext();) {
+            Map.Entry entry = (Map.Entry) i.next();
+            Object at = entry.getKey();
+            long start = ((Long) entry.getValue()).longValue();
+            long stop = ((Long) stops.get(at)).longValue();
+            if (start > stop && (options.failOnDataLoss || start > ((Bounds) bounds.get(at)).start)) {
+                throw new ReadException(options.starting.option + " and " + options.ending.option + ": " + at
+                    + " would begin at " + start + " and end at " + stop);
+            }
+        }
     }
 
     private static void requireAll(Position position, SortedMap given, SortedMap bounds) {

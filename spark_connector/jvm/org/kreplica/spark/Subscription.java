@@ -92,7 +92,7 @@ final class Subscription {
             return topics.contains(at.topic);
         }
         // Kafka's own topics are meant only by who names them.
-        return !at.topic.startsWith("__") && (pattern == null || pattern.matcher(at.topic).matches());
+        return !at.topic.startsWith("__") && (pattern == null || pattern.matcher(at.topic).find());
     }
 
     private void requireNamed(PartitionDirectories known) {
