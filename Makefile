@@ -14,7 +14,7 @@
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
 #   make crash        the kill -9 loop and power cuts, at length (KILLS=3000 CUTS=10000)
-#   make kills        processes killed and paused at length, under stock clients (NODE_KILLS=200)
+#   make kills        processes killed and paused at length, under stock clients; Spark's, too (NODE_KILLS=200)
 #   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
 #   make fuzz         a log's files and a producer's batches fed with noise (FUZZ_SECONDS=60)
 #   make sim          random runs for a night, of brokers and of whole nodes; a failing seed is told (SIM_SEEDS=20000)
@@ -37,6 +37,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 KILLS ?= 3000
 CUTS ?= 10000
 NODE_KILLS ?= 200
+STREAM_KILLS ?= 12
 FLIP_BYTES ?= 1048576
 FUZZ_SECONDS ?= 60
 SIM_SEEDS ?= 20000
@@ -99,6 +100,7 @@ crash: .make/build
 
 kills: .make/build
 	KREPLICA_NODE_KILLS=$(NODE_KILLS) KREPLICA_LONGEST_PAUSE_S=15 $(PYTEST) tests/crash/test_node_kills.py -s
+	KREPLICA_STREAM_KILLS=$(STREAM_KILLS) $(PYTEST) tests/spark/test_stream_kills.py
 
 flips: .make/build
 	KREPLICA_FLIP_BYTES=$(FLIP_BYTES) $(PYTEST) tests/crash -k flip

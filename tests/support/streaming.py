@@ -1,0 +1,98 @@
+"""A process of Spark's that copies logs by streams, for a test to kill: `python -m tests.support.streaming`.
+
+Standard input has a JSON object of streams by name, each with `source` and `sink`, the options of
+format("kreplica"). All run at once, each from its checkpoint below the directory that is the only argument,
+to the end of what there is now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.serving import environment
+from tests.support.spark_session import spark_session
+
+Streams = Mapping[str, Mapping[str, Mapping[str, str]]]
+
+
+class StreamingProcess:
+    """The process; on exit it is killed, with all that it has started, if it still runs."""
+
+    def __init__(self, directory: Path, streams: Streams) -> None:
+        self._log = directory / "spark.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.streaming", str(directory)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                # A group of its own, Spark's Java included.
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        with self._process.stdin as told:
+            told.write(json.dumps(streams).encode())
+
+    def __enter__(self) -> StreamingProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes; those that Spark put elsewhere end with them."""
+        if self.is_running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log(self) -> str:
+        """The end of what it has printed."""
+        return self._log.read_text(errors="replace")[-6000:]
+
+
+def committed(directory: Path, name: str) -> int:
+    """How many batches of the stream are committed."""
+    return sum(1 for path in (directory / name / "commits").glob("[0-9]*"))
+
+
+def run(directory: Path, streams: Streams) -> None:
+    """Run all the streams to their ends."""
+    scratch = directory / f"scratch-{os.getpid()}"
+    scratch.mkdir()
+    with spark_session(scratch) as spark:
+        queries: list[Any] = []
+        for name, each in streams.items():
+            frame = spark.readStream.format("kreplica").options(**each["source"]).load()
+            before = committed(directory, name)
+            query = (
+                frame.select("key", "value")
+                .writeStream.format("kreplica")
+                .queryName(name)
+                .options(**each["sink"])
+                .option("checkpointLocation", str(directory / name))
+                .trigger(availableNow=True)
+                .start()
+            )
+            queries.append(query)
+            # One after another: Spark gives a Python process 10 s to start, however busy the machine is.
+            while query.isActive and committed(directory, name) == before:
+                time.sleep(0.05)
+        for query in queries:
+            query.awaitTermination()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), json.load(sys.stdin))
