@@ -8,6 +8,7 @@ from kreplica.common.errors import ElectionNotNeeded, NoReplicaOnline, StateChan
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.controller.leader_selectors import (
     ControlledShutdownLeaderSelector,
+    HandoverLeaderSelector,
     LeaderSelection,
     OfflinePartitionLeaderSelector,
     PreferredReplicaPartitionLeaderSelector,
@@ -183,3 +184,21 @@ def test_reassigned() -> None:
     stage.context.set_brokers({0}, set())
     with pytest.raises(NoReplicaOnline, match="nobody of the new replicas"):
         selector.select_leader(stage.partition("orders"))
+
+
+# ---- a leader that cannot go on ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("leader", "following"), [(2, 0), (0, 1), (1, 2)])
+def test_a_handover_goes_round(leader: int, following: int) -> None:
+    stage = stage_with(replicas=(2, 0, 1), live={0, 1, 2}, leader=leader, isr=(0, 1, 2))
+    selected = HandoverLeaderSelector(stage.context).select_leader(stage.partition("orders"))
+    assert selected == LeaderSelection(following, (0, 1, 2))
+
+
+def test_a_handover_passes_over_who_is_not_in_sync_or_not_there() -> None:
+    stage = stage_with(replicas=(2, 0, 1), live={0, 1, 2}, leader=2, isr=(1, 2))
+    assert HandoverLeaderSelector(stage.context).select_leader(stage.partition("orders")).leader == 1
+    stage = stage_with(replicas=(2, 0, 1), live={0, 2}, leader=2, isr=(1, 2))
+    with pytest.raises(StateChangeFailed):
+        HandoverLeaderSelector(stage.context).select_leader(stage.partition("orders"))
