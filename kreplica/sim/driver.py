@@ -21,6 +21,7 @@ from kreplica.sim.invariants.invariant import Invariant
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.load import Load
 from kreplica.sim.observer import Observer
+from kreplica.sim.rare_collections import rare_collections
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 from kreplica.sim.workload import Workload, draw_workload
@@ -72,6 +73,7 @@ class RandomDriver:
         self.is_in_round = False
         self._begin()
 
+    @rare_collections()
     def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
         """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
 

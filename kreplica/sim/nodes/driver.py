@@ -26,6 +26,7 @@ from kreplica.sim.nodes.node_faults import CALM, NodeFaults
 from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, polled
 from kreplica.sim.nodes.node_observer import NodeObserver
 from kreplica.sim.nodes.node_workload import NodeWorkload, draw_node_workload
+from kreplica.sim.rare_collections import rare_collections
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 ROUNDS = 2
@@ -71,6 +72,7 @@ class NodeDriver:
         self.cluster.on_fatal = self._died
         self.checker.is_harmed = self.faults.is_harmed
 
+    @rare_collections()
     def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
         """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
 

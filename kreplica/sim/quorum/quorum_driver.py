@@ -20,6 +20,7 @@ from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.quorum_observer import QuorumObserver
 from kreplica.sim.quorum.quorum_operator import QuorumOperator
 from kreplica.sim.quorum.sim_quorum import SimQuorum
+from kreplica.sim.rare_collections import rare_collections
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 ROUNDS = 2
@@ -62,6 +63,7 @@ class QuorumDriver:
         self.quorum.start()
         self.checker.check()
 
+    @rare_collections()
     def run(self, events: int = 1_500) -> None:
         """Let so many events happen, and see that all becomes well. Raises InvariantViolated."""
         scheduler = self.quorum.scheduler
