@@ -7,6 +7,9 @@ waits costs some hundred bytes. Thread rule: any thread may ask, wait and add ca
 
 A callback that fails is logged, as concurrent.futures does it: whoever resolves a future has others to
 resolve after it, and no part in what its callbacks do.
+
+A thread that waits in `result` goes on before the one that resolved the future: Python would let that one
+run on for up to its switch interval, 5 ms, and the more it has to do, the later the answer.
 """
 
 from __future__ import annotations
@@ -30,6 +33,30 @@ LOGGER = logging.getLogger(__name__)
 
 _LOCK = Lock()
 
+# For how long at most whoever resolves a future stands back for a thread that waits for it.
+HAND_OVER_SECONDS = 0.001
+
+
+class _Waiters(Condition):
+    """What threads wait at for a future; `waiting` of them do so in `result`. Guarded by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+        # Free as soon as one of them goes on.
+        self._taken = Lock()
+        self._taken.acquire()
+
+    def stand_back(self) -> None:
+        """Give up the interpreter until one of those that waited goes on, or a while has passed."""
+        self._taken.acquire(timeout=HAND_OVER_SECONDS)
+
+    def go_on(self) -> None:
+        """One that waited has its result."""
+        with self:
+            if self._taken.locked():
+                self._taken.release()
+
 
 class Future(concurrent.futures.Future[T], Generic[T]):
     """The result of an operation that may still be under way.
@@ -46,7 +73,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         self._result = prepared
         self._exception = None
         self._callbacks: list[Callable[[Any], object]] | None = None
-        self._changed: Condition | None = None
+        self._changed: _Waiters | None = None
         self._seen_by: list[Any] | None = None
 
     # ---- the owner ----------------------------------------------------------------------------------------
@@ -79,10 +106,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             self._state = state
             callbacks, changed, seen_by = self._callbacks, self._changed, self._seen_by
             self._callbacks = None
+        waiting = 0
         if changed is not None:
             with changed:
                 self._tell(seen_by or ())
                 changed.notify_all()
+                waiting = changed.waiting
         if callbacks is not None:
             # A loop of its own and not `_call`: each record passes through some futures.
             for callback in callbacks:
@@ -90,6 +119,8 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                     callback(self)
                 except Exception:
                     LOGGER.exception("a callback of %r failed", self)
+        if waiting and changed is not None:
+            changed.stand_back()
         return True
 
     def _call(self, callback: Callable[[Any], object]) -> None:
@@ -158,15 +189,19 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         condition = self._condition
         with condition:
-            if not condition.wait_for(self.done, timeout):
-                raise concurrent.futures.TimeoutError
+            condition.waiting += 1
+            is_done = condition.wait_for(self.done, timeout)
+            condition.waiting -= 1
+        if not is_done:
+            raise concurrent.futures.TimeoutError
+        condition.go_on()
 
     @property
-    def _condition(self) -> Condition:  # type: ignore[override]
+    def _condition(self) -> _Waiters:  # type: ignore[override]
         with _LOCK:
             if self._changed is None:
                 # Reentrant, as the base class's is.
-                self._changed = Condition()
+                self._changed = _Waiters()
             return self._changed
 
     @property

@@ -129,10 +129,11 @@ class ClusterMetadata:
 
     def copy(self) -> ClusterMetadata:
         """The same cluster in another object, which has nothing to tell as a delta."""
-        copied = ClusterMetadata()
         self._share()
-        copied._take(self)
-        copied._transaction = self._transaction
+        copied = ClusterMetadata.__new__(ClusterMetadata)
+        vars(copied).update(vars(self))
+        copied._share()
+        copied._before, copied._topics_before, copied._partitions_touched = {}, {}, {}
         return copied
 
     def take_delta(self) -> MetadataDelta:

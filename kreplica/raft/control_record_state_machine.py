@@ -8,8 +8,9 @@ client's loop; `voters` and `kraft_version` may be read from any thread.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from kreplica._core.records import batches
+from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import InvalidConfig, SnapshotMissing
 from kreplica.common.types import Uuid
 from kreplica.metadata.control_records import (
@@ -23,6 +24,9 @@ from kreplica.raft.replicated_log import ReplicatedLog
 from kreplica.raft.snapshot_check import summary_of
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 from kreplica.raft.voter_set_history import BEFORE_THE_LOG, VoterSetHistory
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 READ_BYTES = 1 << 20
 
@@ -84,6 +88,23 @@ class KRaftControlRecordStateMachine:
         self._next_offset = max(self._next_offset, self._log.start_offset)
         self.update()
 
+    def pass_over(self, base_offset: int, end_offset: int) -> None:
+        """What was appended in [base, end) are records of metadata alone: they say nothing of the quorum."""
+        if self._next_offset == base_offset:
+            self._next_offset = end_offset
+        else:
+            self.update()
+
+    def take_appended(self, records: Buffer) -> None:
+        """As `update`, where `records` begin with what was appended, whole batches up to the log's end."""
+        end, found = self._log.end_offset, batches(records, partial=True)
+        while self._next_offset < end:
+            batch = next(found, None)
+            if batch is None or not batch.base_offset <= self._next_offset < batch.next_offset <= end:
+                break
+            self._see(batch)
+        self.update()
+
     def update(self) -> None:
         """Read what has been appended."""
         end = self._log.end_offset
@@ -92,11 +113,14 @@ class KRaftControlRecordStateMachine:
             if found.records is None:
                 break
             for batch in batches(found.records):
-                if batch.last_offset < self._next_offset:
-                    continue
-                if batch.is_control:
-                    self._take(batch.base_offset, decoded(batch).control_records)
-                self._next_offset = batch.next_offset
+                self._see(batch)
+
+    def _see(self, batch: RecordBatch) -> None:
+        if batch.last_offset < self._next_offset:
+            return
+        if batch.is_control:
+            self._take(batch.base_offset, decoded(batch).control_records)
+        self._next_offset = batch.next_offset
 
     def truncate_new_entries(self) -> None:
         """The log was cut to its end of now."""

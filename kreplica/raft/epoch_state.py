@@ -15,6 +15,7 @@ from kreplica.common.types import Uuid
 from kreplica.raft.voter_set import ReplicaKey
 
 NEVER_MS = 1 << 62
+NO_DIRECTORY = Uuid.ZERO.raw
 
 
 class EpochState:
@@ -89,4 +90,5 @@ def same_replica(one: ReplicaKey, other: ReplicaKey) -> bool:
     """Whether the keys are of one replica, as far as their directories are known."""
     if one.node_id != other.node_id:
         return False
-    return Uuid.ZERO in (one.directory_id, other.directory_id) or one == other
+    mine, theirs = one.directory_id.raw, other.directory_id.raw
+    return mine in (theirs, NO_DIRECTORY) or theirs == NO_DIRECTORY

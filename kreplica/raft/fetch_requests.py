@@ -27,7 +27,7 @@ from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import key_of, make_fetch_response, make_snapshot_response
 from kreplica.raft.replica_progress import ReplicaProgress
-from kreplica.raft.replicated_log import ValidOffsetAndEpochKind
+from kreplica.raft.replicated_log import ValidOffsetAndEpoch, ValidOffsetAndEpochKind
 from kreplica.raft.voter_set import ReplicaKey
 
 NO_MARK = -1
@@ -47,8 +47,10 @@ class FetchRequests:
             if min(asked.fetch_offset, asked.last_fetched_epoch, asked.current_leader_epoch) < 0:
                 raise InvalidRequest(f"a fetch at {asked.fetch_offset} in epoch {asked.current_leader_epoch}")
             state = self._leader_for(replica, int(asked.current_leader_epoch))
-            progress = self._note(state, replica, asked)
-            response = self._read(state, progress, asked)
+            offset, epoch = int(asked.fetch_offset), int(asked.last_fetched_epoch)
+            found = self._context.log.validate_offset_and_epoch(offset, epoch)
+            progress = self._note(state, replica, asked, found)
+            response = self._read(state, progress, asked, found)
         except KafkaStorageError:
             raise
         except KreplicaError as error:
@@ -77,7 +79,9 @@ class FetchRequests:
             raise NotLeaderOrFollower(f"node {self._context.key.node_id} does not lead epoch {epoch}")
         return quorum.state
 
-    def _note(self, state: LeaderState, replica: ReplicaKey, asked: Any) -> ReplicaProgress | None:
+    def _note(
+        self, state: LeaderState, replica: ReplicaKey, asked: Any, found: ValidOffsetAndEpoch
+    ) -> ReplicaProgress | None:
         """Count what the fetch says that the replica has; None where nobody in particular asks."""
         if replica.node_id < 0:
             return None
@@ -86,7 +90,6 @@ class FetchRequests:
         progress = state.progress_of(replica)
         state.note_contact(replica, now_ms)
         progress.begin_due_ms = now_ms + context.config.begin_quorum_epoch_timeout_ms
-        found = context.log.validate_offset_and_epoch(int(asked.fetch_offset), int(asked.last_fetched_epoch))
         if found.kind is ValidOffsetAndEpochKind.VALID:
             progress.note_fetch(int(asked.fetch_offset), context.log.end_offset, now_ms, date_ms)
             self._on_progress(state)
@@ -95,11 +98,11 @@ class FetchRequests:
             progress.note_contact(now_ms, date_ms)
         return progress
 
-    def _read(self, state: LeaderState, progress: ReplicaProgress | None, asked: Any) -> Any:
-        """The answer; None where there is nothing to tell."""
-        context, log = self._context, self._context.log
-        offset, epoch = int(asked.fetch_offset), int(asked.last_fetched_epoch)
-        found = log.validate_offset_and_epoch(offset, epoch)
+    def _read(
+        self, state: LeaderState, progress: ReplicaProgress | None, asked: Any, found: ValidOffsetAndEpoch
+    ) -> Any:
+        """The answer; None where there is nothing to tell. `found`: how the replica's log stands to this."""
+        context, log, offset = self._context, self._context.log, int(asked.fetch_offset)
         mark = self._mark(state)
         if found.kind is not ValidOffsetAndEpochKind.VALID:
             is_diverging = found.kind is ValidOffsetAndEpochKind.DIVERGING
@@ -130,7 +133,9 @@ class FetchRequests:
             error = NotLeaderOrFollower(f"node {self._context.key.node_id} leads no longer")
             return make_fetch_response(self._context.standing(error))
         try:
-            return self._read(state, progress, asked) or self._empty(state, progress)
+            offset, epoch = int(asked.fetch_offset), int(asked.last_fetched_epoch)
+            found = self._context.log.validate_offset_and_epoch(offset, epoch)
+            return self._read(state, progress, asked, found) or self._empty(state, progress)
         except KreplicaError as error:
             # Also what a failing disk raises: the next flush ends this node.
             return make_fetch_response(self._context.standing(error))

@@ -161,7 +161,7 @@ class Following:
             raise
         finally:
             if log.end_offset > before:
-                self._context.control.update()
+                self._context.control.take_appended(records)
                 self._context.metrics.fetched_records.mark(log.end_offset - before)
                 self._context.flush(mark)
             else:

@@ -150,6 +150,8 @@ class KafkaRaftClient:
             FetchSnapshotRequest: self._fetch_requests.handle_fetch_snapshot,
         }
         self._listeners: list[ListenerContext] = []
+        # By what the listeners were updated last, all of them to the mark.
+        self._told: tuple[object, ...] | None = None
         self._shutdown: Future[None] | None = None
         self._alarm: Cancellable | None = None
         self._due_ms = NEVER_MS
@@ -505,10 +507,19 @@ class KafkaRaftClient:
         self._context.appends.complete_all_exceptionally(error)
 
     def _update_listeners(self) -> None:
-        state = self._quorum.state
-        leads_from = state.epoch_start_offset if isinstance(state, LeaderState) else None
-        for listener in self._listeners:
-            listener.update(self._log, self.leader_and_epoch, leads_from)
+        log, state, listeners = self._log, self._quorum.state, self._listeners
+        mark = log.high_watermark
+        news = (state, mark, log.start_offset, log.latest_snapshot_id, len(listeners))
+        if news == self._told:
+            return
+        if isinstance(state, LeaderState):
+            for listener in listeners:
+                listener.update(log, self.leader_and_epoch, state.epoch_start_offset, state.appended)
+            state.forget_appended(mark)
+        else:
+            for listener in listeners:
+                listener.update(log, self.leader_and_epoch)
+        self._told = news if all(listener.next_offset >= mark for listener in listeners) else None
 
 
 def _nothing() -> None:

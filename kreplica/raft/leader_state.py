@@ -8,15 +8,18 @@ clock. Thread rule: the client's loop.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import ClassVar
 
-from kreplica.raft.batch_accumulator import BatchAccumulator
+from kreplica.raft.batch_accumulator import BatchAccumulator, CompletedBatch
 from kreplica.raft.epoch_state import NEVER_MS, EpochState, same_replica
 from kreplica.raft.replica_progress import ReplicaProgress
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 # An observer that has not fetched for so long is forgotten.
 OBSERVER_SESSION_TIMEOUT_MS = 300_000
+# Where more batches than these wait for the majority, they are read from the log again.
+MOST_APPENDED = 16
 
 
 class LeaderState(EpochState):
@@ -44,6 +47,8 @@ class LeaderState(EpochState):
         self.epoch_start_offset = epoch_start_offset
         self.granting_voters = granting_voters
         self.accumulator = accumulator
+        # What this leader has appended last and not told its listeners yet, in the order of the log.
+        self.appended: deque[CompletedBatch] = deque(maxlen=MOST_APPENDED)
         self.high_watermark: int | None = None
         self.is_asked_to_resign = False
         self.voters: dict[int, ReplicaProgress] = {}
@@ -122,6 +127,12 @@ class LeaderState(EpochState):
             return False
         self.high_watermark = offset
         return True
+
+    def forget_appended(self, high_watermark: int) -> None:
+        """The listeners have all below the mark."""
+        appended = self.appended
+        while appended and appended[0].last_offset < high_watermark:
+            appended.popleft()
 
     # ---- check quorum -------------------------------------------------------------------------------------
 

@@ -113,7 +113,11 @@ class Leadership:
         batches = state.accumulator.drain()
         for batch in batches:
             self._append_batch(batch)
-        self._update_voters(state)
+            state.appended.append(batch)
+        if any(batch.control_records for batch in batches):
+            self._update_voters(state)
+        elif batches:
+            context.control.pass_over(batches[0].base_offset, log.end_offset)
         context.fetches.maybe_complete(log.end_offset)
         context.flush(partial(self._flushed, state))
         # What came meanwhile is due at once, and so is leaving where this has committed the leader's removal.

@@ -36,6 +36,7 @@ METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
 METADATA_PARTITION = 0
 NO_NODE = -1
 NO_THROTTLE = timedelta(0)
+NO_ERROR = ErrorCode.none
 READ_UNCOMMITTED = 0
 
 _fetch_answer = maker(fetch_response.PartitionData)
@@ -48,6 +49,10 @@ class Standing(NamedTuple):
     error_code: int
     leader_id: int | None
     leader_epoch: int
+
+
+def _error_code(standing: Standing) -> ErrorCode:
+    return ErrorCode(standing.error_code) if standing.error_code else NO_ERROR
 
 
 def or_none(node_id: int) -> int | None:
@@ -83,16 +88,19 @@ def only_partition(message: Any) -> Any:
 
 
 def _is_metadata(topic: Any) -> bool:
-    for name in ("topic_name", "name"):
-        if hasattr(topic, name):
-            return bool(getattr(topic, name) == METADATA_TOPIC)
-    return bool(topic.topic_id == METADATA_TOPIC_ID)
+    # Fetch first, which there is one of for each commit and each voter.
+    topic_id = getattr(topic, "topic_id", None)
+    if topic_id is not None:
+        return topic_id is METADATA_TOPIC_ID or bool(topic_id == METADATA_TOPIC_ID)
+    name = getattr(topic, "topic_name", None)
+    return bool((getattr(topic, "name", None) if name is None else name) == METADATA_TOPIC)
 
 
 def _index_of(partition: Any) -> int:
     for name in ("partition_index", "partition", "index"):
-        if hasattr(partition, name):
-            return int(getattr(partition, name))
+        found = getattr(partition, name, None)
+        if found is not None:
+            return int(found)
     return NO_NODE
 
 
@@ -126,13 +134,13 @@ def make_vote_request(
 def make_vote_response(standing: Standing, *, granted: bool) -> vote_response.VoteResponse:
     partition = vote_response.PartitionData(
         partition_index=METADATA_PARTITION,
-        error_code=ErrorCode(standing.error_code),
+        error_code=_error_code(standing),
         leader_id=or_no_node(standing.leader_id),
         leader_epoch=standing.leader_epoch,
         vote_granted=granted,
     )
     topic = vote_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return vote_response.VoteResponse(error_code=ErrorCode(0), topics=(topic,))
+    return vote_response.VoteResponse(error_code=NO_ERROR, topics=(topic,))
 
 
 # ---- BeginQuorumEpoch, EndQuorumEpoch ----------------------------------------------------------------------
@@ -157,12 +165,12 @@ def make_begin_request(
 def make_begin_response(standing: Standing) -> begin_response.BeginQuorumEpochResponse:
     partition = begin_response.PartitionData(
         partition_index=METADATA_PARTITION,
-        error_code=ErrorCode(standing.error_code),
+        error_code=_error_code(standing),
         leader_id=or_no_node(standing.leader_id),
         leader_epoch=standing.leader_epoch,
     )
     topic = begin_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return begin_response.BeginQuorumEpochResponse(error_code=ErrorCode(0), topics=(topic,))
+    return begin_response.BeginQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
 
 
 def make_end_request(
@@ -185,12 +193,12 @@ def make_end_request(
 def make_end_response(standing: Standing) -> end_response.EndQuorumEpochResponse:
     partition = end_response.PartitionData(
         partition_index=METADATA_PARTITION,
-        error_code=ErrorCode(standing.error_code),
+        error_code=_error_code(standing),
         leader_id=or_no_node(standing.leader_id),
         leader_epoch=standing.leader_epoch,
     )
     topic = end_response.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
-    return end_response.EndQuorumEpochResponse(error_code=ErrorCode(0), topics=(topic,))
+    return end_response.EndQuorumEpochResponse(error_code=NO_ERROR, topics=(topic,))
 
 
 # ---- Fetch -------------------------------------------------------------------------------------------------
@@ -242,7 +250,7 @@ def make_fetch_response(
     """`high_watermark` is -1 where it is not known in this epoch. `records`: whole batches."""
     partition = _fetch_answer(
         partition_index=METADATA_PARTITION,
-        error_code=ErrorCode(standing.error_code),
+        error_code=_error_code(standing),
         high_watermark=high_watermark,
         last_stable_offset=high_watermark,
         log_start_offset=log_start_offset,
@@ -264,9 +272,7 @@ def make_fetch_response(
         records=records,
     )
     topic = fetch_response.FetchableTopicResponse(topic_id=METADATA_TOPIC_ID, partitions=(partition,))
-    return fetch_response.FetchResponse(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode(0), responses=(topic,)
-    )
+    return fetch_response.FetchResponse(throttle_time=NO_THROTTLE, error_code=NO_ERROR, responses=(topic,))
 
 
 def offset_and_epoch_in(part: Any) -> OffsetAndEpoch | None:
@@ -312,7 +318,7 @@ def make_snapshot_response(
     """`size`: of the whole snapshot, in bytes."""
     partition = snapshot_response.PartitionSnapshot(
         index=METADATA_PARTITION,
-        error_code=ErrorCode(standing.error_code),
+        error_code=_error_code(standing),
         snapshot_id=snapshot_response.SnapshotId(end_offset=snapshot_id.offset, epoch=snapshot_id.epoch),
         current_leader=snapshot_response.LeaderIdAndEpoch(
             leader_id=or_no_node(standing.leader_id), leader_epoch=standing.leader_epoch
@@ -323,7 +329,7 @@ def make_snapshot_response(
     )
     topic = snapshot_response.TopicSnapshot(name=METADATA_TOPIC, partitions=(partition,))
     return snapshot_response.FetchSnapshotResponse(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode(0), topics=(topic,)
+        throttle_time=NO_THROTTLE, error_code=NO_ERROR, topics=(topic,)
     )
 
 

@@ -58,7 +58,10 @@ class RequestManager:
 
     def connection(self, node_id: int) -> ConnectionState:
         """The state of the connection to the node, a new one the first time."""
-        return self._connections.setdefault(node_id, ConnectionState(node_id))
+        found = self._connections.get(node_id)
+        if found is None:
+            found = self._connections[node_id] = ConnectionState(node_id)
+        return found
 
     def now_ms(self) -> int:
         """The time that back-offs are told in."""

@@ -60,7 +60,9 @@ class ThresholdPurgatory:
         That may be before the next deadline, never after it.
         """
         now_ms = self._now_ms()
-        _fail(self._native.expire(now_ms), RequestTimedOut(f"{self._name} waited in vain"))
+        expired = self._native.expire(now_ms)
+        if expired:
+            _fail(expired, RequestTimedOut(f"{self._name} waited in vain"))
         following = self._native.next_deadline()
         return None if following is None else max(0, following - now_ms)
 

@@ -141,8 +141,8 @@ def keep_what_diverges(_: Replacement) -> Replacement:
 def count_who_diverges(note: Replacement) -> Replacement:
     """A replica is believed to have what it fetches behind, though its log is another one (KAFKA-13141)."""
 
-    def count(requests: Any, state: Any, replica: Any, asked: Any) -> Any:
-        progress = note(requests, state, replica, asked)
+    def count(requests: Any, state: Any, replica: Any, asked: Any, found: Any) -> Any:
+        progress = note(requests, state, replica, asked, found)
         if progress is not None:
             progress.end_offset = int(asked.fetch_offset)
             requests._on_progress(state)

@@ -87,6 +87,15 @@ def test_threads_that_wait_are_woken() -> None:
     assert got == [3] * 4
 
 
+def test_nobody_stands_back_for_one_that_gave_up_waiting() -> None:
+    future: Future[int] = Future()
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.result(timeout=0.001)
+    assert future._condition.waiting == 0
+    future.set_result(1)
+    assert future.result() == 1
+
+
 @pytest.mark.parametrize("resolve_first", [True, False])
 def test_the_waits_of_concurrent_futures_take_it(resolve_first: bool) -> None:
     first: Future[int] = Future()
