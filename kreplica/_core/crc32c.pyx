@@ -47,6 +47,15 @@ def checksum(const uint8_t[::1] data not None, uint32_t crc=0):
     return kr_crc32c_extend(crc, &data[0], data.shape[0]) if data.shape[0] else crc
 
 
+def checksum_behind(bytes before not None, bytes data not None, int64_t position):
+    """The CRC-32C of `before` and, behind it, data[position:]; ValueError where that is not in `data`."""
+    cdef uint32_t crc
+    if not 0 <= position <= len(data):
+        raise ValueError(f"position {position} of {len(data)} bytes")
+    crc = kr_crc32c_extend(0, <const uint8_t *>before, <size_t>len(before))
+    return kr_crc32c_extend(crc, <const uint8_t *>data + position, <size_t>(len(data) - position))
+
+
 def copy(uint8_t[::1] target not None, const uint8_t[::1] data not None, uint32_t crc=0):
     """Copy `data` to the start of `target` and return its CRC-32C; ValueError if it does not fit."""
     if target.shape[0] < data.shape[0]:

@@ -63,9 +63,10 @@ class Uuid:
     ZERO: ClassVar[Uuid]
     METADATA_TOPIC: ClassVar[Uuid]
 
-    def __post_init__(self) -> None:
-        if len(self.raw) != self.SIZE:
-            raise InvalidRequest(f"a Uuid has {self.SIZE} bytes, not {len(self.raw)}")
+    def __init__(self, raw: bytes) -> None:
+        if len(raw) != self.SIZE:
+            raise InvalidRequest(f"a Uuid has {self.SIZE} bytes, not {len(raw)}")
+        object.__setattr__(self, "raw", raw)
 
     # As good as those that a dataclass writes, at a third of the price.
     def __hash__(self) -> int:

@@ -17,7 +17,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from kreplica._core.crc32c import checksum
+from kreplica._core.crc32c import checksum_behind
 from kreplica.common.errors import CorruptImage, InvalidRequest
 from kreplica.metadata.metadata_store import MAX_KEY_BYTES
 
@@ -30,10 +30,11 @@ STANDING_KEY = b"\0applied"
 # The paths that `check_path` allows, but for the root: one look for those who store thousands.
 _PATH = re.compile(rf"(?:/[^/\0]+){{1,{MAX_DEPTH}}}")
 _CRC = struct.Struct(">I")
-_CRC_AND_VERSION = struct.Struct(">Iq")
 _VERSION = struct.Struct(">q")
 _STANDING = struct.Struct(">qiqQ")
 _SUM_MASK = (1 << 64) - 1
+# Before the node's bytes in a value.
+_HEAD_BYTES = _CRC.size + _VERSION.size
 
 
 class OffsetAndEpoch(NamedTuple):
@@ -113,16 +114,33 @@ def prefix_below(path: str, levels: int = 1) -> bytes:
 def seal(key: bytes, node: Node) -> bytes:
     """The value of a key."""
     tail = _VERSION.pack(node.version) + node.data
-    return _CRC.pack(checksum(tail, checksum(key))) + tail
+    return _CRC.pack(checksum_behind(key, tail, 0)) + tail
 
 
 def unseal(key: bytes, value: bytes) -> Node:
     """The node in a key's value; CorruptImage if the bytes are not what was written."""
-    if len(value) >= _CRC_AND_VERSION.size:
-        crc, version = _CRC_AND_VERSION.unpack_from(value)
-        if crc == checksum(value[_CRC.size :], checksum(key)):
-            return Node(value[_CRC_AND_VERSION.size :], version)
-    raise CorruptImage(f"the value of {key[:80]!r} does not fit its CRC")
+    data = unsealed_data(key, value)
+    return Node(data, _VERSION.unpack_from(value, _CRC.size)[0])
+
+
+def unsealed_data(key: bytes, value: bytes) -> bytes:
+    """The node's bytes in a key's value; CorruptImage as `unseal`."""
+    if len(value) < _HEAD_BYTES or _CRC.unpack_from(value)[0] != checksum_behind(key, value, _CRC.size):
+        raise CorruptImage(f"the value of {key[:80]!r} does not fit its CRC")
+    return value[_HEAD_BYTES:]
+
+
+def names_of(key: bytes) -> list[str]:
+    """The names in the path whose key it is, behind an empty one; CorruptImage as `path_of`."""
+    try:
+        names = key[1:].decode().split("/")
+    except UnicodeDecodeError:
+        names = []
+    # As `path_of` looks at it, without the path: only the first name is empty, and none has a NUL.
+    is_path = names.count("") == 1 and not names[0] and b"\0" not in key
+    if not is_path or len(names) != key[0] + 1 or key[0] > MAX_DEPTH or len(key) > MAX_KEY_BYTES:
+        raise CorruptImage(f"{key[:80]!r} is no key of a node")
+    return names
 
 
 def crc_of(sealed: bytes) -> int:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kreplica.common.errors import CorruptImage, KreplicaError
+from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import Uuid
 from kreplica.metadata import records as kinds
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -114,6 +115,7 @@ def changed_nodes(delta: MetadataDelta) -> dict[str, bytes | None]:
     return nodes
 
 
+@rare_collections()
 def load(image: ImageStore) -> ClusterMetadata:
     """The cluster as the image has it.
 
@@ -122,8 +124,7 @@ def load(image: ImageStore) -> ClusterMetadata:
     metadata, decode_partition = ClusterMetadata(), PartitionDecoder().decode
     topics, topic_names = metadata.topics, metadata.topic_names
     partitions: dict[str, dict[int, PartitionRegistration]] = {}
-    for path, (data, _) in image.nodes():
-        names = path.split("/")
+    for names, data in image.contents():
         try:
             if names[1] != "brokers":
                 _load_other(metadata, names, data)
@@ -139,7 +140,7 @@ def load(image: ImageStore) -> ClusterMetadata:
         except CorruptImage:
             raise
         except (KreplicaError, KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
-            raise CorruptImage(f"{path} has what it cannot have: {error}") from error
+            raise CorruptImage(f"{'/'.join(names)} has what it cannot have: {error}") from error
     if len(topic_names) != len(topics):
         raise CorruptImage("two topics have one id")
     metadata.forget_changes()

@@ -29,12 +29,14 @@ from kreplica.metadata.image_format import (
     check_path,
     crc_of,
     key_of,
+    names_of,
     path_of,
     prefix_below,
     seal,
     seal_standing,
     unseal,
     unseal_standing,
+    unsealed_data,
 )
 from kreplica.metadata.metadata_store import Item, MetadataStore
 from kreplica.metadata.watches import Event, Watches
@@ -95,12 +97,24 @@ class ImageStore:
 
         Nothing may be committed meanwhile.
         """
+        for items in self._all():
+            for key, value in items:
+                yield path_of(key), unseal(key, value)
+
+    def contents(self) -> Iterator[tuple[list[str], bytes]]:
+        """As `nodes`, of each the names in its path, behind an empty one, and its bytes: for whoever reads
+        hundreds of thousands."""
+        for items in self._all():
+            for key, value in items:
+                yield names_of(key), unsealed_data(key, value)
+
+    def _all(self) -> Iterator[list[Item]]:
         count = crc_sum = 0
         for depth in range(1, MAX_DEPTH + 1):
-            for key, value in self._scan(bytes([depth])):
-                yield path_of(key), unseal(key, value)
-                count += 1
-                crc_sum += crc_of(value)
+            for items in self._parts(bytes([depth])):
+                yield items
+                count += len(items)
+                crc_sum += sum([crc_of(value) for _, value in items])
         if (count, crc_sum % (1 << 64)) != (self._standing.node_count, self._standing.crc_sum):
             raise CorruptImage(f"{count} nodes are not the {self._standing.node_count} that were written")
 
@@ -118,13 +132,17 @@ class ImageStore:
         return self._scan(prefix_below(path, levels))
 
     def _scan(self, prefix: bytes) -> Iterator[Item]:
+        for items in self._parts(prefix):
+            yield from items
+
+    def _parts(self, prefix: bytes) -> Iterator[list[Item]]:
         after = b""
         while items := self._store.scan(prefix, after, NODES_A_SCAN):
-            for key, value in items:
+            for key, _ in items:
                 if key <= after:  # rot between the pages of a tree can lead a search in a circle
                     raise CorruptImage(f"the key {key[:80]!r} comes after {after[:80]!r}")
                 after = key
-                yield key, value
+            yield items
 
     # ---- changing ----------------------------------------------------------------------------------------
 

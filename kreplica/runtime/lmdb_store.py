@@ -24,6 +24,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 import lmdb
 import lmdb.verify
@@ -47,6 +48,7 @@ SUM_FILE = "data.crc"
 SMALLEST_MAP_BYTES = 1 << 20
 LARGEST_MAP_BYTES = 64 << 30
 _PART_BYTES = 1 << 20
+FEW = 16  # of the keys of a scan
 
 _BROKEN = (
     *(lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError),
@@ -103,9 +105,15 @@ class LmdbMetadataStore:
             env = self._opened()
             with _typed(self._directory), env.begin() as transaction, transaction.cursor() as cursor:
                 there = cursor.set_range(start) if start else cursor.first()
-                while there and len(found) < limit and cursor.key().startswith(prefix):
-                    found.append(cursor.item())
-                    there = cursor.next()
+                items = cursor.iternext()
+                # A few first, since most nodes have few children; then all at once, since some have many.
+                for size in (FEW, limit):
+                    if there and len(found) < limit:
+                        found += islice(items, min(size, limit - len(found)))
+                        there = found[-1][0].startswith(prefix)
+        # Keys come in order: behind the last one with the prefix no other has it.
+        while found and not found[-1][0].startswith(prefix):
+            found.pop()
         return found
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
+from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import TopicPartition
 from kreplica.sim.actions import Actions
 from kreplica.sim.broker_factory import broker_factory
@@ -21,7 +22,6 @@ from kreplica.sim.invariants.invariant import Invariant
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.load import Load
 from kreplica.sim.observer import Observer
-from kreplica.sim.rare_collections import rare_collections
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 from kreplica.sim.workload import Workload, draw_workload

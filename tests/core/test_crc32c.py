@@ -99,3 +99,15 @@ def test_what_cannot_be_done_is_refused():
         crc32c.select("abacus")
     with pytest.raises(ValueError, match="negative"):
         crc32c.combine(0, 0, -1)
+
+
+@pytest.mark.usefixtures("implementation")
+def test_the_checksum_of_two_pieces():
+    for size in (0, 1, 7, 300):
+        before, data = RANDOM[:size], RANDOM[size : 3 * size + 5]
+        for position in (0, 4, len(data)):
+            expected = crc32c.checksum(before + data[position:])
+            assert crc32c.checksum_behind(before, data, position) == expected
+        for position in (-1, len(data) + 1):
+            with pytest.raises(ValueError, match="position"):
+                crc32c.checksum_behind(before, data, position)

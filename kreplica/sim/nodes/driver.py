@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 from kreplica.client.fetcher import EARLIEST
+from kreplica.common.rare_collections import rare_collections
 from kreplica.common.types import TopicPartition
 from kreplica.sim.actions import Actions
 from kreplica.sim.history import History, Operation, Poll, Polled, Send, Sent
@@ -26,7 +27,6 @@ from kreplica.sim.nodes.node_faults import CALM, NodeFaults
 from kreplica.sim.nodes.node_load import PLAIN, NodeLoad, polled
 from kreplica.sim.nodes.node_observer import NodeObserver
 from kreplica.sim.nodes.node_workload import NodeWorkload, draw_node_workload
-from kreplica.sim.rare_collections import rare_collections
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 ROUNDS = 2

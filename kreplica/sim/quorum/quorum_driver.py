@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 from kreplica.common.errors import BufferExhausted, IllegalSnapshotId, NotLeader, UnexpectedEpoch
+from kreplica.common.rare_collections import rare_collections
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.quorum.lost_majority import LostMajority
@@ -20,7 +21,6 @@ from kreplica.sim.quorum.quorum_node import QuorumNode
 from kreplica.sim.quorum.quorum_observer import QuorumObserver
 from kreplica.sim.quorum.quorum_operator import QuorumOperator
 from kreplica.sim.quorum.sim_quorum import SimQuorum
-from kreplica.sim.rare_collections import rare_collections
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
 ROUNDS = 2

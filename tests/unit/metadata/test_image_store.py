@@ -28,6 +28,7 @@ from kreplica.metadata.image_format import (
     OffsetAndEpoch,
     Standing,
     key_of,
+    names_of,
     path_of,
     seal,
     seal_standing,
@@ -92,6 +93,7 @@ def test_nodes_come_and_go(image: ImageStore) -> None:
     assert not image.exists("/brokers/ids/1")
     assert image.exists("/brokers/ids")
     assert image.exists("/")
+    assert list(image.contents()) == [(path.split("/"), node.data) for path, node in image.nodes()]
     assert [path for path, _ in image.nodes()] == [
         *("/brokers", "/brokers/ids", "/brokers/topics", "/brokers/topics/t"),
         *("/brokers/topics/t/partitions", "/brokers/topics/t/partitions/0", STATE),
@@ -136,6 +138,7 @@ def test_a_tree_is_deleted_with_all_that_is_below(image: ImageStore) -> None:
         assert not transaction.exists("/brokers/topics/t/partitions/2")
         assert transaction.children("/brokers/topics") == ["tt"]
         transaction.commit(OffsetAndEpoch(2, 1))
+    assert list(image.contents()) == [(path.split("/"), node.data) for path, node in image.nodes()]
     assert [path for path, _ in image.nodes()] == [
         *("/brokers", "/brokers/topics", "/brokers/topics/tt", "/brokers/topics/tt/partitions"),
         "/brokers/topics/tt/partitions/0",
@@ -356,6 +359,18 @@ def test_the_format() -> None:
     assert unseal(key, value) == (b"abc", 3)
     standing = Standing(CLUSTER, OffsetAndEpoch(5, 2), 7, 9)
     assert unseal_standing(seal_standing(standing)) == standing
+
+
+@given(st.integers(0, 10), st.text("/a\0ß", max_size=12) | st.text(max_size=6))
+def test_the_names_of_a_key_are_those_of_its_path(depth: int, text: str) -> None:
+    key = bytes([depth]) + text.encode(errors="surrogatepass")
+    try:
+        names = path_of(key).split("/")
+    except CorruptImage:
+        with pytest.raises(CorruptImage, match="no key of a node"):
+            names_of(key)
+    else:
+        assert names_of(key) == names
 
 
 @given(st.data())

@@ -65,6 +65,12 @@ def test_it_does_what_the_one_in_memory_does(
             assert opened.scan(prefix, after, limit) == memory.scan(prefix, after, limit)
         for key in changes:
             assert opened.get(key) == memory.get(key)
+    many = {bytes([number % 3, number]): b"" for number in range(100)}
+    opened.write(many)
+    memory.write(many)
+    for limit in (lmdb_store.FEW - 1, lmdb_store.FEW, lmdb_store.FEW + 1, 33, 34, 100):
+        for prefix in (b"", b"\0", b"\1", b"\2", b"\3"):
+            assert opened.scan(prefix, b"", limit) == memory.scan(prefix, b"", limit)
     memory.clear()
     opened.clear()
     assert opened.scan(b"", b"", 1) == memory.scan(b"", b"", 1) == []
