@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from random import Random
+from typing import Any
 
 from kreplica.common.errors import StorageIOError
+from kreplica.log.file_names import LOG_SUFFIX
 from kreplica.sim.cluster import SimCluster
 
 CHANGES = ("create", "write", "rename", "remove", "make_directory")
@@ -54,6 +56,16 @@ class DiskFaults:
         times = 1 + self._random.randrange(2)
         self._cluster.brokers[broker_id].disk_fault = _Passing(refused, where, times)
 
+    def fail_a_flush(self, broker_id: int) -> None:
+        """The disk refuses to flush a segment, of a log that is flushed before an append is acknowledged, and
+        seems to be well again; what it has lost of other pages than those written next stays lost."""
+        logs = [log for log in self._cluster.program(broker_id).log_manager.logs() if _is_flushed(log)]
+        if not logs or self.is_failing(broker_id):
+            return
+        self._counts["flushes that failed"] += 1
+        where = f"/{self._random.choice(logs).topic_partition}/"
+        self._cluster.brokers[broker_id].disk_fault = _Passing(FLUSHES, where, 1, LOG_SUFFIX)
+
     def is_failing(self, broker_id: int) -> bool:
         return self._cluster.brokers[broker_id].disk_fault is not None
 
@@ -63,18 +75,24 @@ class DiskFaults:
 
 
 class _Passing:
-    """Refuses so many of the operations on paths with `where` in them; what a flush has lost then stays
-    lost."""
+    """Refuses so many of the operations on paths with `where` in them, and this suffix; what a flush has lost
+    then stays lost."""
 
-    def __init__(self, refused: tuple[str, ...], where: str, times: int) -> None:
+    def __init__(self, refused: tuple[str, ...], where: str, times: int, suffix: str = "") -> None:
         self._refused = refused
         self._where = where
         self._times = times
+        self._suffix = suffix
 
     def __call__(self, operation: str, path: str) -> None:
-        if operation in self._refused and self._where in path and self._times > 0:
+        is_meant = operation in self._refused and self._where in path and path.endswith(self._suffix)
+        if is_meant and self._times > 0:
             self._times -= 1
             _refuse(self._refused, operation, path)
+
+
+def _is_flushed(log: Any) -> bool:
+    return bool(log.config.durability != "page_cache")
 
 
 def _refuse(refused: tuple[str, ...], operation: str, path: str) -> None:

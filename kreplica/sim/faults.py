@@ -16,6 +16,7 @@ from typing import Any
 
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.disk_faults import DiskFaults
+from kreplica.sim.late_answers import LateAnswers
 from kreplica.sim.leader_changes import CONDITIONS, LeaderChanges
 from kreplica.sim.network import LinkConditions
 from kreplica.sim.rot_faults import RotFaults
@@ -53,6 +54,7 @@ class Faults:
         self._disks = DiskFaults(cluster, counts, random)
         self._bits = RotFaults(cluster.brokers, lambda _: cluster.brokers, counts, random)
         self._leaders = LeaderChanges(cluster, will, counts, random, self._later, self._restart)
+        self._answers = LateAnswers(cluster, counts, random, self._leaders.elect)
         self._kinds: dict[str, Callable[[int], None]] = {
             "kill": self._kill,
             "power cut": self._power_cut,
@@ -75,6 +77,8 @@ class Faults:
             "slow controller": self._leaders.hold_requests,
             "config change": self._configure,
             "retention": self._retain,
+            "late divergence": self._answers.strike,
+            "failing flush": self._fail_a_flush,
         }
         self._drawn = list(weights), list(weights.values())
 
@@ -110,6 +114,7 @@ class Faults:
             elif broker_id in self._controller.fenced:
                 self._will.unfence(broker_id, broker.life)
         self._leaders.heal()
+        self._answers.heal()
         self._bits.look()
         delay_ns = OPERATOR_MS * NANOSECONDS_PER_MS
         self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
@@ -214,6 +219,14 @@ class Faults:
     def _fail_once(self, broker_id: int) -> None:
         """Its disk fails for a moment, which is enough."""
         self._disks.fail_once(broker_id)
+        self._replace_disk_later(broker_id)
+
+    def _fail_a_flush(self, broker_id: int) -> None:
+        self._disks.fail_a_flush(broker_id)
+        if self._disks.is_failing(broker_id):
+            self._replace_disk_later(broker_id)
+
+    def _replace_disk_later(self, broker_id: int) -> None:
         life = self._cluster.brokers[broker_id].life
         self._later(REPAIR_MS, f"another disk for {broker_id}", partial(self._take_down, broker_id, life))
 

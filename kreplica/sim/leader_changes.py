@@ -66,7 +66,7 @@ class LeaderChanges:
         epoch."""
         state = self._random.choice(list(self._controller.partitions.values()))
         if state.leader in state.isr and self._will.may_lead(state.leader):
-            self._elect(state.topic_partition, self._random.choice(state.isr))
+            self.elect(state.topic_partition, self._random.choice(state.isr))
 
     def take_turns(self, _: int) -> None:
         """Two replicas in sync lead in turns, for moments, each perhaps without what the other has written.
@@ -96,7 +96,7 @@ class LeaderChanges:
             self._cluster.scheduler.add(
                 "fault",
                 f"{leader} is to lead {state.topic_partition}",
-                partial(self._elect, state.topic_partition, leader),
+                partial(self.elect, state.topic_partition, leader),
                 delay_ns=int(after_ms * NANOSECONDS_PER_MS),
             )
 
@@ -131,6 +131,12 @@ class LeaderChanges:
         self._cluster.network.change_link(sender, receiver, delay_us=SLOW_US, in_order=False)
         self._later(SLOW_FOR_MS, f"quicken {sender}->{receiver}", partial(self._quicken, sender, receiver))
 
+    def elect(self, at: TopicPartition, leader: int) -> None:
+        """Let a replica lead, if it is in sync and runs."""
+        state = self._controller.partitions[at]
+        if leader in state.isr and self._will.may_lead(leader) and not self._will.is_calm:
+            self._will.elect(state, leader, state.isr)
+
     # ---- within -------------------------------------------------------------------------------------------
 
     def _quicken(self, sender: int, receiver: int) -> None:
@@ -138,11 +144,6 @@ class LeaderChanges:
             self._cluster.network.change_link(
                 sender, receiver, delay_us=CONDITIONS.delay_us, in_order=CONDITIONS.in_order
             )
-
-    def _elect(self, at: TopicPartition, leader: int) -> None:
-        state = self._controller.partitions[at]
-        if leader in state.isr and self._will.may_lead(leader) and not self._will.is_calm:
-            self._will.elect(state, leader, state.isr)
 
     def _hear(self, broker_id: int) -> None:
         self._will.hear(broker_id, in_order=self._random.randrange(2) == 0)

@@ -8,12 +8,14 @@ it back. Thread rule: one thread, and no other simulation beside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kreplica.common.errors import StorageIOError
 from kreplica.common.future import resolved
 from kreplica.log import log_reader
+from kreplica.log.local_log import LocalLog
 from kreplica.replica import partition_fetch, partition_isr
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition import Partition
@@ -202,3 +204,14 @@ def forget_the_leader(decide: Replacement) -> Replacement:
         return decide(controller, topic_partition, **changes)
 
     return decide_without
+
+
+@mutant(LocalLog, "flush")
+def flush_once_more(flush: Replacement) -> Replacement:
+    """A flush that failed is tried again, which reports success although the pages are lost (KAFKA-10778)."""
+
+    def flush_again(log: Any, *arguments: Any, **settings: Any) -> None:
+        with suppress(StorageIOError):
+            flush(log, *arguments, **settings)
+
+    return flush_again

@@ -32,6 +32,7 @@ from kreplica.common.errors import (
     KafkaStorageError,
     KreplicaError,
     LogDirLocked,
+    StorageIOError,
     exception_for_os,
 )
 from kreplica.common.ports import Random
@@ -103,6 +104,8 @@ class SimStorage:
     def __init__(self, *, boot: int = 1, process_id: int = 1) -> None:
         self.before: Callable[[str, str], None] | None = None
         self.trace: list[Event] = []
+        # The directories of files of which something was refused, other than for want of room.
+        self.refused: set[str] = set()
         # Pages that the power cut which this storage comes from has lost, or has half written.
         self.lost_pages = 0
         self.torn_pages = 0
@@ -402,7 +405,11 @@ class SimStorage:
 
     def _note(self, event: Event) -> None:
         if self.before is not None:
-            self.before(event.operation, event.path)
+            try:
+                self.before(event.operation, event.path)
+            except StorageIOError:
+                self.refused.add(dirname(event.path))
+                raise
         self.trace.append(event)
 
 

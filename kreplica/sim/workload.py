@@ -13,6 +13,9 @@ from kreplica.sim.broker_factory import LOG_CONFIG
 # By how much a seed may change how often a kind of fault is drawn, and how often one is that it is about.
 FACTORS = (0, 0, 1, 1, 3)
 OFTEN, MOST_OFTEN = 40, 6
+# What most seeds have none of, and how often others do.
+RARE_FAULTS = ("late divergence", "failing flush")
+RARELY = (0, 0, 6, 40)
 # How often each kind of fault is drawn, for all together, where a seed does not say otherwise.
 FAULTS: Mapping[str, int] = {
     "kill": 5,
@@ -36,6 +39,8 @@ FAULTS: Mapping[str, int] = {
     "slow controller": 4,
     "config change": 2,
     "retention": 2,
+    "late divergence": 0,
+    "failing flush": 0,
 }
 
 
@@ -122,9 +127,10 @@ def draw_workload(random: Random) -> Workload:
 def _draw_faults(random: Random) -> Mapping[str, int]:
     """Some kinds of faults not at all, and others the more often: what hides a bug in one seed is away in
     another (swarm testing; Groce and others, 2012)."""
-    faults = {name: weight * FACTORS[random.randrange(len(FACTORS))] for name, weight in FAULTS.items()}
-    names = list(FAULTS)
+    names = [name for name, weight in FAULTS.items() if weight]
+    faults = {name: FAULTS[name] * FACTORS[random.randrange(len(FACTORS))] for name in names}
     for _ in range(random.randrange(MOST_OFTEN)):
         faults[names[random.randrange(len(names))]] += OFTEN
     # There is always something.
-    return {**faults, "cut": max(faults["cut"], 1)}
+    faults["cut"] = max(faults["cut"], 1)
+    return {**faults, **{name: RARELY[random.randrange(len(RARELY))] for name in RARE_FAULTS}}

@@ -9,9 +9,11 @@ from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.cluster_view import ClusterView
 from kreplica.sim.invariants.committed import (
     ConsistentRead,
+    Durable,
     LeaderCompleteness,
     LogMatching,
     NoCommittedRecordLost,
+    NothingAfterFailure,
 )
 from kreplica.sim.invariants.controllers_word import ScriptedWord
 from kreplica.sim.invariants.in_sync import IsrGrowth, LeaderInIsr, StrongIsr, ValidHighWatermark, WeakIsr
@@ -23,6 +25,8 @@ from kreplica.sim.scheduler import SimEvent
 # before.
 INVARIANTS: tuple[type[Invariant], ...] = (
     NeverBack,
+    Durable,
+    NothingAfterFailure,
     LogMatching,
     WeakIsr,
     StrongIsr,

@@ -118,6 +118,30 @@ class NoCommittedRecordLost:
         )
 
 
+class Durable:
+    """22. What a log took for flushed is there after a power cut."""
+
+    name: ClassVar[str] = "Durable"
+
+    def check(self, partition: PartitionView) -> None:
+        for replica in partition.changed:
+            lost, replica.lost_from_disk = replica.lost_from_disk, None
+            if lost is not None:
+                facts = f"{replica} ends at {lost} after a power cut, and had flushed more; {partition}"
+                raise InvariantViolated(self.name, facts)
+
+
+class NothingAfterFailure:
+    """A log whose disk has refused it something takes nothing more (KAFKA-10778)."""
+
+    name: ClassVar[str] = "NothingAfterFailure"
+
+    def check(self, partition: PartitionView) -> None:
+        for replica in partition.changed:
+            if replica.grew_after_failure:
+                raise InvariantViolated(self.name, f"{replica} goes on; {partition}")
+
+
 class ConsistentRead:
     """11. What a consumer got at an offset stays there, on every leader to come.
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kreplica._core.records import batches
+from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.damage import NO_DAMAGE
 from kreplica.sim.invariants.violation import InvariantViolated
@@ -33,6 +34,8 @@ class ReplicaView:
     """One partition's replica on one broker.
 
     `on_disk`: what its lives before have left on its disk goes up to there: a power cut leaves it, too.
+    `lost_from_disk`: from there on it did not, until somebody has asked.
+    `grew_after_failure`: whether its log took something after its disk had refused it something.
 
     `agreed`: the cells below it are those of the partition's committed log. `excused_from`: from that offset
     on it may hold what an unclean election has made void, or what a power cut has brought back, until it has
@@ -47,6 +50,7 @@ class ReplicaView:
     """
 
     __slots__ = (
+        "_had_failed",
         "_is_new",
         "agreed",
         "batch_start",
@@ -62,6 +66,7 @@ class ReplicaView:
         "former_epoch",
         "former_high_watermark",
         "former_log_start",
+        "grew_after_failure",
         "high_watermark",
         "is_anew",
         "is_from_checkpoint",
@@ -74,6 +79,7 @@ class ReplicaView:
         "leader_epoch",
         "log",
         "log_start",
+        "lost_from_disk",
         "lost_power",
         "maximal_isr",
         "member_epochs",
@@ -98,6 +104,8 @@ class ReplicaView:
         self.is_anew = False
         self.deleted_before = 0
         self.on_disk = 0
+        self.lost_from_disk: int | None = None
+        self.grew_after_failure = False
         self.lost_power = False
         self.broker_epoch = -1
         self.shrunk_to: int | None = None  # the lowest offset from which cells went since somebody asked
@@ -109,6 +117,7 @@ class ReplicaView:
         self.kept_mark = 0
         self.is_from_checkpoint = False
         self._is_new = True
+        self._had_failed = False  # whether its log was offline when its broker went down
         self.batch_start = 0  # the base offset of the last batch that was seen
         self.program: Any = None
         self.foreign: Any = None  # a log of this name, of another topic
@@ -187,6 +196,7 @@ class ReplicaView:
             # What lies behind the rot at which recovery stopped is where it was.
             known = self.on_disk if self.log.stopped_at is not None else self.log.flush_offset
             flushed = self.on_disk = min(max(known, self.on_disk), len(self.cells))
+            self._had_failed = self.log.is_offline
         durable = self.log is not None and self.log.config.durability == "fsync_quorum"
         self.program = self.partition = self.log = self.state = None
         self.is_running = self.is_leader = False
@@ -223,6 +233,9 @@ class ReplicaView:
         if self.log is not log:
             self.log = log
             self.batch_start = 0
+            # What one did that failed was not seen to the end.
+            if self.lost_power and self._is_new and not self._had_failed:
+                self._look_at_disk()
             if self.lost_power and log.stopped_at is None:
                 self.on_disk, self.lost_power = log.log_end_offset, False
                 if log.log_end_offset <= len(self.cells):
@@ -239,6 +252,8 @@ class ReplicaView:
         is_other = changed or end != len(self.cells) or log.log_start_offset != self.log_start
         # Where recovery stopped at rot, nobody knows where the log ends.
         if is_other and log.stopped_at is None:
+            local = log.local
+            self.grew_after_failure = end > len(self.cells) and local.directory in local.storage.refused
             self._read(end)
             changed = True
         changed = self._look_at_role() or changed
@@ -251,6 +266,14 @@ class ReplicaView:
             if log.stopped_at is None:
                 self.began_with = high_watermark
         return changed
+
+    def _look_at_disk(self) -> None:
+        """After a power cut: what had been flushed is there, but for what has rotted since."""
+        stopped_at = self.log.stopped_at
+        end = self.log.log_end_offset if stopped_at is None else stopped_at.first_offset
+        lost = self.cells[max(end, self.log_start) : self.on_disk]
+        if any(lost) and (stopped_at is None or not _has_rotted(self.log, self.cells[end])):
+            self.lost_from_disk = end
 
     def _present_log(self) -> Any:
         """The log as it is now; None where there is none, or it is closed for a while."""
@@ -373,3 +396,15 @@ class ReplicaView:
         self.on_disk = min(self.on_disk, end)
         self.kept_mark = min(self.kept_mark, end)
         self.batch_start = min(self.batch_start, max(end - 1, 0))
+
+
+def _has_rotted(log: Any, cell: Cell | None) -> bool:
+    """Whether recovery has stopped at the batch of this record, with a bit of it changed; nobody knows where
+    its own was not seen."""
+    damage = log.stopped_at
+    data = log.local.storage.read_file(damage.path)[damage.position :]
+    try:
+        found = next(iter(batches(data, partial=True)), None)
+    except CorruptMessage:
+        return False
+    return cell is None or (found is not None and found.crc == cell.crc)
