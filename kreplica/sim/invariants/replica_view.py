@@ -117,7 +117,7 @@ class ReplicaView:
         self.kept_mark = 0
         self.is_from_checkpoint = False
         self._is_new = True
-        self._had_failed = False  # whether its log was offline when its broker went down
+        self._had_failed = False  # whether its log was offline, or half mended, when its broker went down
         self.batch_start = 0  # the base offset of the last batch that was seen
         self.program: Any = None
         self.foreign: Any = None  # a log of this name, of another topic
@@ -196,7 +196,7 @@ class ReplicaView:
             # What lies behind the rot at which recovery stopped is where it was.
             known = self.on_disk if self.log.stopped_at is not None else self.log.flush_offset
             flushed = self.on_disk = min(max(known, self.on_disk), len(self.cells))
-            self._had_failed = self.log.is_offline
+            self._had_failed = self.log.is_offline or self.log.closed
         durable = self.log is not None and self.log.config.durability == "fsync_quorum"
         self.program = self.partition = self.log = self.state = None
         self.is_running = self.is_leader = False
@@ -229,7 +229,8 @@ class ReplicaView:
         log = self._present_log()
         if log is None or log.is_offline:
             # Where its disk failed it halfway, what it believes to hold is not what is there.
-            return self._look_at_role() or changed
+            changed = self._look_at_role() or changed
+            return self._look_at_last_commit(log) or changed
         if self.log is not log:
             self.log = log
             self.batch_start = 0
@@ -266,6 +267,14 @@ class ReplicaView:
             if log.stopped_at is None:
                 self.began_with = high_watermark
         return changed
+
+    def _look_at_last_commit(self, log: Any) -> bool:
+        """Until its broker hears that the log has failed, a leader commits, and gives to readers, what it had
+        before and the others have, too."""
+        if log is None or log is not self.log or not self.is_leader:
+            return False
+        before, self.high_watermark = self.high_watermark, min(log.high_watermark, len(self.cells))
+        return self.high_watermark != before
 
     def _look_at_disk(self) -> None:
         """After a power cut: what had been flushed is there, but for what has rotted since."""

@@ -1,4 +1,4 @@
-"""Random runs whose only fault is an answer that comes after leaders have changed, or one flush that fails."""
+"""Random runs of one fault: an answer that comes after leaders have changed, or a flush that fails."""
 
 from __future__ import annotations
 
