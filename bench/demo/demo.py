@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -86,7 +87,10 @@ class Demo:
     def run(self) -> bool:
         """Do all of it; whether all of it held."""
         with reading.session(self._directory / "spark") as spark:
-            self._teller.say(f"Spark {spark.version} runs in a JVM of its own, {spark.sparkContext.master}")
+            self._teller.say(
+                f"Spark {spark.version} runs in a JVM of its own, {spark.sparkContext.master}, "
+                f"on the Java of {os.environ['JAVA_HOME']}"
+            )
             with self._running_nodes() as nodes:
                 create_topic(nodes.bootstrap)
                 self._teller.say(
