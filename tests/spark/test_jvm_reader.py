@@ -114,6 +114,13 @@ def test_python_reads_what_the_jvm_does_not(spark: SparkSession, tmp_path: Path)
         read(spark, tmp_path, reader="scala").count()
 
 
+def test_a_view_in_sql(spark: SparkSession, reader: dict[str, str], tmp_path: Path) -> None:
+    fill(tmp_path / "t-0", 2)
+    given = f"path '{tmp_path}', reader '{reader['reader']}'"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW records USING kreplica OPTIONS ({given})")
+    assert spark.sql("SELECT max(offset) AS last FROM records WHERE partition = 0").head() == (9,)
+
+
 def test_a_session_without_a_jvm_has_the_python_reader(caplog: pytest.LogCaptureFixture) -> None:
     class Connect:
         """What `register` uses of a session of Spark Connect."""

@@ -217,7 +217,8 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
         if (reported == null || !consumed.isPresent() || reported.offsets.isEmpty()) {
             return found;
         }
-        SortedMap reached = ((LogOffsets) consumed.get()).offsets;
+        // Before the first batch of a restarted query it is as the checkpoint has it.
+        SortedMap reached = LogOffsets.of(((Offset) consumed.get()).json()).offsets;
         long least = Long.MAX_VALUE;
         long most = 0;
         long sum = 0;
