@@ -2,10 +2,10 @@
 
     python -m bench.peers.spark --rounds 3 [--kafka] [--cpu] [--rows 2000000]
 
-The same records in each place, all in the page cache; in a round every query runs at every place in turn, and
-the first round only warms up. A line has million rows per second, of wall time or, with --cpu, of the
-processor time that the JVM and its Python workers took, which a busy machine stretches less. The table is
-kept in build/bench-spark.json. Needs Java; --kafka needs Maven, too.
+The same records in each place, all in the page cache; in a round every query runs at every place in turn,
+and the first WARM_UP rounds only let the JVM compile. A line has million rows per second, of wall time or,
+with --cpu, of the processor time that the JVM and its Python workers took, which a busy machine stretches
+less. The table is kept in build/bench-spark.json. Needs Java; --kafka needs Maven, too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ KEYS = 10_000
 BATCH_BYTES = 256 << 10
 STREAM_ROWS = 1000
 STREAM_BATCHES = 20
+WARM_UP = 3
 PYTHON, PARQUET = "python reader", "parquet"
 T0_MS = 1_700_000_000_000
 
@@ -198,10 +199,10 @@ def reads(spark: SparkSession, rounds: int, rows: int, bootstrap: str | None, cl
             beside = Row(f"{name}, beside parquet", "M rows/s", REACH[query][index], best_of_others=True)
             source = Row(f"{name}, beside Spark's Kafka source", "M rows/s", 12.0)
             python = Row(f"{name}, the Python reader beside Spark's Kafka source", "M rows/s", 3.0)
-            for turn in range(rounds + 1):
+            for turn in range(rounds + WARM_UP):
                 for who, place in there.items():
                     figure = count / clock(lambda run=run, place=place: run(place())) / 1e6
-                    if turn:
+                    if turn >= WARM_UP:
                         note(who, figure, beside, source, python)
             table += [beside, source, python] if bootstrap is not None else [beside]
     return table
@@ -264,11 +265,11 @@ def scaling(jars: list[str], rounds: int, rows: int) -> list[Row]:
                     spark.read.format("kreplica").option("subscribe", f"t{SIZES[0]}").option("reader", reader)
                 )
                 taken = []
-                for _ in range(rounds + 1):
+                for _ in range(rounds + WARM_UP):
                     begin = time.perf_counter()
                     QUERIES["noop"](by.load(str(SCRATCH / "logs")))
                     taken.append(time.perf_counter() - begin)
-                found[cores] = rows / min(taken[1:])
+                found[cores] = rows / min(taken[WARM_UP:])
     table = []
     for reader, reach in (("jvm", 1.6), ("python", None)):
         row = Row(f"local[2] by local[1], {reader} reader", "x", reach, is_absolute=True)

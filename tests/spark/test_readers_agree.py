@@ -16,6 +16,7 @@ import kreplica
 from kreplica.common.types import AppendOrigin
 from kreplica.log.log_loader import OpenOptions
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
+from kreplica.runtime.storage import FileStorage
 from tests.support.batches import batch_of, build, record_of, with_crc
 from tests.support.logs import NOW_MS, open_log
 
@@ -122,6 +123,23 @@ def test_a_stream_over_what_retention_took(
             run(fail=True)
         run(fail=False)
     assert offsets(spark.read.parquet(str(work / "out"))) == [*range(10), *range(first, 40)]
+
+
+def test_a_directory_that_a_kafka_has_taken(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path
+) -> None:
+    """While it runs, its high watermark's checkpoint is the bound; then the end of the log."""
+    with kreplica.Log.open(tmp_path / "t-0") as log:
+        for n in range(3):
+            log.append([b"%d" % n, b"x"])
+    (tmp_path / "t-0" / "kreplica.state.deleted").unlink()
+    (tmp_path / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
+    lock = FileStorage().lock_directory(str(tmp_path))
+    try:
+        assert offsets(read(spark, tmp_path, reader)) == [0, 1, 2]
+    finally:
+        lock.release()
+    assert offsets(read(spark, tmp_path, reader)) == list(range(6))
 
 
 # ---- bad bytes --------------------------------------------------------------------------------------------
