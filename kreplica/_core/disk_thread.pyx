@@ -107,7 +107,7 @@ cdef class DiskThread:
         return self.queue.wakes[0]
 
     def submit(self, DiskJob job not None, Lane lane=None, *, bint lazily=False):
-        """Have `job` done, after all that was submitted before. `lazily`: within some ms will do."""
+        """Have `job` done, after all that was submitted before. `lazily`: within some ms will do, after others."""
         self.require_own()
         if job.submitted:
             raise ValueError("a job is done once")

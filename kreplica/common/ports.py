@@ -169,7 +169,7 @@ class Disk(Protocol):
     ) -> None:
         """Have the job done after those before it; then `done(job)` is called in the node's loop.
 
-        `lazily`: within some ms will do.
+        `lazily`: within some ms will do, after jobs that come later.
         """
         ...
 

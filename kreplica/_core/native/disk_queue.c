@@ -13,7 +13,7 @@
 #endif
 
 enum { STACK_BYTES = 256 << 10 };
-/* How long after its last job the thread looks by itself for what was submitted lazily. */
+/* How long what was submitted lazily waits, for more of its kind or for nothing else to do. */
 #define DOZE_NS (20 * 1000 * 1000)
 
 static int64_t now_ns(clockid_t clock) {
@@ -79,7 +79,22 @@ static int finish(kr_disk_queue *queue, kr_job *job, int status) {
     return is_first;
 }
 
+static void append(kr_job **first, kr_job **last, kr_job *job) {
+    if (*last)
+        (*last)->next = job;
+    else
+        *first = job;
+    *last = job;
+}
+
+/* Called under the lock. */
 static kr_job *pop(kr_disk_queue *queue) {
+    kr_job *lazy = queue->lazy_first;
+    if (lazy && (queue->stopping || queue->settling || now_ns(CLOCK_MONOTONIC) >= lazy->submitted_ns + DOZE_NS)) {
+        append(&queue->first, &queue->last, lazy);
+        queue->last = queue->lazy_last;
+        queue->lazy_first = queue->lazy_last = NULL;
+    }
     kr_job *job = queue->first;
     if (!job) return NULL;
     queue->first = job->next;
@@ -89,14 +104,19 @@ static kr_job *pop(kr_disk_queue *queue) {
 
 /* Called under the lock, with nothing to do. */
 static void rest(kr_disk_queue *queue) {
-    int64_t until_ns = now_ns(CLOCK_REALTIME) + DOZE_NS;
+    int64_t doze_ns = DOZE_NS;
+    if (queue->lazy_first) {
+        doze_ns += queue->lazy_first->submitted_ns - now_ns(CLOCK_MONOTONIC);
+        if (doze_ns <= 0) return;
+    }
+    int64_t until_ns = now_ns(CLOCK_REALTIME) + doze_ns;
     struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
     queue->dozing = 1;
     int woken = pthread_cond_timedwait(&queue->wanted, &queue->lock, &until);
     queue->dozing = 0;
-    if (woken != ETIMEDOUT) return;
+    if (woken != ETIMEDOUT || queue->lazy_first) return;
     queue->asleep = 1;
-    while (!queue->first && !queue->stopping) pthread_cond_wait(&queue->wanted, &queue->lock);
+    while (!queue->first && !queue->lazy_first && !queue->stopping) pthread_cond_wait(&queue->wanted, &queue->lock);
     queue->asleep = 0;
 }
 
@@ -187,11 +207,10 @@ void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily) {
     if (!queue->running) {
         is_noticed = finish(queue, job, KR_HELD);
     } else {
-        if (queue->last)
-            queue->last->next = job;
+        if (lazily)
+            append(&queue->lazy_first, &queue->lazy_last, job);
         else
-            queue->first = job;
-        queue->last = job;
+            append(&queue->first, &queue->last, job);
         is_wanted = queue->asleep || (queue->dozing && !lazily);
     }
     pthread_mutex_unlock(&queue->lock);
@@ -213,8 +232,8 @@ kr_job *kr_disk_take(kr_disk_queue *queue) {
 void kr_disk_settle(kr_disk_queue *queue, kr_lane *lane) {
     pthread_mutex_lock(&queue->lock);
     /* What was submitted lazily is waited for now. */
-    if (lane->in_flight) pthread_cond_signal(&queue->wanted);
     queue->settling++;
+    if (lane->in_flight) pthread_cond_signal(&queue->wanted);
     while (lane->in_flight) pthread_cond_wait(&queue->finished, &queue->lock);
     queue->settling--;
     pthread_mutex_unlock(&queue->lock);

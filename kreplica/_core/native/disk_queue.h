@@ -1,5 +1,5 @@
 /* A native thread that does the work of a disk for event loops: a queue of jobs in, a notice through a file descriptor
- * back. It never takes the GIL. A job is run once, whole, in the order of submission.
+ * back. It never takes the GIL. A job is run once, whole, in the order of submission, but for lazy ones.
  *
  * A lane is a sequence of jobs of which each builds on the one before it, such as the appends of one log. A job that
  * does not come out as OK holds its lane: those behind it come back with KR_HELD and have done nothing, until the
@@ -35,6 +35,7 @@ typedef struct kr_disk_queue {
     pthread_cond_t wanted;   /* a job came, or the end */
     pthread_cond_t finished; /* a job was run */
     kr_job *first, *last;
+    kr_job *lazy_first, *lazy_last; /* done when they have waited for a moment; not before those that came later */
     kr_job *done_first, *done_last;
     kr_job *current;
     int64_t length; /* jobs that are not back yet */
@@ -53,7 +54,7 @@ int kr_disk_start(kr_disk_queue *queue);
 void kr_disk_stop(kr_disk_queue *queue, int at_once);
 void kr_disk_destroy(kr_disk_queue *queue);
 
-/* `lazily`: it may wait some ms for company. */
+/* `lazily`: it may wait for some ms, and others overtake it. */
 void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily);
 /* The jobs that were run since the last call, linked by `next`; the notice is taken with them. */
 kr_job *kr_disk_take(kr_disk_queue *queue);
