@@ -197,6 +197,25 @@ def test_what_was_submitted_lazily_is_done_without_another(disk: DiskThread) -> 
         taken(disk, 1)
 
 
+def test_what_was_submitted_lazily_is_done_while_others_keep_coming(disk: DiskThread) -> None:
+    lazy, others = DiskJob(), [DiskJob()]
+    disk.submit(lazy, Lane(), lazily=True)
+    disk.submit(others[0], Lane())
+    while not disk.is_finished(lazy):
+        others.append(DiskJob())
+        disk.submit(others[-1], Lane())
+    done = taken(disk, 1 + len(others))
+    assert [job for job in done if job is not lazy] == others
+
+
+def test_the_end_waits_for_what_was_submitted_lazily() -> None:
+    disk, lazy = DiskThread(), DiskJob()
+    disk.submit(lazy, Lane(), lazily=True)
+    disk.stop()
+    assert disk.take() == [lazy]
+    assert not lazy.is_held
+
+
 def test_a_flush_fails_as_the_region_does(disk: DiskThread, tmp_path: Path) -> None:
     region = Region(tmp_path / "file", 4096, writable=True, create=True)
     region.write(0, b"x")
