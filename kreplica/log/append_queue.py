@@ -170,7 +170,7 @@ class AppendQueue:
         entry = self._waiting[0]
         with self._log.offsets_lock:
             if not self._in_flight:
-                self.end = self._log.log_end_offset
+                self.end = self._log.state.log_end_offset
                 self.producers.clear()
             job = None if entry.is_declined else entry.append.make_job(self)
             if job is not None:

@@ -233,8 +233,9 @@ class AppendManager:
         self._on_appended(partition, change)
 
     def _count(self, info: LogAppendInfo) -> None:
-        self._bytes_in.mark(info.size)
-        self._messages_in.mark(info.record_count)
+        # As `mark` does it, without two calls for each append.
+        self._bytes_in.count += info.size
+        self._messages_in.count += info.record_count
 
     def refused(self, topic_partition: TopicPartition, error: KreplicaError) -> KreplicaError:
         """What to answer to an append that failed so."""

@@ -223,7 +223,7 @@ def submit_to_follower(
 def _begins_anew(partition: Partition, log: UnifiedLog, leader_log_start: int) -> bool:
     # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether its
     # records join on to it. A power cut may undo the deletion on both.
-    return log.log_end_offset <= leader_log_start and bool(log.size) and not _may_be_elected(partition)
+    return log.state.log_end_offset <= leader_log_start and bool(log.size) and not _may_be_elected(partition)
 
 
 def _wait_durable(log: UnifiedLog, info: LogAppendInfo | None) -> None:
@@ -238,7 +238,8 @@ def update_follower_high_watermark(
     """As Partition.update_follower_high_watermark."""
     with partition.leader_isr_update_lock:
         log = _follower_log(partition, leader_epoch)
-        offset = min(leader_high_watermark, log.log_end_offset)
+        end = log.state.log_end_offset
+        offset = leader_high_watermark if leader_high_watermark < end else end
         return log.maybe_increment_high_watermark(offset) is not None
 
 

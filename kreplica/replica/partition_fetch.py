@@ -76,9 +76,13 @@ def fetch_records(
     at_least_one: bool,
 ) -> LogReadInfo:
     """As Partition.fetch_records."""
-    term = log_with_epoch(partition, current_leader_epoch, only_leader)
+    term = partition.term
     log = term.log
-    assert log is not None
+    if current_leader_epoch != term.leader_epoch or log is None or not term.leads:
+        # What is nearly always so is looked at here; the rest, and who is refused, there.
+        term = log_with_epoch(partition, current_leader_epoch, only_leader)
+        log = term.log
+        assert log is not None
     replica = None if replica_id < 0 else partition.replica(replica_id)
     if replica_id >= 0 and replica is None:
         _refuse_follower(partition, replica_id, current_leader_epoch)

@@ -483,7 +483,7 @@ class ReplicaFetcher:
     ) -> bool:
         """Append what came, and take over the leader's marks behind it; whether anything moved by now."""
         log, epoch = partition.local_log, state.leader_epoch
-        if log.log_end_offset != state.fetch_offset:
+        if log.state.log_end_offset != state.fetch_offset:
             # Something else has cut or filled the log: fetch again, from where it ends now.
             latest = log.latest_epoch
             epoch = -1 if latest is None else latest

@@ -346,9 +346,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     @property
     def _has_enough(self) -> bool:
-        memory = self._server.memory
-        if memory.is_full and (self._slots or self._receiving_bytes):
-            memory.wait(self)
+        if (self._slots or self._receiving_bytes) and self._server.memory.is_full:
+            self._server.memory.wait(self)
             return True
         return (
             self._is_reader_slow
