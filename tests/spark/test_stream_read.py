@@ -69,6 +69,17 @@ def output(spark: SparkSession, work: Path) -> DataFrame:
     return spark.read.parquet(str(work / "out"))
 
 
+@pytest.mark.parametrize("latest", ["latest", '{"t": {"0": -1}}'])
+def test_a_start_at_the_latest_offset(spark: SparkSession, tmp_path: Path, latest: str) -> None:
+    """Which only a batch could not have."""
+    node, work = tmp_path / "node", tmp_path / "work"
+    append(node / "t-0", 3)
+    run_once(spark, node, work, startingOffsets=latest)
+    append(node / "t-0", 2)
+    run_once(spark, node, work, startingOffsets=latest)
+    assert sorted(row.offset for row in output(spark, work).collect()) == [3, 4]
+
+
 def test_every_record_once_over_restarts(spark: SparkSession, tmp_path: Path) -> None:
     node, work = tmp_path / "node", tmp_path / "work"
     append(node / "t-0", 10)

@@ -27,6 +27,7 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
     private final boolean counts;
     private final int limit;
     private LogRange[] tasks;
+    private boolean streams;
     private long rows;
     private long bytes;
 
@@ -55,6 +56,7 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
     }
 
     public MicroBatchStream toMicroBatchStream(String checkpoint) {
+        streams = true;
         return new KreplicaStream(given.parse(true), schema);
     }
 
@@ -67,16 +69,18 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
         return new ReaderFactory(schema, new ReadSettings(given.parse(false)), limit, counts);
     }
 
-    /** At most so many rows and bytes, as offsets and files tell: gaps count. */
+    /** At most so many rows and bytes, as offsets and files tell: gaps count. A stream's are not known. */
     public Statistics estimateStatistics() {
-        plan();
+        if (!streams) {
+            plan();
+        }
         return new Statistics() {
             public OptionalLong sizeInBytes() {
-                return OptionalLong.of(bytes);
+                return streams ? OptionalLong.empty() : OptionalLong.of(bytes);
             }
 
             public OptionalLong numRows() {
-                return OptionalLong.of(rows);
+                return streams ? OptionalLong.empty() : OptionalLong.of(rows);
             }
         };
     }
