@@ -105,13 +105,6 @@ final class RecordCursor {
     }
 
     private int varint(int end) throws BadRecords {
-        if (position < end) {
-            int b = data.get(position);
-            if (b >= 0) {
-                position++;
-                return (b >>> 1) ^ -(b & 1);
-            }
-        }
         long value = varlong(end);
         if (value < Integer.MIN_VALUE || value > Integer.MAX_VALUE) {
             throw new BadRecords("a number of more than 32 bits");
@@ -120,6 +113,24 @@ final class RecordCursor {
     }
 
     private long varlong(int end) throws BadRecords {
+        // Nearly all numbers of a record have one byte or two.
+        if (position + 1 < end) {
+            int first = data.get(position);
+            if (first >= 0) {
+                position++;
+                return (first >>> 1) ^ -(first & 1);
+            }
+            int second = data.get(position + 1);
+            if (second >= 0) {
+                position += 2;
+                int value = (first & 0x7f) | second << 7;
+                return (value >>> 1) ^ -(value & 1);
+            }
+        }
+        return longer(end);
+    }
+
+    private long longer(int end) throws BadRecords {
         long value = 0;
         for (int shift = 0; shift < 70; shift += 7) {
             if (position >= end) {
