@@ -23,9 +23,9 @@ def run(
     directories: list[str],
     node_id: int,
     cluster_id: str | None,
-    initial_controllers: str | None,
     ignore_formatted: bool,
     as_json: bool,
+    initial_controllers: str | None = None,
 ) -> int:
     """Format the directories, the first of which has the metadata log; returns the exit code.
 

@@ -51,7 +51,7 @@ def format_directories(
     from kreplica.cli import format as command
 
     paths = [str(path.absolute()) for path in directory]
-    code = command.run(paths, node_id, cluster_id, initial_controllers, ignore_formatted, as_json)
+    code = command.run(paths, node_id, cluster_id, ignore_formatted, as_json, initial_controllers)
     raise typer.Exit(code)
 
 

@@ -243,7 +243,7 @@ def _format(node_id: int, path: str, cluster_id: str, initial_controllers: str |
     config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=(path,))
     if not is_formatted(config, FileStorage()):
         with contextlib.redirect_stdout(io.StringIO()):
-            format_command.run([path], node_id, cluster_id, initial_controllers, False, False)
+            format_command.run([path], node_id, cluster_id, False, False, initial_controllers)
     found = read_properties(config, FileStorage(), path)
     assert found is not None
     assert found.directory_id is not None

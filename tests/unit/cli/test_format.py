@@ -21,7 +21,7 @@ CONTROLLERS = f"1@10.0.0.1:9093:{FIRST},2@[::1]:9093:{SECOND}"
 
 def formatted(directory: Path, node_id: int, controllers: str = CONTROLLERS) -> Uuid | None:
     """The id of the directory then."""
-    assert command.run([str(directory)], node_id, CLUSTER, controllers, False, False) == 0
+    assert command.run([str(directory)], node_id, CLUSTER, False, False, controllers) == 0
     config = NodeConfig(node_id=node_id, cluster_id=CLUSTER, directories=(str(directory),))
     found = read_properties(config, FileStorage(), str(directory))
     assert found is not None
@@ -44,7 +44,7 @@ def test_a_directory_keeps_its_id(tmp_path: Path) -> None:
     formatted(tmp_path / "1", 1)
     other = f"1@10.0.0.1:9093:{SECOND}"
     with pytest.raises(InvalidConfig, match=FIRST):
-        command.run([str(tmp_path / "1")], 1, CLUSTER, other, True, False)
+        command.run([str(tmp_path / "1")], 1, CLUSTER, True, False, other)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_a_directory_keeps_its_id(tmp_path: Path) -> None:
 )
 def test_what_names_no_voters_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidConfig, match="--initial-controllers"):
-        command.run([str(tmp_path / "1")], 1, CLUSTER, text, False, False)
+        command.run([str(tmp_path / "1")], 1, CLUSTER, False, False, text)
     assert not (tmp_path / "1").exists()
