@@ -22,6 +22,11 @@ class Led:
         self.topic_partition = TopicPartition("t", key)
         self.watermark = Watermark()
 
+    @property
+    def term(self) -> Led:
+        """What holds in its leader epoch; here it is always the same one."""
+        return self
+
 
 class NoLoop:
     """A loop in which no deadline ever comes."""
