@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 BATCH_BYTES = 1 << 19
 # A record that fits max.message.bytes by its default, with what a batch has besides.
 MAX_RECORD_BYTES = 1_000_000
+# What a record has besides its key, value and headers, about.
+ROW_BYTES = 16
 KNOWN = ("key", "value", "headers", "topic", "partition")
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
 STAGED = pyarrow.schema([("key", pyarrow.binary()), ("value", pyarrow.binary()), ("headers", HEADERS)])
@@ -85,12 +88,11 @@ class Rows:
         rows = pyarrow.RecordBatch.from_arrays(
             [_column(columns, field, batch.num_rows) for field in STAGED], schema=STAGED
         )
-        _check_sizes(rows)
+        _check(rows)
         for at, indices in self._places(columns, rows).items():
             mine = rows.take(indices)
-            step = max(1, mine.num_rows * BATCH_BYTES // max(mine.nbytes, 1))
-            for start in range(0, mine.num_rows, step):
-                yield at, mine.slice(start, step)
+            for start, stop in _pieces(_row_bytes(mine)):
+                yield at, mine.slice(start, stop - start)
 
     def _places(self, columns: Mapping[str, Any], rows: ArrowRecordBatch) -> dict[TopicPartition, Any]:
         """Of each partition the numbers of its rows, in order."""
@@ -167,11 +169,43 @@ def _column(columns: Mapping[str, Any], field: Any, rows: int) -> Any:
     return pyarrow.nulls(rows, field.type) if array is None else array.cast(field.type)
 
 
-def _check_sizes(rows: ArrowRecordBatch) -> None:
+def _check(rows: ArrowRecordBatch) -> None:
+    """What a log would refuse is refused here, before anything of the batch is written."""
     for name in ("key", "value"):
         longest = compute.max(compute.binary_length(rows.column(name))).as_py() or 0
         if longest > MAX_RECORD_BYTES:
             raise MessageTooLarge(f"a {name} of {longest} bytes, {MAX_RECORD_BYTES} allowed")
+    longest = compute.max(_row_bytes(rows)).as_py() or 0
+    if longest > MAX_RECORD_BYTES + ROW_BYTES:
+        raise MessageTooLarge(f"a record of {longest} bytes, {MAX_RECORD_BYTES} allowed")
+    headers = rows.column("headers").flatten()
+    if headers.null_count or headers.field("key").null_count:
+        raise SinkError("column headers: a header without a key")
+
+
+def _row_bytes(rows: ArrowRecordBatch) -> Any:
+    """How long each row is as a record, or somewhat less."""
+    headers = rows.column("headers")
+    each = compute.add(_length(headers.values.field("key")), _length(headers.values.field("value")))
+    ends = pyarrow.concat_arrays([pyarrow.array([0], pyarrow.int64()), compute.cumulative_sum(each)])
+    of_headers = compute.subtract(ends.take(headers.offsets[1:]), ends.take(headers.offsets[:-1]))
+    of_pair = compute.add(_length(rows.column("key")), _length(rows.column("value")))
+    return compute.add(compute.add(of_pair, of_headers), ROW_BYTES)
+
+
+def _length(column: Any) -> Any:
+    return compute.fill_null(compute.binary_length(column).cast(pyarrow.int64()), 0)
+
+
+def _pieces(sizes: Any) -> Iterator[tuple[int, int]]:
+    """Rows [start, stop) that are a batch each: of one row, or of BATCH_BYTES at most."""
+    ends = compute.cumulative_sum(sizes).to_pylist()
+    start = 0
+    while start < len(ends):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES, start))
+        yield start, stop
+        start = stop
 
 
 def _sync(path: str) -> None:

@@ -15,7 +15,15 @@ import kreplica
 from kreplica.common.errors import InvalidFile, MessageTooLarge
 from spark_connector import commit_log
 from spark_connector.commit_log import CommitLog, directory_commits
-from spark_connector.sink_rows import Rows, SinkError, StagedFile, Staging, check_schema, staged_batches
+from spark_connector.sink_rows import (
+    HEADERS,
+    Rows,
+    SinkError,
+    StagedFile,
+    Staging,
+    check_schema,
+    staged_batches,
+)
 
 
 def values(directory: Path) -> list[bytes | None]:
@@ -160,6 +168,13 @@ def test_bad_rows(tmp_path: Path) -> None:
         staging.write(rows(1, topic=["t"], partition=[-1]))
     with pytest.raises(MessageTooLarge, match="a value of 1000001 bytes"):
         staging.write(pyarrow.RecordBatch.from_pydict({"value": [bytes(1_000_001)], "topic": ["t"]}))
+    for headers in ([[(None, b"1")]], [[None]]):
+        with pytest.raises(SinkError, match="a header without a key"):
+            staging.write(rows(1, topic=["t"], headers=pyarrow.array(headers, HEADERS)))
+    large = pyarrow.array([[("a", bytes(600_000)), ("b", bytes(600_000))]], HEADERS)
+    with pytest.raises(MessageTooLarge, match="a record of 12000"):
+        staging.write(rows(1, topic=["t"], headers=large))
+    assert staging.close() == []
 
 
 @pytest.mark.parametrize(
@@ -184,3 +199,18 @@ def test_large_batches_are_parted(tmp_path: Path) -> None:
     batch = pyarrow.RecordBatch.from_pydict({"value": [bytes(900_000)] * 5})
     assert commits.commit(0, stage(commits, 0, batch))
     assert values(tmp_path / "logs" / "t-0") == [bytes(900_000)] * 5
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1] * 400 + [900_000] * 3 + [1] * 400, [1] * 40_000, [600_000, 1, 600_000]]
+)
+def test_each_batch_fits_whatever_the_rows_lengths_are(tmp_path: Path, sizes: list[int]) -> None:
+    commits = directory_commits(str(tmp_path / "logs"), "query")
+    given = [bytes(size) for size in sizes]
+    headers = pyarrow.array([[("h", value)] if n % 2 else None for n, value in enumerate(given)], HEADERS)
+    plain = [None if n % 2 else value for n, value in enumerate(given)]
+    batch = pyarrow.RecordBatch.from_pydict({"value": plain, "headers": headers})
+    assert commits.commit(0, stage(commits, 0, batch.slice(0, 7), batch.slice(7)))
+    with kreplica.Log.open(tmp_path / "logs" / "t-0", read_only=True) as log:
+        found = [record.headers[0][1] if record.headers else record.value for record in log.read()]
+    assert found == given
