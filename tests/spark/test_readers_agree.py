@@ -92,6 +92,40 @@ def test_segments_come_and_go(spark: SparkSession, reader: dict[str, str], tmp_p
         assert frame.count() == len(expected)
 
 
+@pytest.mark.parametrize("codec", ["uncompressed", "lz4"])
+def test_a_range_that_begins_in_a_gap(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path, codec: str
+) -> None:
+    """Compaction has taken the records at a batch's end: none of it is in the range, and all that follows."""
+    with kreplica.Log.open(tmp_path / "t-0", cleanup_policy="compact", compression_type=codec) as log:
+        for n in range(3):
+            log.append([kreplica.Record(b"v", key=key, timestamp=NOW_MS) for key in (b"%d" % n, b"x", b"y")])
+            log.roll()
+        log.compact()
+        log.append([kreplica.Record(b"v", key=b"end", timestamp=NOW_MS)])
+    for start in range(10):
+        expected = [n for n in (0, 3, 6, 7, 8, 9) if n >= start]
+        frame = read(spark, tmp_path, reader).where(f"offset >= {start}")
+        assert offsets(frame) == expected, start
+        assert frame.count() == len(expected), start
+
+
+def test_a_group_without_records_is_none(spark: SparkSession, reader: dict[str, str], tmp_path: Path) -> None:
+    """A range may hold offsets and no records: of a gap, of a marker, of what was aborted."""
+    log = open_log(tmp_path / "t-0", options=OpenOptions(high_watermark=0))
+    sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    log.append_as_leader(batch(b"0", base_sequence=0, **sent), 0)
+    aborted = EndTransactionMarker(False, 0)
+    marker = build_end_transaction_marker(aborted, producer_id=7, producer_epoch=0, timestamp_ms=NOW_MS)
+    log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
+    log.update_high_watermark(2)
+    log.close()
+    frame = read(spark, tmp_path, reader, kafka__isolation__level="read_committed")
+    assert frame.count() == 0
+    for each in (frame, read(spark, tmp_path, reader).where("offset > 1000")):
+        assert each.groupBy("topic", "partition").count().collect() == []
+
+
 def test_a_stream_over_what_retention_took(
     spark: SparkSession, reader: dict[str, str], tmp_path: Path
 ) -> None:

@@ -34,11 +34,22 @@ final class CountReader implements PartitionReader {
         }
         isDone = true;
         try {
-            found = row(count());
+            long count = count();
+            // Without a group the count of nothing is a row; a group without records is none.
+            found = count > 0 || !isGrouped() ? row(count) : null;
         } catch (InternalError error) {
             throw RangeReader.lostPage(error);
         }
-        return true;
+        return found != null;
+    }
+
+    private boolean isGrouped() {
+        StructField[] fields = schema.fields();
+        boolean grouped = false;
+        for (int i = 0; i < fields.length; i++) {
+            grouped = grouped || Columns.number(fields[i].name()) >= 0;
+        }
+        return grouped;
     }
 
     private long count() throws IOException {

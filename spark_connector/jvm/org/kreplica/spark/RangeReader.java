@@ -42,22 +42,24 @@ final class RangeReader implements PartitionReader {
 
     private boolean fill() throws IOException {
         rows.clear();
-        if (!isOpen) {
-            records.reuse();
-        }
         ByteBuffer bytes = null;
         Object place = null;
         while (rows.rows() < Math.min(rowsLeft, RowBatch.CAPACITY)) {
+            // A batch may have no rows for the range: compaction took those at its end, where the range begins.
+            boolean isEmpty = rows.rows() == 0;
+            if (!isOpen && isEmpty) {
+                records.reuse();
+            }
             if (!isOpen && !openNext()) {
                 break;
             }
-            if (place != null && place != records.place()) {
+            if (!isEmpty && place != records.place()) {
                 break;
             }
             place = records.place();
             bytes = records.cursor.data;
             takeRows();
-            if (!isOpen && records.decompressedBytes() >= DECOMPRESSED_BYTES) {
+            if (!isOpen && rows.rows() > 0 && records.decompressedBytes() >= DECOMPRESSED_BYTES) {
                 break;
             }
         }
