@@ -18,7 +18,7 @@ from pyarrow import compute, ipc
 
 from kreplica._core.partitioner import partitions_of
 from kreplica.common.errors import MessageTooLarge
-from kreplica.common.types import TopicPartition, check_topic_name
+from kreplica.common.types import INT32_MAX, TopicPartition, check_topic_name
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
@@ -106,7 +106,8 @@ class Rows:
             if "partition" in columns:
                 placed = compute.coalesce(columns["partition"].take(indices).cast(pyarrow.int32()), placed)
             for partition in compute.unique(placed).to_pylist():
-                if partition < 0:
+                # With the last number there would be more partitions than can be counted.
+                if not 0 <= partition < INT32_MAX:
                     raise SinkError(f"{topic}: there is no partition {partition}")
                 mine = compute.indices_nonzero(compute.equal(placed, partition))
                 found[TopicPartition(topic, partition)] = indices.take(mine)

@@ -164,8 +164,9 @@ def test_bad_rows(tmp_path: Path) -> None:
         staging.write(rows(1, topic=pyarrow.array([None], pyarrow.string())))
     with pytest.raises(kreplica.KreplicaError, match="is no topic name"):
         staging.write(rows(1, topic=["a/b"]))
-    with pytest.raises(SinkError, match="there is no partition -1"):
-        staging.write(rows(1, topic=["t"], partition=[-1]))
+    for partition in (-1, 2**31 - 1):
+        with pytest.raises(SinkError, match=f"there is no partition {partition}"):
+            staging.write(rows(1, topic=["t"], partition=[partition]))
     with pytest.raises(MessageTooLarge, match="a value of 1000001 bytes"):
         staging.write(pyarrow.RecordBatch.from_pydict({"value": [bytes(1_000_001)], "topic": ["t"]}))
     for headers in ([[(None, b"1")]], [[None]]):
