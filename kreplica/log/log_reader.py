@@ -100,6 +100,9 @@ def read(
             if records is not None:
                 break
             _stop_at_damage(log, segment, start_offset, bound)
+            if not at_least_one and position_of(log, segment, start_offset) is not None:
+                # There is no room for what is here: what follows in other segments must not come before it.
+                break
     state = log.state
     aborted: Sequence[AbortedTxn] = ()
     if isolation == "txn_committed" and records is not None:

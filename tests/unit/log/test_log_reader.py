@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kreplica._core.records import batches
 from kreplica.common import errors
 from kreplica.log.unified_log import UnifiedLog
 from tests.support.batches import build
@@ -129,3 +130,17 @@ def test_appends_that_wait_for_the_disk_do_not_hold_the_log(tmp_path, ways):
         thread.join(timeout=60)
         assert not thread.is_alive()
     assert log.flush_offset == log.log_end_offset == 40
+
+
+def test_where_there_is_no_room_for_a_batch_nothing_behind_it_is_read_either(tmp_path):
+    log = open_log(tmp_path / "t-0", segment_bytes=2000)
+    log.append_records([b"first"])
+    log.append_records([b"x" * 1900])
+    log.append_records([b"small"])
+    log.append_records([b"y" * 1900])
+    log.append_records([b"last"])
+    assert len(log.local.segments) >= 3
+    for start in range(4):
+        found = log.read(start, 300, isolation="log_end", at_least_one=False).records
+        offsets = [] if found is None else [batch.base_offset for batch in batches(found)]
+        assert offsets == ([] if start in (1, 3) else [start])
