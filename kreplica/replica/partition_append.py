@@ -71,7 +71,7 @@ def submit_to_leader(
     with partition.leader_isr_update_lock:
         log = partition.require_leader(required_acks)
         partition.require_epoch(leader_epoch)
-        epoch = partition.term.leader_epoch
+        term = partition.term
     assert log.queue is not None
 
     def made(info: LogAppendInfo | KreplicaError) -> None:
@@ -97,7 +97,10 @@ def submit_to_leader(
         else:
             appended(info, change)
 
-    log.queue.submit(LeaderAppend(log, records, epoch, origin, made, declined))
+    def is_led() -> bool:
+        return partition.term is term
+
+    log.queue.submit(LeaderAppend(log, records, term.leader_epoch, origin, made, declined, is_led))
 
 
 def _bare(error: KreplicaError) -> KreplicaError:

@@ -135,7 +135,12 @@ def make_follower(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> 
         partition.leader_and_isr = told
         partition.assign_replicas(())
         partition.set_state(CommittedPartitionState((), told.leader_recovery_state))
-        return is_new_epoch
+    if former.leads and former.log is log:
+        # What a disk thread was still appending for the term that is over is in the log when its end is told
+        # to the new leader: else that one would count records that are about to be cut with all the rest.
+        with log.lock:
+            pass
+    return is_new_epoch
 
 
 def close(partition: Partition) -> None:
