@@ -36,3 +36,14 @@ def _no_callback_fails(request):
     logger.removeHandler(failures)
     if request.node.get_closest_marker("callbacks_may_fail") is None:
         assert failures.records == []
+
+
+@pytest.fixture(autouse=True)
+def _own_logging():
+    """What a command sets up for its process's log, with a standard error that is gone by the next test."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if type(each) is logging.StreamHandler]:
+        root.removeHandler(handler)
