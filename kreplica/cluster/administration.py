@@ -6,6 +6,7 @@ Those are the hooks at the end. Thread rule: the subclass's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import index
@@ -33,7 +34,7 @@ T = TypeVar("T")
 TIMEOUT = 30.0
 
 
-class ClusterAdministration:
+class ClusterAdministration(ABC):
     """Topics, their partitions, and who leads them."""
 
     # ---- topics -------------------------------------------------------------------------------------------
@@ -155,26 +156,26 @@ class ClusterAdministration:
     # ---- for subclasses -----------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def _admin(self) -> Admin:
         """Whom topics are asked of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:
         """Ask, and wait for the answer, which comes within `timeout` seconds or fails."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         """Come back when the condition holds. Raises RequestTimedOut."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _newest(self) -> ClusterMetadata:
         """What the node that knows most knows. Raises KreplicaError where none runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _known(self) -> list[ClusterMetadata]:
         """What each live broker knows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _node(self, node_id: int) -> Node | None:
         """The node, None where it does not run."""
-        raise NotImplementedError
