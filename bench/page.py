@@ -59,7 +59,7 @@ def cell(figures: list[float] | None) -> str:
     if not figures:
         return ""
     ordered = sorted(figures)
-    middle = figure(ordered[len(ordered) // 2])
+    middle = figure(statistics.median(ordered))
     return middle if len(ordered) == 1 else f"{middle} ({figure(ordered[0])} to {figure(ordered[-1])})"
 
 
