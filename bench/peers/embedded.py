@@ -11,7 +11,6 @@ no checksums of records, no replicas. Prints the table and writes build/bench-em
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.peers.rows import Row, beside_table, tell, write
+from bench.peers.rows import Row, asked_for, beside_table, tell, write
 from bench.peers.stores import STORES, Store
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -179,14 +178,7 @@ def opened(who: str, *, durable: bool) -> Iterator[Store]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", default="")
-    parser.add_argument("--scale", type=float, default=1.0)
-    given = parser.parse_args()
-    bench = Bench(given.rounds, given.scale, [name for name in given.rows.split(",") if name])
+    bench = Bench(*asked_for(__doc__))
     bench.run()
     Console(width=140).print(beside_table(bench.rows, [*STORES, LIMIT]))
     write(RESULT, bench.rows)

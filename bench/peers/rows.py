@@ -6,6 +6,7 @@ bench/page.py draws docs/BENCHMARKS.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -62,6 +63,19 @@ class Row:
         if ours is not None and limit is not None and ours >= NEARLY * limit:
             return True
         return measured >= self.reach if self.more_is_better else measured <= self.reach
+
+
+def asked_for(description: str | None) -> tuple[int, float, list[str]]:
+    """What a table's command line asks for: rounds of each row, a share of its records, and the rows' names,
+    none for all of them."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--scale", type=float, default=1.0)
+    given = parser.parse_args()
+    return given.rounds, given.scale, [name for name in given.rows.split(",") if name]
 
 
 def tell(row: Row, who: str) -> None:

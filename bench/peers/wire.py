@@ -12,7 +12,6 @@ our own side is measured, and a line says so.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import time
@@ -35,7 +34,7 @@ from bench.peers.librdkafka import (
     silence_ms,
 )
 from bench.peers.recorded import Recorded
-from bench.peers.rows import KAFKA, LIMIT, OURS, Row, table_of, tell, write
+from bench.peers.rows import KAFKA, LIMIT, OURS, Row, asked_for, table_of, tell, write
 from tests.support.node_processes import NodeProcesses
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -214,14 +213,7 @@ def resident_mb(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", default="")
-    parser.add_argument("--scale", type=float, default=1.0)
-    given = parser.parse_args()
-    bench = Bench(given.rounds, given.scale, [name for name in given.rows.split(",") if name])
+    bench = Bench(*asked_for(__doc__))
     bench.run()
     Console(width=120).print(table_of(bench.rows))
     write(RESULT, bench.rows)
