@@ -1,9 +1,10 @@
 """An hour of load with a node killed every five minutes: `python -m bench.soak` (make soak).
 
 Three nodes as processes. One topic is kept by size and rolled all the time, one is compacted; each of their
-partitions gets numbered values from an idempotent producer, at half the rate that the machine reached in a
-measurement before. A reader follows and holds every partition to its order: each number once. Each sample has
-what every node holds (memory, descriptors, maps) and how long acknowledgements took.
+partitions gets numbered values from an idempotent producer. For some seconds it writes as fast as it can,
+with the reader and the cleaner at work, and then at half the rate that it reached. The reader, a process of
+its own, follows and holds every partition to its order: each number once. Each sample has what every node
+holds (memory, descriptors, maps) and how long acknowledgements took.
 
 At the end nothing may be lost, the compacted topic must have each key's last value, and what nodes hold must
 be flat: the median of the last quarter beside that of the second. Prints a table, writes
@@ -11,7 +12,7 @@ build/bench-soak.json, and its exit code is 1 where something was not so.
 
     --minutes N        how long (60)
     --kill-every N     seconds from kill to kill (300)
-    --share F          of the rate that the machine reached (0.5)
+    --share F          of the rate that was reached (0.5)
     --records-per-second N   this rate instead
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import statistics
@@ -35,7 +37,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from bench.peers.librdkafka import create_topic, produce_rate
 from tests.support.node_processes import NodeProcesses
 
 BUILD = Path(__file__).parents[1] / "build"
@@ -52,7 +53,8 @@ CONFIGS = {
 }
 DOWN_S = 10.0
 SAMPLE_S = 10.0
-TRIAL_RECORDS = 300_000
+TRIAL_S = 15.0
+AT_ONCE = 1_000
 # What counts as flat: caches fill, and a node that was killed begins anew with less.
 GROWTH = {"resident_mb": 1.25, "descriptors": 1.25, "maps": 1.25, "p50_ms": 1.5, "p99_ms": 2.0}
 
@@ -77,12 +79,17 @@ class Writer:
     """An idempotent producer at a steady rate, numbering the values of each partition."""
 
     bootstrap: str
-    rate: float
     stopping: threading.Event = field(default_factory=threading.Event)
     took_ms: list[float] = field(default_factory=list)
     last_of_key: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+    # Records a second, and since when; as many as go before that is known.
+    _pace: tuple[float, float] | None = None
+
+    def keep_to(self, rate: float) -> None:
+        """From now on so many records a second."""
+        self._pace = rate, time.monotonic()
 
     def run(self) -> None:
         """Write until told to stop, then until all of it is acknowledged."""
@@ -96,14 +103,17 @@ class Writer:
                 "log_level": 0,
             }
         )
-        sent, began = 0, time.monotonic()
+        paced = 0
         places = cycle([(topic, partition) for topic in CONFIGS for partition in range(PARTITIONS)])
         while not self.stopping.is_set():
-            due = int((time.monotonic() - began) * self.rate)
-            for _ in range(due - sent):
+            due = AT_ONCE
+            if self._pace is not None:
+                rate, since = self._pace
+                due = int((time.monotonic() - since) * rate) - paced
+                paced += due
+            for _ in range(due):
                 self._send(producer, *next(places))
-            sent = max(sent, due)
-            producer.poll(0.002)
+            producer.poll(0.002 if self._pace is not None else 0)
         if producer.flush(WAIT_S):
             self.failed.append(f"{len(producer)} records were not acknowledged in {WAIT_S:.0f} s")
 
@@ -130,32 +140,56 @@ class Writer:
         self.took_ms.append((time.perf_counter() - at) * 1e3)
 
 
-@dataclass
 class Reader:
-    """Follows the kept topic from its first record on, and finds each number once and in order."""
+    """Follows the kept topic from its first record on, and finds each number once and in order.
 
-    bootstrap: str
-    stopping: threading.Event = field(default_factory=threading.Event)
-    next_number: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(PARTITIONS), 0))
-    wrong: list[str] = field(default_factory=list)
+    In a process of its own: beside the writer it would take half of the writer's time from it.
+    """
 
-    def run(self) -> None:
-        """Read until told to stop."""
-        consumer = reader_of(self.bootstrap, KEPT)
-        while not self.stopping.is_set():
-            self.take(consumer, 0.2)
-        consumer.close()
+    def __init__(self, bootstrap: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._next = context.Array("q", PARTITIONS, lock=False)
+        self._wrong = context.SimpleQueue()
+        self._stopping = context.Event()
+        self._process = context.Process(
+            target=follow, args=(bootstrap, self._next, self._wrong, self._stopping), daemon=True
+        )
+        self._process.start()
 
-    def take(self, consumer: Consumer, seconds: float) -> None:
-        """What has come within so many seconds."""
-        for message in consumer.consume(5_000, seconds):
+    @property
+    def next_number(self) -> dict[int, int]:
+        """Of each partition, the number that it wants next."""
+        return dict(enumerate(self._next))
+
+    def stop(self) -> list[str]:
+        """What was wrong: at most one line of each partition."""
+        self._stopping.set()
+        self._process.join(WAIT_S)
+        wrong = []
+        while not self._wrong.empty():
+            wrong.append(self._wrong.get())
+        if self._process.exitcode != 0:
+            wrong.append(f"the reader ended with {self._process.exitcode}")
+        return wrong
+
+
+def follow(bootstrap: str, next_number: Any, wrong: Any, stopping: Any) -> None:
+    """Read until told to stop, or until a number is not the next one."""
+    consumer = reader_of(bootstrap, KEPT)
+    held = set(range(PARTITIONS))
+    while not stopping.is_set():
+        for message in consumer.consume(5_000, 0.2):
+            partition = message.partition()
             if message.error() is not None:
-                self.wrong.append(str(message.error()))
-                continue
-            partition, number = message.partition(), int(message.value().split(b" ", 1)[0])
-            if number != self.next_number[partition]:
-                self.wrong.append(f"partition {partition}: {number} after {self.next_number[partition] - 1}")
-            self.next_number[partition] = number + 1
+                wrong.put(str(message.error()))
+                stopping.set()
+                break
+            number = int(message.value().split(b" ", 1)[0])
+            if partition in held and number != next_number[partition]:
+                wrong.put(f"partition {partition}: {number} after {next_number[partition] - 1}")
+                held.discard(partition)
+            next_number[partition] = number + 1
+    consumer.close()
 
 
 def reader_of(bootstrap: str, topic: str) -> Consumer:
@@ -238,20 +272,17 @@ class Soak:
         shutil.rmtree(DIRECTORY, ignore_errors=True)
         with NodeProcesses(DIRECTORY, log_cleaner_backoff_ms=1000) as nodes:
             self._make_topics(nodes)
-            if self._rate is None:
-                self._rate = self._share * self._reached(nodes)
-            print(f"{self._rate:,.0f} records a second for {self._seconds / 60:.0f} minutes", flush=True)
-            writer, reader = Writer(nodes.bootstrap, self._rate), Reader(nodes.bootstrap)
-            threads = [threading.Thread(target=each.run, daemon=True) for each in (writer, reader)]
-            for thread in threads:
-                thread.start()
+            writer, reader = Writer(nodes.bootstrap), Reader(nodes.bootstrap)
+            writing = threading.Thread(target=writer.run, daemon=True)
+            writing.start()
+            rate = self._rate or self._share * self._reached(writer)
+            print(f"{rate:,.0f} records a second for {self._seconds / 60:.0f} minutes", flush=True)
+            writer.keep_to(rate)
             self._watch(nodes, writer, reader)
             writer.stopping.set()
-            threads[0].join(2 * WAIT_S)
+            writing.join(2 * WAIT_S)
             self._let_read(writer, reader)
-            reader.stopping.set()
-            threads[1].join(WAIT_S)
-            self.faults += [*writer.failed[:5], *reader.wrong[:5]]
+            self.faults += [*writer.failed[:5], *reader.stop()]
             self.faults += [
                 f"not as written: key {each}" for each in missing_keys(nodes.bootstrap, writer)[:5]
             ]
@@ -263,11 +294,11 @@ class Soak:
         for made in admin.create_topics(topics).values():
             made.result(WAIT_S)
 
-    def _reached(self, nodes: NodeProcesses) -> float:
-        create_topic(nodes.bootstrap, "soak-trial")
-        rate = produce_rate(nodes.bootstrap, "soak-trial", records=TRIAL_RECORDS, size=VALUE_BYTES)
-        AdminClient({"bootstrap.servers": nodes.bootstrap}).delete_topics(["soak-trial"])
-        return rate
+    def _reached(self, writer: Writer) -> float:
+        """Records a second that were acknowledged while it wrote as fast as it could."""
+        time.sleep(TRIAL_S)
+        acknowledged, writer.took_ms = len(writer.took_ms), []
+        return acknowledged / TRIAL_S
 
     def _watch(self, nodes: NodeProcesses, writer: Writer, reader: Reader) -> None:
         began = time.monotonic()
@@ -289,7 +320,7 @@ class Soak:
     def _let_read(self, writer: Writer, reader: Reader) -> None:
         wanted = {partition: writer.counts[KEPT, partition] for partition in range(PARTITIONS)}
         until = time.monotonic() + WAIT_S
-        while reader.next_number != wanted and time.monotonic() < until and not reader.wrong:
+        while reader.next_number != wanted and time.monotonic() < until:
             time.sleep(0.1)
         if reader.next_number != wanted:
             self.faults.append(f"read {reader.next_number} of {wanted}")
