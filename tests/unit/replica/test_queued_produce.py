@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica.common.errors import NotLeaderOrFollower
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.sim.disk import SimDisk
 from tests.support.replicas import Replicas, batch
 
@@ -24,12 +25,24 @@ def stalled(at: Replicas, broker_id: int) -> SimDisk:
     return disk
 
 
+def log_of(at: Replicas, broker_id: int) -> UnifiedLog:
+    log = at.broker(broker_id).log_manager.get_log(at.partitions[0])
+    assert log is not None
+    return log
+
+
+def end_as_follower(at: Replicas, broker_id: int, leader: int) -> int:
+    """The log's end at the moment at which the broker, alone, has heard that it follows `leader`."""
+    told = at.controller.elect(at.partitions[0], leader)
+    at.tell(told, to=[broker_id])
+    return log_of(at, broker_id).log_end_offset
+
+
 def test_a_leader_epoch_begins_behind_what_was_under_way(at: Replicas) -> None:
     disk = stalled(at, 1)
     future = at.broker(1).replica_manager.append(at.partitions[0], batch(b"a", b"b"))
     at.elect(1)
-    log = at.broker(1).log_manager.get_log(at.partitions[0])
-    assert log is not None
+    log = log_of(at, 1)
     assert log.epochs.entries[-1].start_offset == log.log_end_offset == 2
     disk.go_on()
     at.settle()
@@ -43,5 +56,30 @@ def test_who_leads_no_longer_when_the_disk_is_done_says_so(at: Replicas) -> None
     disk.go_on()
     at.settle()
     assert isinstance(future.exception(0), NotLeaderOrFollower)
-    ends = {at.broker(n).log_manager.get_log(at.partitions[0]).log_end_offset for n in at.ids}
-    assert ends == {0}
+    assert {log_of(at, broker_id).log_end_offset for broker_id in at.ids} == {0}
+
+
+def test_what_is_under_way_is_in_the_log_before_a_follower_tells_its_end(at: Replicas) -> None:
+    disk = stalled(at, 1)
+    future = at.broker(1).replica_manager.append(at.partitions[0], batch(b"a", b"b"))
+    assert log_of(at, 1).log_end_offset == 0
+    # The new leader counts on the end that the first fetch tells it.
+    assert end_as_follower(at, 1, leader=2) == 2
+    disk.go_on()
+    at.settle()
+    assert log_of(at, 1).log_end_offset == 2
+    assert isinstance(future.exception(0), NotLeaderOrFollower)
+
+
+def test_what_waits_when_a_term_ends_is_not_appended() -> None:
+    # The second batch does not fit into the segment: the disk declines it, and gives the third one back.
+    at = Replicas(with_disks=True, settings={"segment_bytes": 100})
+    disk = stalled(at, 1)
+    manager = at.broker(1).replica_manager
+    futures = [manager.append(at.partitions[0], batch(value)) for value in (b"a", b"b", b"c")]
+    end = end_as_follower(at, 1, leader=2)
+    assert end == 1
+    disk.go_on()
+    at.settle()
+    assert log_of(at, 1).log_end_offset == end
+    assert [type(future.exception(0)) for future in futures] == [NotLeaderOrFollower] * 3
