@@ -18,6 +18,7 @@ from kreplica.common.errors import (
     InvalidRequest,
     InvalidSnapshot,
     PositionOutOfRange,
+    StorageFull,
 )
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.epoch_state import NEVER_MS
@@ -220,6 +221,10 @@ class Following:
             return
         try:
             self._take_part(state, only_partition(response), position)
+        except StorageFull:
+            # What there is of it takes room; it is asked for anew.
+            state.drop_snapshot()
+            raise
         except (PositionOutOfRange, InvalidSnapshot, CorruptMessage, InvalidRequest) as error:
             LOGGER.warning("node %d: the leader's snapshot is refused: %s", self._context.key.node_id, error)
             state.drop_snapshot()

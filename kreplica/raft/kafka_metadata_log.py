@@ -110,6 +110,11 @@ class KafkaMetadataLog:
     # ---- where it stands ----------------------------------------------------------------------------------
 
     @property
+    def is_offline(self) -> bool:
+        """See ReplicatedLog."""
+        return self.log.is_offline
+
+    @property
     def start_offset(self) -> int:
         return self.log.log_start_offset
 

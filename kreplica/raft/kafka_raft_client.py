@@ -3,8 +3,9 @@
 Everything is a step in one Loop: what comes in is posted there, and after each task the client looks at what
 its state wants to do next (`poll`) and sets an alarm for the rest. No step waits but for the disk. What must
 hold after a crash is on disk before it is answered: the election before a vote is granted, records before
-they are counted. An error that nobody foresaw, a failing disk, or an order to cut what is committed ends the
-client: `on_fatal` is told, and nothing is answered any more.
+they are counted. A disk without room is waited for (`full_disk`). An error that nobody foresaw, a failing
+disk, or an order to cut what is committed ends the client: `on_fatal` is told, and nothing is answered any
+more.
 
 Thread rule: `handle_inbound`, `schedule_append`, `resign`, `shutdown`, `connection_lost` and the properties
 may be called from any thread; everything else happens in the loop. Listeners are called there.
@@ -32,6 +33,7 @@ from kreplica.common.errors import (
     InconsistentClusterId,
     KreplicaError,
     NotLeader,
+    StorageFull,
     UnexpectedEpoch,
     UnsupportedVersion,
 )
@@ -50,6 +52,7 @@ from kreplica.raft.epoch_state import NEVER_MS, EpochState
 from kreplica.raft.fetch_requests import FetchRequests
 from kreplica.raft.follower_state import FollowerState
 from kreplica.raft.following import Following
+from kreplica.raft.full_disk import FullDisk
 from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.leadership import Leadership
@@ -131,6 +134,7 @@ class KafkaRaftClient:
             clock=clock,
             random=random,
             metrics=KafkaRaftMetrics(metrics, self._gauges(), clock),
+            full_disk=FullDisk(node_id, log, config, lambda: clock.monotonic_ns() // 1_000_000),
             fetches=ThresholdPurgatory("a fetch", clock),
             appends=ThresholdPurgatory("an append", clock),
             about_to_wait=loop.about_to_wait,
@@ -392,7 +396,11 @@ class KafkaRaftClient:
             partition = only_partition(request)
         except KreplicaError as error:
             return resolved(top_level_error(request, error.code))
-        made = handler(request, partition)
+        try:
+            made = handler(request, partition)
+        except StorageFull as error:
+            self._context.full_disk.refused(error)
+            return resolved(top_level_error(request, error.code))
         return made if isinstance(made, Future) else resolved(made)
 
     # ---- the loop -----------------------------------------------------------------------------------------
@@ -404,7 +412,10 @@ class KafkaRaftClient:
     def _guarded(self, task: Callable[[], None]) -> None:
         try:
             self._note_stall()
-            task()
+            try:
+                task()
+            except StorageFull as error:
+                self._context.full_disk.refused(error)
             self._step()
         except Exception as error:
             LOGGER.exception("node %d: the quorum's client cannot go on", self.node_id)
@@ -436,10 +447,14 @@ class KafkaRaftClient:
     def poll(self) -> int:
         """Do what is due; in how many ms the next is wanted. For the loop; the client calls it by itself."""
         began_ns = self._clock.monotonic_ns()
-        for _ in range(MOST_TURNS):
-            wait_ms = self._poll_state(self._quorum.state, self._context.now_ms())
-            if wait_ms > 0:
-                break
+        try:
+            for _ in range(MOST_TURNS):
+                wait_ms = self._poll_state(self._quorum.state, self._context.now_ms())
+                if wait_ms > 0:
+                    break
+        except StorageFull as error:
+            self._context.full_disk.refused(error)
+            wait_ms = self._context.full_disk.retry_ms
         self._update_listeners()
         now_ms = self._context.now_ms()
         for wait in (
@@ -469,8 +484,11 @@ class KafkaRaftClient:
 
     def _clean(self, now_ms: int) -> int:
         if now_ms >= self._clean_ms:
-            self._log.clean(self._clock.time_ms())
             self._clean_ms = now_ms + self.config.metadata_log_cleanup_interval_ms
+            try:
+                self._log.clean(self._clock.time_ms())
+            except StorageFull as error:
+                self._context.full_disk.refused(error)
         return self._clean_ms - now_ms
 
     def _end_shutdown(self, now_ms: int) -> int:

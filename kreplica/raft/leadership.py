@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kreplica.common.errors import OffsetsOutOfOrder
+from kreplica.common.errors import OffsetsOutOfOrder, StorageFull
 from kreplica.metadata.control_records import (
     ControlMessage,
     KRaftVersionRecord,
@@ -48,7 +48,11 @@ class Leadership:
         )
         # On disk first: whoever is told that this node leads must find it so after a crash.
         state = self._quorum.transition_to_leader(start, accumulator)
-        log.begin_epoch(epoch)
+        try:
+            log.begin_epoch(epoch)
+        except StorageFull as error:
+            self._give_up(state, error)
+            return
         accumulator.append_control_messages(self._first_messages(state))
 
     def _first_messages(self, state: LeaderState) -> list[ControlMessage]:
@@ -89,6 +93,8 @@ class Leadership:
             return 0
         state.forget_observers(now_ms)
         append_ms = self._append(state)
+        if self._quorum.state is not state:
+            return 0
         begin_ms = self._tell_who_leads(state, now_ms)
         return min(append_ms, begin_ms, state.remaining_ms(now_ms))
 
@@ -110,18 +116,39 @@ class Leadership:
             return NEVER_MS
         if wait_ms > 0:
             return wait_ms
-        batches = state.accumulator.drain()
-        for batch in batches:
-            self._append_batch(batch)
-            state.appended.append(batch)
+        batches, refused = self._append_batches(state)
         if any(batch.control_records for batch in batches):
             self._update_voters(state)
         elif batches:
             context.control.pass_over(batches[0].base_offset, log.end_offset)
         context.fetches.maybe_complete(log.end_offset)
+        if refused is not None:
+            self._give_up(state, refused)
         context.flush(partial(self._flushed, state))
-        # What came meanwhile is due at once, and so is leaving where this has committed the leader's removal.
-        return 0 if self._is_removed(state) or not state.accumulator.is_empty else NEVER_MS
+        # What came meanwhile is due at once, and so is leaving where there was no room, or where this has
+        # committed the leader's removal.
+        is_over = refused is not None or self._is_removed(state)
+        return 0 if is_over or not state.accumulator.is_empty else NEVER_MS
+
+    def _append_batches(self, state: LeaderState) -> tuple[list[CompletedBatch], StorageFull | None]:
+        """Append what waits; what went into the log of it, and why the rest did not."""
+        appended: list[CompletedBatch] = []
+        for batch in state.accumulator.drain():
+            try:
+                self._append_batch(batch)
+            except StorageFull as error:
+                return appended, error
+            appended.append(batch)
+            state.appended.append(batch)
+        self._context.full_disk.took_an_append()
+        return appended, None
+
+    def _give_up(self, state: LeaderState, error: StorageFull) -> None:
+        """There is no room: let a voter lead that has some, and look again later."""
+        full_disk = self._context.full_disk
+        full_disk.refused(error)
+        self._quorum.transition_to_resigned(state.successors())
+        self._quorum.state.postpone(full_disk.gave_up_an_epoch())
 
     def _flushed(self, state: LeaderState) -> None:
         if self._quorum.state is state:

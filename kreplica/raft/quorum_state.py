@@ -2,8 +2,9 @@
 
 Every transition goes through here. One that is illegal raises IllegalQuorumTransition and changes nothing.
 The election is written before the transition returns, so whatever is answered or sent afterwards may depend
-on it: who has promised a vote keeps the promise after a crash. Epochs never go back. Thread rule: the
-client's loop; `state` may be looked at from any thread.
+on it: who has promised a vote keeps the promise after a crash. A transition that could not be written
+(StorageFull) has not happened. Epochs never go back. Thread rule: the client's loop; `state` may be looked at
+from any thread.
 """
 
 from __future__ import annotations
@@ -293,6 +294,8 @@ class QuorumState:
             election = replace(election, voted_directory_id=Uuid.ZERO, current_voters=voters, data_version=0)
         if election != self._written:
             self._about_to_wait()
+            # Where the write fails, either may be what is stored.
+            self._written = None
             self._store.write(election)
             self._written = election
 

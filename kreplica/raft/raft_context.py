@@ -23,6 +23,7 @@ from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
 from kreplica.raft.epoch_state import same_replica
 from kreplica.raft.follower_state import FollowerState
+from kreplica.raft.full_disk import FullDisk
 from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.prospective_state import ProspectiveState
@@ -59,6 +60,7 @@ class RaftContext:
     clock: Clock
     random: Random
     metrics: KafkaRaftMetrics
+    full_disk: FullDisk
     fetches: ThresholdPurgatory
     appends: ThresholdPurgatory
     about_to_wait: Callable[[], None]

@@ -122,6 +122,11 @@ class ReplicatedLog(Protocol):
     """See the module. Offsets are exclusive ends where they are ends."""
 
     @property
+    def is_offline(self) -> bool:
+        """Whether its disk has failed, so that it takes nothing any more."""
+        ...
+
+    @property
     def start_offset(self) -> int: ...
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from kreplica.common.errors import StorageFull
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Random, Transport
 from kreplica.raft.epoch_state import NEVER_MS
@@ -93,9 +94,11 @@ class RequestManager:
         ]
         return min(waits, default=NEVER_MS)
 
-    def back_off(self, node_id: int) -> None:
+    def back_off(self, node_id: int, duration_ms: int | None = None) -> None:
         """The node has refused, or has not answered: send it nothing for a while."""
-        self.connection(node_id).backoff_until_ms = self.now_ms() + self._config.quorum_retry_backoff_ms
+        if duration_ms is None:
+            duration_ms = self._config.quorum_retry_backoff_ms
+        self.connection(node_id).backoff_until_ms = self.now_ms() + duration_ms
 
     def ready_one_of(self, node_ids: list[int]) -> int | None:
         """One of the nodes to which a request may go now, by chance; None if there is none."""
@@ -121,5 +124,10 @@ class RequestManager:
         if reply.cancelled() or reply.exception() is not None:
             self.back_off(connection.node_id)
             take(None)
-        else:
+            return
+        try:
             take(reply.result())
+        except StorageFull:
+            # The same would follow from the next answer, as often as there is one.
+            self.back_off(connection.node_id, self._config.quorum_election_timeout_ms)
+            raise

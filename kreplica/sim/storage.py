@@ -289,6 +289,7 @@ class SimStorage:
         made._pending = [
             entry._replace(node=None if entry.node is None else copied(entry.node)) for entry in self._pending
         ]
+        made.full = self._full
         return made
 
     def after_power_cut(self, random: Random | None = None, *, keeps_names: bool = False) -> SimStorage:
@@ -321,6 +322,7 @@ class SimStorage:
             made._names[path] = node
         made._durable = dict(made._names)
         made.trace.clear()
+        made.full = self._full
         return made
 
     def write_back(self, random: Random) -> None:

@@ -12,7 +12,7 @@ from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.broker.node_format import read_properties
 from kreplica.cluster import Cluster
-from kreplica.common.errors import StorageFull
+from kreplica.common.errors import KreplicaError, StorageFull
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.runtime import local_node
 from kreplica.runtime.storage import FileStorage
@@ -192,6 +192,36 @@ def test_one_nodes_full_disk_holds_up_nobody_else(tmp_path: Path, small_disk: ty
         for topic in ("orders", "payments"):
             view = cluster.partition(topic)
             cluster._wait(lambda view=view: set(view.isr) == {1, 2, 3}, WAIT_S, "all in sync")
+        assert cluster.failures == []
+
+
+# A metadata log that soon wants another file.
+SMALL_LOG = {"metadata.log.segment.bytes": 1 << 12, "controller.quorum.max.batch.size.bytes": 1 << 12}
+
+
+def refusal(cluster: Cluster, retention_ms: int) -> KreplicaError | None:
+    try:
+        cluster.alter_config("orders", {"retention.ms": retention_ms}, timeout=2)
+    except KreplicaError as error:
+        return error
+    return None
+
+
+def test_a_cluster_without_any_room_waits_for_some(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
+    with Cluster(3, tmp_path, config={"min.insync.replicas": 2, **SMALL_LOG}) as cluster:
+        cluster.create_topic("orders")
+        cluster.append("orders", 0, [b"a"]).result(WAIT_S)
+        small_disk.full = str(tmp_path)
+        refused = next(error for number in range(100) if (error := refusal(cluster, 10_000 + number)))
+        assert refused.retriable
+        # No voter can put on disk that it voted, and none ends for that.
+        assert cluster.failures == []
+
+        small_disk.full = None
+        cluster.alter_config("orders", {"retention.ms": 20_000})
+        cluster.append("orders", 0, [b"b"]).result(WAIT_S)
+        cluster.create_topic("payments")
+        assert values(cluster, "orders") == [b"a", b"b"]
         assert cluster.failures == []
 
 

@@ -24,6 +24,8 @@ CALM = LinkConditions(delay_us=(100, 1_000))
 REPAIR_MS = 300
 RETRY_MS = 100
 SHUTDOWN_MS = 1_000
+# Of so many times that a disk fills up, all do so at once in one.
+ALL_FULL_ONE_IN = 4
 CHANGES = ("create", "write", "rename", "remove", "make_directory")
 FLUSHES = ("flush", "sync_directory")
 
@@ -36,11 +38,12 @@ class NodeFaults:
     ) -> None:
         self.is_calm = True
         self._cluster = cluster
-        self._rot = NodeRot(cluster, checker, counts, random, self.may_die)
+        self._rot = NodeRot(cluster, checker, counts, random, self._refuses)
         self._counts = counts
         self._random = random
-        # Whose disk has refused something in this life or the one before.
+        # Whose disk has failed in this life or the one before, and whose has had no room.
         self.failing: set[int] = set()
+        self.short_of_room: set[int] = set()
         # How often each is drawn, for all together.
         self._kinds: tuple[tuple[int, Callable[[int], None]], ...] = (
             (6, self._kill),
@@ -108,12 +111,15 @@ class NodeFaults:
                 self._start(node_id)
 
     def may_die(self, node_id: int) -> bool:
-        """Whether the node's disk gives it a reason not to go on."""
+        """Whether the node's disk gives it a reason not to go on; want of room is none."""
         return node_id in self.failing
 
     def is_harmed(self, node_id: int) -> bool:
         """Whether the node's disk gives it a reason not to do all that it should."""
-        return node_id in self.failing or node_id in self._rot.struck
+        return self._refuses(node_id) or node_id in self._rot.struck
+
+    def _refuses(self, node_id: int) -> bool:
+        return node_id in self.failing or node_id in self.short_of_room
 
     def take_down(self, node_id: int) -> None:
         """It cannot go on: its machine is started anew after a while."""
@@ -128,8 +134,7 @@ class NodeFaults:
         machine = self._cluster.brokers[node_id]
         if machine.is_alive:
             return
-        if machine.disk_fault is not None:
-            machine.disk_fault = None
+        machine.disk_fault = None
         try:
             self._cluster.start(node_id)
         except KreplicaError:
@@ -138,8 +143,9 @@ class NodeFaults:
             self._counts["starts without room"] += 1
             self._later(RETRY_MS, f"start {node_id}", partial(self._start, node_id))
             return
+        self.failing.discard(node_id)
         if not machine.storage.full:
-            self.failing.discard(node_id)
+            self.short_of_room.discard(node_id)
 
     def _kill(self, node_id: int) -> None:
         if node_id in self.failing:
@@ -211,8 +217,17 @@ class NodeFaults:
         self._cluster.brokers[node_id].flush_us = self._random.choice((0, 500, 10_000))
 
     def _fill_disk(self, node_id: int) -> None:
+        """The node's disk has no room for a while, or nobody's has."""
+        if self._random.randrange(ALL_FULL_ONE_IN):
+            self._fill(node_id)
+            return
+        self._counts["no room anywhere"] += 1
+        for each in self._cluster.configs:
+            self._fill(each)
+
+    def _fill(self, node_id: int) -> None:
         self._counts["full disks"] += 1
-        self.failing.add(node_id)
+        self.short_of_room.add(node_id)
         self._cluster.brokers[node_id].storage.full = True
         self._later(REPAIR_MS, f"room for {node_id}", partial(self._make_room, node_id))
 
@@ -236,7 +251,7 @@ class NodeFaults:
             self._power_cut(node_id)
 
     def _rot_bit(self, node_id: int) -> None:
-        if node_id not in self.failing:
+        if not self._refuses(node_id):
             self._rot.strike(node_id)
 
     def _write_back(self, node_id: int) -> None:
@@ -246,7 +261,7 @@ class NodeFaults:
     def _retain(self, node_id: int) -> None:
         """The broker deletes what is too much for its topics."""
         node = self._cluster.node(node_id)
-        if node is not None and node.broker is not None and node_id not in self.failing:
+        if node is not None and node.broker is not None and not self._refuses(node_id):
             self._counts["retention rounds"] += 1
             node.broker.log_manager.delete_old_segments()
 

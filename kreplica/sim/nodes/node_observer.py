@@ -30,6 +30,7 @@ EXPECTED = (
     *("kills", "power cuts", "shutdowns in order", "active controllers killed", "majorities killed"),
     *("outages of all", "pauses", "one-way cuts", "two-way cuts", "isolations", "slow links"),
     *("bad networks", "connections broken", "date jumps", "slow disks", "full disks", "broken disks"),
+    "no room anywhere",
     *("pages written back", "retention rounds", "torn pages", "lost pages"),
     *("rotten bits", "rotten ranges made whole"),
     *("messages lost", "messages duplicated", "messages cut", "messages as bytes"),
