@@ -16,10 +16,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
+
+from tests.support.polling import comes_to_be
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".make" / "kafka"
@@ -296,12 +297,15 @@ class Node:
     def await_start(self, *, timeout_s: float = 60) -> None:
         """Return when the node that was launched serves."""
         assert self._process is not None, "not launched"
-        deadline = time.monotonic() + timeout_s
-        while b"Kafka Server started" not in self.output.read_bytes():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise PeerError(f"Kafka did not start\n{self.output.read_text()[-4000:].strip()}")
-            time.sleep(0.05)
+        process = self._process
+
+        def has_started() -> bool:
+            return b"Kafka Server started" in self.output.read_bytes()
+
+        comes_to_be(lambda: has_started() or process.poll() is not None, timeout_s=timeout_s)
+        if not has_started():
+            self.kill()
+            raise PeerError(f"Kafka did not start\n{self.output.read_text()[-4000:].strip()}")
 
     def stop(self, *, timeout_s: float = 60) -> None:
         """Shut down cleanly, as SIGTERM does."""
@@ -326,12 +330,3 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-
-
-def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 60) -> None:
-    """Return when `condition()` holds; raises PeerError naming `what` if that takes too long."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise PeerError(f"waited {timeout_s} s in vain until {what}")
-        time.sleep(0.05)

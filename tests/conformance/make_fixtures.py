@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from tests.conformance.kafka_peer import HERE, Node, missing, run_java, wait_until
+from tests.conformance.kafka_peer import HERE, Node, missing, run_java
+from tests.support.polling import wait_until
 
 Size = Literal["small", "large"]
 TARGET = HERE.parent / "data" / "kafka-4.3"

@@ -12,8 +12,9 @@ from kreplica.common.errors import LogDirLocked
 from kreplica.log.file_names import STATE_FILE
 from tests.conformance.adoption import read_by_kafka
 from tests.conformance.expectation import FIXTURES, copy_of, differences, expectation, expectations
-from tests.conformance.kafka_peer import Node, PeerError, complaints, wait_until
+from tests.conformance.kafka_peer import Node, PeerError, complaints
 from tests.conformance.make_fixtures import read, work
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.conformance
 

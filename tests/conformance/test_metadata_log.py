@@ -23,10 +23,11 @@ from kreplica.raft.snapshot_reader import RecordsSnapshotReader
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
-from tests.conformance.kafka_peer import Node, complaints, dump_segments, wait_until
+from tests.conformance.kafka_peer import Node, complaints, dump_segments
 from tests.support.batches import build
 from tests.support.logs import NOW_MS
 from tests.support.metadata_records import examples
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.conformance
 

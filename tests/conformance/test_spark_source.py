@@ -20,10 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.conformance import spark_topics
-from tests.conformance.kafka_peer import Node, spark_jars, wait_until
+from tests.conformance.kafka_peer import Node, spark_jars
 from tests.conformance.make_fixtures import work
 from tests.conformance.spark_topics import START_MS
 from tests.support.node_processes import NodeProcesses
+from tests.support.polling import wait_until
 from tests.support.spark_session import READERS, spark_session
 
 pytestmark = pytest.mark.conformance

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import kreplica
 from tests.support.node_processes import NodeProcesses
+from tests.support.polling import wait_until
 from tests.support.spark_session import READERS, reading_by
 from tests.support.streaming import StreamingProcess, Streams, committed
 
@@ -55,15 +55,6 @@ def nodes(tmp_path: Path) -> Iterator[NodeProcesses]:
         yield made
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Return when the condition holds; AssertionError where that takes too long."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        # Another process is waited for: leave it the processor.
-        time.sleep(0.02)
-
-
 def leader_of(nodes: NodeProcesses, topic: str, partition: int) -> int:
     found = []
 
@@ -72,7 +63,7 @@ def leader_of(nodes: NodeProcesses, topic: str, partition: int) -> int:
         found.append(admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions[partition].leader)
         return found[-1] in nodes.live
 
-    until(is_known)
+    wait_until(is_known, f"{topic}-{partition} is led by a node that runs", timeout_s=TIMEOUT_S)
     return int(found[-1])
 
 
@@ -129,7 +120,7 @@ class Spark:
                 self._process = StreamingProcess(self._work, self._streams)
             return False
 
-        until(are_there)
+        wait_until(are_there, f"{batches} batches of {names} are committed", timeout_s=TIMEOUT_S)
 
 
 def test_every_record_once_over_kills(nodes: NodeProcesses, tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.polling import wait_until
 from tests.support.serving import environment
 from tests.support.spark_session import spark_session
+
+# Spark may take a minute for one on a busy machine.
+BATCH_WITHIN_S = 600
 
 Streams = Mapping[str, Mapping[str, Mapping[str, str]]]
 
@@ -68,6 +71,10 @@ def committed(directory: Path, name: str) -> int:
     return sum(1 for path in (directory / name / "commits").glob("[0-9]*"))
 
 
+def _await_batch(query: Any, is_committed: Callable[[], bool]) -> None:
+    wait_until(lambda: is_committed() or not query.isActive, "a batch is committed", timeout_s=BATCH_WITHIN_S)
+
+
 def run(directory: Path, streams: Streams) -> None:
     """Run all the streams to their ends."""
     scratch = directory / f"scratch-{os.getpid()}"
@@ -88,8 +95,7 @@ def run(directory: Path, streams: Streams) -> None:
             )
             queries.append(query)
             # One after another: Spark gives a Python process 10 s to start, however busy the machine is.
-            while query.isActive and committed(directory, name) == before:
-                time.sleep(0.05)
+            _await_batch(query, lambda name=name, before=before: committed(directory, name) != before)
         for query in queries:
             query.awaitTermination()
 
