@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from kreplica.common.errors import KreplicaError
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.disk_faults import DiskFaults
 from kreplica.sim.late_answers import LateAnswers
@@ -27,6 +28,7 @@ CALM = LinkConditions(delay_us=(100, 1_000))
 SESSION_TIMEOUT_MS = 80
 REPAIR_MS = 150
 RESTART_MS = 10
+RETRY_MS = 30
 # After the faults, until somebody looks at what does not become well by itself.
 OPERATOR_MS = 1_500
 
@@ -195,7 +197,15 @@ class Faults:
             # Its session has not ended, but the next life has another epoch: the one before is over.
             self._will.fence(broker_id)
         self._disks.replace(broker_id)
-        self._cluster.start(broker_id)
+        try:
+            self._cluster.start(broker_id)
+        except KreplicaError:
+            if not broker.storage.full:
+                raise
+            # Its directory is full still, and a recovered log's checkpoints find no room.
+            self._counts["starts without room"] += 1
+            self._later(RETRY_MS, f"start {broker_id}", partial(self._start, broker_id))
+            return
         for log in broker.program.log_manager.logs():
             self._counts["recoveries stopped by rot"] += log.stopped_at is not None
         self._will.unfence(broker_id, broker.life)

@@ -53,6 +53,7 @@ EXPECTED = (
     "date jumps",
     "slow disks",
     "full disks",
+    "starts without room",
     "broken disks",
     "offline directories",
     "rotten bits",
