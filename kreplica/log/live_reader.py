@@ -13,7 +13,7 @@ from functools import partial
 
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import KafkaStorageError
+from kreplica.common.errors import InvalidFile, KafkaStorageError
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
@@ -45,7 +45,11 @@ class LiveReader:
         self._standing: LogStanding | None = None
 
     def open(self) -> UnifiedLog:
-        """The log as it stands now, read-only. Raises InvalidFile when there is none."""
+        """The log as it stands now, read-only. Raises InvalidFile when there is none, KafkaStorageError."""
+        if not self._storage.is_directory(self._directory):
+            raise InvalidFile(
+                f"{self._directory}: there is no such directory, and a log opened with read_only is not made"
+            )
         for attempt in range(ATTEMPTS):
             self._standing = self._read_standing()
             try:

@@ -3,6 +3,7 @@
 import pytest
 
 from kreplica import Log
+from kreplica.common.errors import InvalidFile
 
 
 def written(records):
@@ -54,3 +55,11 @@ def test_an_iterator_ends_well_while_retention_takes_its_segments(tmp_path):
             assert [first.offset, *(record.offset for record in running)] == list(range(30))
             assert reader.log_start_offset == 25
             assert [record.offset for record in reader.read()] == list(range(25, 30))
+
+
+def test_a_reader_of_a_directory_that_is_not_there_is_told_which_and_that_it_makes_none(tmp_path):
+    with pytest.raises(InvalidFile) as caught:
+        Log.open(tmp_path / "t-0", read_only=True)
+    assert f"{tmp_path}/t-0: there is no such directory" in str(caught.value)
+    assert "read_only" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
