@@ -63,6 +63,13 @@ OWN_NAMES = (
     "controller.listener.names",
     "controller.quorum.voters",
 )
+# Kafka's properties for what is told otherwise here, and how.
+ELSEWHERE = {
+    "controller.quorum.bootstrap.servers": (
+        "a node does not ask others who the voters are; name them in controller.quorum.voters, id@host:port,"
+        " or format the node with `kreplica format --initial-controllers`, for voters that come and go"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +153,8 @@ class _Parser:
     def _with_others(self, node: NodeConfig) -> NodeConfig:
         known = {*OWN_NAMES, *_server_names(), *known_names(node)}
         for name in self._others:
+            if name in ELSEWHERE:
+                raise InvalidConfig(f"there is no setting {name!r}: {ELSEWHERE[name]}")
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known), 1)
                 hint = f"; is it {near[0]!r}?" if near else ""

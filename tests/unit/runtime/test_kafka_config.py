@@ -110,6 +110,10 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
         ({"listener": ":1"}, "is it 'listeners'"),
         ({"max_connection": 1}, "is it 'max.connections'"),
         ({"zookeeper_connect": "z"}, "no setting 'zookeeper.connect'"),
+        (
+            {"controller_quorum_bootstrap_servers": "a:1"},
+            "name them in controller.quorum.voters, id@host:port",
+        ),
         ({"node_id": "one"}, "node.id must be"),
         ({"node_id": -1}, "node.id must be"),
         ({"node_id": ""}, "node.id must be"),
