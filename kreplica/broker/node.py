@@ -301,8 +301,7 @@ class Node:
         handovers = HandoverRequests(
             controller=self.active_controller, transport=ports.transport, loop=ports.loop("handovers")
         )
-        broker.replica_manager.repairs.on_wants_handover = handovers.ask
-        broker.replica_manager.full_disks.on_wants_handover = handovers.ask
+        broker.replica_manager.peers.on_wants_handover = handovers.ask
         creation = AutoTopicCreationManager(
             self.active_controller, transport=ports.transport, loop=ports.loop("topic-creation")
         )

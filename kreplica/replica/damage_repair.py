@@ -14,17 +14,11 @@ Thread rule: `found`, `role_changed` and `refused_to_lead` may come from any thr
 runs in the loop. One request is in flight for each partition.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
-
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import (
     CorruptMessage,
@@ -36,14 +30,13 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.metrics import MetricRegistry
-from kreplica.common.ports import Loop, Transport
+from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition
 from kreplica.log.lost_range import PeerDisagrees, RangeFromPeers, wanted_by
 from kreplica.log.splice import splice
-from kreplica.replica.delayed_fetch import CONSUMER
-from kreplica.replica.fetch_session import FINAL_EPOCH
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replica_peers import ReplicaPeers
 
 if TYPE_CHECKING:
     from kio.schema.fetch.v17.response import FetchResponse
@@ -52,8 +45,6 @@ if TYPE_CHECKING:
     from kreplica.log.damage import Damage
     from kreplica.replica.partition import Partition
 
-# A consumer that names its rack may be answered by a follower (KIP-392).
-RACK = "damage-repair"
 # What a leader answers that cannot give a range; whoever does not lead answers otherwise.
 OF_A_LEADER = frozenset({0, OffsetOutOfRange.code, CorruptMessage.code, KafkaStorageError.code})
 # Puts a range into the log at which recovery stopped: (partition, damage, data); None: cuts the log there.
@@ -99,32 +90,27 @@ class _Repair:
 
 
 class DamageRepair:
-    """The repairs of broker `broker_id`.
+    """The repairs of the broker that has these `peers`, of which one should lead in its place where it cannot
+    put into its log what an in-sync follower has, was to lead with a log at whose rot recovery stopped, or
+    has rot above the high watermark, which no follower can get past.
 
-    `on_wants_handover(partition)`: another replica should lead, since this broker cannot put into its log
-    what an in-sync follower has, was to lead with a log at whose rot recovery stopped, or has rot above the
-    high watermark, which no follower can get past.
     `on_moved(partition)`: records can be read again.
     """
 
     def __init__(
         self,
-        broker_id: int,
-        *,
-        broker_epoch: Callable[[], int],
         config: ReplicaConfig,
-        transport: Transport,
+        peers: ReplicaPeers,
+        *,
         loop: Loop,
         metrics: MetricRegistry,
         mend_stopped: MendStopped,
         on_moved: Callable[[Partition], None],
         on_failure: Callable[[TopicPartition, KreplicaError], None],
     ) -> None:
-        self.on_wants_handover: Callable[[Partition], None] | None = None
-        self._broker_id = broker_id
-        self._broker_epoch = broker_epoch
+        self._broker_id = peers.broker_id
         self._config = config
-        self._transport = transport
+        self._peers = peers
         self._loop = loop
         self._mend_stopped = mend_stopped
         self._on_moved = on_moved
@@ -187,7 +173,7 @@ class DamageRepair:
         left = [damage for damage in lost if damage not in repair.passed_over]
         if log.stopped_at is not None:
             left = [damage for damage in left if damage == log.stopped_at]
-        repair.peers = self._peers(partition)
+        repair.peers = self._in_order(partition)
         if not left or not repair.peers:
             self._again_later(repair)
             return
@@ -205,7 +191,7 @@ class DamageRepair:
         repair.reached = damage.first_offset
         self._ask_next_peer(repair)
 
-    def _peers(self, partition: Partition) -> list[int]:
+    def _in_order(self, partition: Partition) -> list[int]:
         others = [each for each in partition.replicas if each != self._broker_id]
         if partition.is_leader:
             return sorted(others, key=lambda each: each not in partition.isr)
@@ -234,7 +220,7 @@ class DamageRepair:
         if not repair.peers and taken.next_offset > repair.reached:
             # Each may lack another piece of the range: those that were asked first may go on now.
             repair.reached = taken.next_offset
-            repair.peers = self._peers(repair.partition)
+            repair.peers = self._in_order(repair.partition)
         if not repair.peers:
             self._pass_over(repair, damage)
             return
@@ -263,44 +249,17 @@ class DamageRepair:
 
     def _fetch(self, repair: _Repair, peer: int, offset: int) -> None:
         partition = repair.partition
-        known, log = partition.leader_and_isr, partition.local_log
-        assert known is not None
+        log = partition.local_log
         # The leader takes whoever fetches so below its own end out of the ISR, and back in at its end.
         tells = peer == partition.leader and (repair.damage is None or offset <= repair.damage.first_offset)
         epoch = log.epochs.epoch_for_offset(offset - 1)
         if log.stopped_at is not None and offset > log.stopped_at.first_offset:
             # Of the range itself, and of what lies behind, the epochs are not known yet.
             epoch = None
-        asked = FetchPartition(
-            partition=partition.topic_partition.partition,
-            current_leader_epoch=partition.leader_epoch,
-            fetch_offset=offset,
-            last_fetched_epoch=-1 if epoch is None else epoch,
-            log_start_offset=log.log_start_offset,
-            partition_max_bytes=self._config.replica_fetch_max_bytes,
-        )
-        replica = (
-            ReplicaState(replica_id=self._broker_id, replica_epoch=self._broker_epoch())
-            if tells
-            else ReplicaState(replica_id=CONSUMER, replica_epoch=-1)
-        )
         if tells and repair.damage is not None:
             repair.told_leader, repair.is_heard = peer, False
-        request = FetchRequest(
-            replica_state=replica,
-            max_wait=timedelta(0),
-            min_bytes=0,
-            max_bytes=self._config.replica_fetch_response_max_bytes,
-            isolation_level=0,
-            session_id=0,
-            session_epoch=FINAL_EPOCH,
-            topics=(FetchTopic(topic_id=uuid.UUID(bytes=known.topic_id.raw), partitions=(asked,)),),
-            forgotten_topics_data=(),
-            rack_id="" if tells else RACK,
-        )
-        reply: Future[FetchResponse] = self._transport.send(
-            peer, request, timeout_ms=self._config.replica_socket_timeout_ms
-        )
+        reply = self._peers.fetch(partition, peer, offset, last_epoch=epoch, tells=tells)
+        assert reply is not None
         answered = partial(self._answered, repair, repair.number, peer, offset)
         reply.add_done_callback(lambda done: self._loop.post(partial(answered, done)))
 
@@ -337,7 +296,7 @@ class DamageRepair:
                 raise PeerDisagrees(f"broker {peer} has no batch at offset {taken.next_offset}")
             return
         before = taken.fetch_offset, taken.is_whole
-        records = answer.records
+        records: Any = answer.records
         goes_on = bool(records) and taken.take(records)
         if goes_on and (taken.fetch_offset, taken.is_whole) != before:
             self._fetch(repair, peer, taken.fetch_offset)
@@ -374,8 +333,8 @@ class DamageRepair:
         self._next_range(repair)
 
     def _want_handover(self, partition: Partition) -> None:
-        if not self._closed and self.on_wants_handover is not None:
-            self.on_wants_handover(partition)
+        if not self._closed:
+            self._peers.want_handover(partition)
 
     # ---- whole again --------------------------------------------------------------------------------------
 

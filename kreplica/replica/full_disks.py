@@ -15,26 +15,19 @@ and on among those who have none.
 Thread rule: `refused` may come from any thread; all else runs in the loop.
 """
 
-# mypy: disable-error-code="arg-type"
-
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
-
 from kreplica.common.errors import KafkaStorageError, StorageFull
 from kreplica.common.future import Future
-from kreplica.common.ports import Clock, Loop, Transport
+from kreplica.common.ports import Clock, Loop
 from kreplica.common.types import TopicPartition
-from kreplica.replica.fetch_session import FINAL_EPOCH
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replica_peers import ReplicaPeers
 from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
@@ -49,8 +42,6 @@ TELL_INTERVAL_MS = 30_000
 # A follower whose disk has so much more left than when it was refused, or that was not refused for so long,
 # may have room though nothing came to show it.
 ROOM_BYTES, HOPE_MS = 16 << 20, 30_000
-
-WantsHandover = Callable[["Partition", Callable[[], bool]], None]
 
 
 class _Refusal:
@@ -82,26 +73,21 @@ class _Refusal:
 class FullDisks:
     """See the module. A broker looks again each `replica.fetch.backoff.ms`, as those do that fetch.
 
-    `on_wants_handover(partition, is_wanted)`: another replica should lead, as long as `is_wanted()`.
-    `untaken`: the roles for which there was no room.
+    `peers`: the other replicas, which are told. `untaken`: the roles for which there was no room.
     """
 
     def __init__(
         self,
-        broker_id: int,
-        broker_epoch: Callable[[], int],
         config: ReplicaConfig,
-        transport: Transport,
+        peers: ReplicaPeers,
         loop: Loop,
         clock: Clock,
         partitions: HostedPartitions,
         untaken: UntakenRoles,
     ) -> None:
-        self.on_wants_handover: WantsHandover | None = None
-        self._broker_id = broker_id
-        self._broker_epoch = broker_epoch
+        self._broker_id = peers.broker_id
         self._config = config
-        self._transport = transport
+        self._peers = peers
         self._loop = loop
         self._clock = clock
         self._partitions = partitions
@@ -165,8 +151,8 @@ class FullDisks:
             return False
         since_ms = refusal.led_since_ms
         is_due = since_ms is not None and self._now_ms() - since_ms >= refusal.patience_ms
-        if is_due and self.on_wants_handover is not None:
-            self.on_wants_handover(partition, is_wanted)
+        if is_due:
+            self._peers.want_handover(partition, is_wanted)
         return True
 
     def _look_as_follower(self, partition: Partition, refusal: _Refusal) -> bool:
@@ -199,33 +185,16 @@ class FullDisks:
         self, partition: Partition, log: UnifiedLog, refusal: _Refusal, offset: int, *, has_room: bool
     ) -> None:
         """Fetch outside of any session, for what that says: of the answer it counts that there is one."""
-        known = partition.leader_and_isr
-        if known is None:
-            return
-        epoch = log.epochs.epoch_for_offset(offset - 1)
-        asked = FetchPartition(
-            partition=partition.topic_partition.partition,
-            current_leader_epoch=refusal.leader_epoch,
-            fetch_offset=offset,
-            last_fetched_epoch=-1 if epoch is None else epoch,
-            log_start_offset=log.log_start_offset,
-            partition_max_bytes=1,
-        )
-        request = FetchRequest(
-            replica_state=ReplicaState(replica_id=self._broker_id, replica_epoch=self._broker_epoch()),
-            max_wait=timedelta(0),
-            min_bytes=0,
+        reply = self._peers.fetch(
+            partition,
+            partition.leader,
+            offset,
+            last_epoch=log.epochs.epoch_for_offset(offset - 1),
+            leader_epoch=refusal.leader_epoch,
             max_bytes=1,
-            isolation_level=0,
-            session_id=0,
-            session_epoch=FINAL_EPOCH,
-            topics=(FetchTopic(topic_id=uuid.UUID(bytes=known.topic_id.raw), partitions=(asked,)),),
-            forgotten_topics_data=(),
-            rack_id="",
         )
-        reply: Future[FetchResponse] = self._transport.send(
-            partition.leader, request, timeout_ms=self._config.replica_socket_timeout_ms
-        )
+        if reply is None:
+            return
 
         def heard(done: Future[FetchResponse]) -> None:
             if done.exception() is None and not done.result().error_code:

@@ -58,6 +58,7 @@ from kreplica.replica.replica_alter_log_dirs_manager import ReplicaAlterLogDirsM
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
+from kreplica.replica.replica_peers import ReplicaPeers
 from kreplica.replica.replica_selector import selector_of
 from kreplica.replica.replication_quota import FOLLOWER_RATE, LEADER_RATE, quota_of
 from kreplica.replica.untaken_roles import UntakenRoles
@@ -136,11 +137,10 @@ class ReplicaManager:
             loop=new_loop("alter-partition"),
             request_timeout_ms=config.controller_socket_timeout_ms,
         )
+        self.peers = ReplicaPeers(broker_id, broker_epoch, config, transport)
         self.repairs = DamageRepair(
-            broker_id,
-            broker_epoch=broker_epoch,
-            config=config,
-            transport=transport,
+            config,
+            self.peers,
             loop=new_loop("damage-repair"),
             metrics=self.metrics,
             mend_stopped=self._mend_stopped,
@@ -153,9 +153,7 @@ class ReplicaManager:
         self._scheduler = scheduler
         self._isr_policy = isr_policy_of(config)
         self.untaken = UntakenRoles(loop, self._take_roles_again, config.replica_fetch_backoff_ms)
-        self.full_disks = FullDisks(
-            broker_id, broker_epoch, config, transport, loop, clock, self.partitions, self.untaken
-        )
+        self.full_disks = FullDisks(config, self.peers, loop, clock, self.partitions, self.untaken)
         self._timers: list[Cancellable] = []
         self._isr_shrinks = self.metrics.meter("ReplicaManager", "IsrShrinksPerSec")
         self._isr_expands = self.metrics.meter("ReplicaManager", "IsrExpandsPerSec")

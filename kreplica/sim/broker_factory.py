@@ -61,8 +61,7 @@ def broker_factory(
         def wants_handover(partition: Partition, *_: object) -> None:
             controller.handover_wanted(ports.broker_id, partition.topic_partition)
 
-        broker.replica_manager.repairs.on_wants_handover = wants_handover
-        broker.replica_manager.full_disks.on_wants_handover = wants_handover
+        broker.replica_manager.peers.on_wants_handover = wants_handover
         return broker
 
     return make_broker

@@ -290,7 +290,7 @@ def failing(at: Replicas, broker: int, when: Callable[[str, str], bool], error: 
 def test_a_leader_that_cannot_write_the_range_wants_an_in_sync_follower_to_lead() -> None:
     at = filled()
     asked = []
-    at.manager(1).repairs.on_wants_handover = lambda partition: asked.append(partition.topic_partition)
+    at.manager(1).peers.on_wants_handover = lambda partition, _: asked.append(partition.topic_partition)
     failing(at, 1, lambda _, path: ".cleaned" in path, StorageFull("no room"))
     rot(at, 1, 9)
     stumble(at, 1, 9)
@@ -309,7 +309,7 @@ def test_a_leader_with_rot_that_nobody_has_fetched_wants_an_in_sync_follower_to_
     cannot read what it has, for ever."""
     at = filled()
     asked = []
-    at.manager(1).repairs.on_wants_handover = lambda partition: asked.append(partition.topic_partition)
+    at.manager(1).peers.on_wants_handover = lambda partition, _: asked.append(partition.topic_partition)
     end = at.cluster.hold(lambda message: message.is_request and message.receiver == 1)
     at.pass_time(1_000)
     append(at, 3)
@@ -447,7 +447,7 @@ def test_who_is_to_lead_a_log_at_whose_rot_recovery_stopped_refuses_and_says_so(
     rot_file(at, 2, 9, log)
     at.cluster.start(2)
     asked = []
-    at.manager(2).repairs.on_wants_handover = lambda partition: asked.append(partition.topic_partition)
+    at.manager(2).peers.on_wants_handover = lambda partition, _: asked.append(partition.topic_partition)
     refused = at.broker(2).become_leader_or_follower([at.controller.elect(T0, 2)], at.controller.epoch)
     assert isinstance(refused[T0], DamagedLog)
     at.settle()

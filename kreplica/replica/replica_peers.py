@@ -1,0 +1,110 @@
+"""ReplicaPeers: what a broker asks of the other replicas of a partition beside what its fetchers do.
+
+A fetch outside of any session says by its offset how the asker's log stands, as Kafka's followers never do:
+below the end that the leader knew it to have that it lacks something, at its end that it is whole. The same
+fetch in a consumer's name takes records from any replica (KIP-392) and says nothing. And a leader that cannot
+go on wants another replica in sync to lead. DamageRepair and FullDisks ask so.
+
+No state but who is asked; any thread.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+
+from kreplica.common.future import Future
+from kreplica.common.ports import Transport
+from kreplica.replica.delayed_fetch import CONSUMER
+from kreplica.replica.fetch_session import FINAL_EPOCH
+from kreplica.replica.replica_config import ReplicaConfig
+
+if TYPE_CHECKING:
+    from kio.schema.fetch.v17.response import FetchResponse
+
+    from kreplica.replica.partition import Partition
+
+# A consumer that names its rack may be answered by a follower (KIP-392).
+RACK = "damage-repair"
+
+IsWanted = Callable[[], bool]
+WantsHandover = Callable[["Partition", IsWanted | None], None]
+
+
+class ReplicaPeers:
+    """Those of broker `broker_id`, whose epoch is `broker_epoch()`.
+
+    `on_wants_handover(partition, is_wanted)`: another replica should lead, as long as `is_wanted()`, or as
+    long as the partition is led here. Until its owner sets it nobody hears of the wish.
+    """
+
+    def __init__(
+        self, broker_id: int, broker_epoch: Callable[[], int], config: ReplicaConfig, transport: Transport
+    ) -> None:
+        self.broker_id = broker_id
+        self.on_wants_handover: WantsHandover | None = None
+        self._broker_epoch = broker_epoch
+        self._config = config
+        self._transport = transport
+
+    def want_handover(self, partition: Partition, is_wanted: IsWanted | None = None) -> None:
+        """Another replica should lead the partition."""
+        if self.on_wants_handover is not None:
+            self.on_wants_handover(partition, is_wanted)
+
+    def fetch(
+        self,
+        partition: Partition,
+        peer: int,
+        offset: int,
+        *,
+        last_epoch: int | None,
+        leader_epoch: int | None = None,
+        tells: bool = True,
+        max_bytes: int | None = None,
+    ) -> Future[FetchResponse] | None:
+        """The answer of broker `peer` to a fetch at `offset`; None where nobody is known to lead.
+
+        `last_epoch`: that of the batch before `offset`, None where it is not known. `leader_epoch`: the
+        partition's by default. `tells`: as the replica that this is; else as a consumer. `max_bytes`: what a
+        fetcher asks for by default.
+        """
+        known, log = partition.leader_and_isr, partition.local_log
+        if known is None:
+            return None
+        config = self._config
+        asked = FetchPartition(
+            partition=partition.topic_partition.partition,
+            current_leader_epoch=partition.leader_epoch if leader_epoch is None else leader_epoch,
+            fetch_offset=offset,
+            last_fetched_epoch=-1 if last_epoch is None else last_epoch,
+            log_start_offset=log.log_start_offset,
+            partition_max_bytes=config.replica_fetch_max_bytes if max_bytes is None else max_bytes,
+        )
+        replica = (
+            ReplicaState(replica_id=self.broker_id, replica_epoch=self._broker_epoch())
+            if tells
+            else ReplicaState(replica_id=CONSUMER, replica_epoch=-1)
+        )
+        request = FetchRequest(
+            replica_state=replica,
+            max_wait=timedelta(0),
+            min_bytes=0,
+            max_bytes=config.replica_fetch_response_max_bytes if max_bytes is None else max_bytes,
+            isolation_level=0,
+            session_id=0,
+            session_epoch=FINAL_EPOCH,
+            topics=(FetchTopic(topic_id=uuid.UUID(bytes=known.topic_id.raw), partitions=(asked,)),),
+            forgotten_topics_data=(),
+            rack_id="" if tells else RACK,
+        )
+        reply: Future[FetchResponse] = self._transport.send(
+            peer, request, timeout_ms=config.replica_socket_timeout_ms
+        )
+        return reply
