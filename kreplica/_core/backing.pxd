@@ -53,6 +53,8 @@ cdef extern from "file.h" nogil:
     int kr_file_size(kr_file *file, int64_t *size)
     int kr_file_resize(kr_file *file, int64_t size)
     int kr_file_flush(kr_file *file, uint8_t *base, int64_t size)
+    int kr_file_write_along(kr_file *file, kr_file *along)
+    void kr_file_settle(kr_file *along, kr_file *file, int error)
     int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target)
     int kr_file_read_aside(kr_file *file, int64_t position, int64_t size, uint8_t *target)
     int kr_file_write(kr_file *file, int64_t position, int64_t size, const uint8_t *source)

@@ -185,11 +185,13 @@ cdef class MemoryRegion(Region):
                 error = ENOMEM
         return error if error else self.make_mapping(size, mapping)
 
-    def flush(self, int64_t start=0, stop=None):
-        """Make the bytes of [start, stop) last, as the file's on_flush allows.
+    def flush(self, int64_t start=0, stop=None, Region along=None):
+        """Make the bytes of [start, stop) last, as the file's on_flush allows, and those of `along` before.
 
         An error that it raises ends writes, as a real flush's does, and goes on to the caller.
         """
+        if along is not None:
+            along.flush()
         self.raise_for(self.usable(True), "flushing")
         if self.dead():
             self.raise_for(self.fail(EIO), "flushing")

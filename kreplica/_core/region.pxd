@@ -90,6 +90,8 @@ cdef class Region:
     cdef int resize(self, int64_t size) noexcept nogil
     cdef int measure(self, int64_t *size) noexcept nogil
     cdef int sync(self, int64_t start, int64_t stop) noexcept nogil
+    # Make what was written to `along` last with the next sync of this one.
+    cdef int sync_along(self, Region along) noexcept nogil
     # Write bytes that may be written, past the mapping; ENOSYS where that cannot be.
     cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil
     cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil
@@ -132,6 +134,21 @@ cdef inline int flush_now(Region region, int64_t start, int64_t stop) noexcept n
         kr_set_fault(&region.r.fault, IO_FAILED)
         region.r.error = error
     return IO_FAILED if error else OK
+
+
+# As Region.flush with `along`, without the GIL.
+cdef inline int flush_both(Region region, Region along, int64_t start, int64_t stop) noexcept nogil:
+    cdef int error, status = region.usable(True)
+    if status == OK:
+        status = along.usable(True)
+    if status != OK:
+        return status
+    error = region.sync_along(along)
+    if error:
+        kr_set_fault(&along.r.fault, IO_FAILED)
+        region.r.error = error
+        return IO_FAILED
+    return flush_now(region, start, stop)
 
 
 cdef class Slice:

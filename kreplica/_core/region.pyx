@@ -8,7 +8,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_WRITABLE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport ENOMEM
+from libc.errno cimport ENOMEM, ENOSYS
 from libc.stdint cimport int64_t, uint8_t
 
 import os
@@ -16,11 +16,11 @@ import os
 from kreplica._core.backing cimport (
     KR_PAGE_FAULT, guard_call, guard_install, kr_fetch_add, kr_file_destroy, kr_file_flush, kr_file_init,
     kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed, kr_file_replace,
-    kr_file_resize, kr_file_size, kr_file_write, kr_generation_address, kr_grow, kr_growth_advance,
-    kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded, kr_guarded_copy,
-    kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
-    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, status_of,
+    kr_file_resize, kr_file_settle, kr_file_size, kr_file_write, kr_file_write_along, kr_generation_address, kr_grow,
+    kr_growth_advance, kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded,
+    kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
+    kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_unlock, status_of,
 )
 from kreplica._core.status cimport (
     CLOSED, FORKED, IO_FAILED, NO_MEMORY, OK, OUT_OF_DESCRIPTORS, OUT_OF_MAPS, OUT_OF_RANGE, PAGE_FAULT,
@@ -220,6 +220,13 @@ cdef class Region:
             return kr_file_flush(&self.file, NULL, 0)
         error = kr_file_flush(&self.file, mapping.base, load_length(&self.r))
         self.release(mapping)
+        return error
+
+    cdef int sync_along(self, Region along) noexcept nogil:
+        cdef int error = kr_file_write_along(&self.file, &along.file)
+        if error == ENOSYS:
+            error = along.sync(0, load_length(&along.r))
+            kr_file_settle(&along.file, &self.file, error)
         return error
 
     cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
@@ -465,16 +472,17 @@ cdef class Region:
         publish_length(&self.r, length)
         self.advanced()
 
-    def flush(self, int64_t start=0, stop=None):
-        """Make the bytes written so far last; a file is flushed as a whole, whatever the range.
+    def flush(self, int64_t start=0, stop=None, Region along=None):
+        """Make the bytes written so far last; a file is flushed as a whole, whatever the range. With it `along`, a file
+        beside it of which all was written: by the same flush of the disk, where that can be.
 
-        After a failure nothing is ever written to the region again, for the system may have forgotten what it
-        could not write; reads go on.
+        After a failure nothing is ever written to the region again, for the system may have forgotten what it could
+        not write; reads go on.
         """
         cdef int64_t end = load_length(&self.r) if stop is None else stop
         cdef int status
         with nogil:
-            status = flush_now(self, start, end)
+            status = flush_now(self, start, end) if along is None else flush_both(self, along, start, end)
         self.raise_for(status, "flushing")
 
     def trim(self):

@@ -255,9 +255,9 @@ class LocalLog:
                 self.names_changed = True
         return renamed
 
-    def flush(self, from_offset: int, *, whole: bool = False) -> None:
+    def flush(self, from_offset: int, *, whole: bool = False, along: Region | None = None) -> None:
         """Put on disk what the segments hold from `from_offset` on, and the directory if names changed in
-        it.
+        it; with the active segment the region `along`, if possible by the same flush.
 
         The active segment's offset and time index are left out unless `whole`: after a crash the segment is
         scanned and they are made anew. They follow when the next one begins.
@@ -271,7 +271,7 @@ class LocalLog:
             if whole or segment is not active:
                 segment.flush()
             else:
-                segment.region.flush()
+                segment.region.flush(along=along)
             if segment.transaction_index is not None:
                 segment.transaction_index.flush()
         self._indexes_left_out = active

@@ -63,10 +63,8 @@ class LogFlusher:
         with log.offsets_lock:
             self._bound = log.state.log_end_offset
         try:
-            if log.durable:
-                # The flush point of the commit before: it is never further behind on disk.
-                self.flush_state()
-            log.local.flush(log.state.flush_offset)
+            # With it the flush point of the commit before: it is never further behind on disk.
+            log.local.flush(log.state.flush_offset, along=log.state.region if log.durable else None)
         except BaseException as error:
             log.fail(error)
             raise

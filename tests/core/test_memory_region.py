@@ -72,6 +72,32 @@ def test_only_what_was_flushed_survives(file: MemoryFile) -> None:
     assert region.read(0, 6) == b"abcdef"
 
 
+def test_what_is_flushed_along_survives_too() -> None:
+    log, state = MemoryFile(MIB), MemoryFile(MIB)
+    region, other = log.open("log", MIB, writable=True), state.open("state", MIB, writable=True)
+    append(region, b"abc")
+    append(other, b"def")
+    region.flush(along=other)
+    assert (log.durable.rstrip(b"\0"), state.durable.rstrip(b"\0")) == (b"abc", b"def")
+
+
+def test_a_failed_flush_of_what_goes_along_ends_writes_to_it() -> None:
+    log, state = MemoryFile(MIB), MemoryFile(MIB)
+    region, other = log.open("log", MIB, writable=True), state.open("state", MIB, writable=True)
+    append(region, b"abc")
+    append(other, b"def")
+
+    def refuse(*_: int) -> None:
+        raise errors.StorageIOError("a simulated error")
+
+    state.on_flush = refuse
+    with pytest.raises(errors.StorageIOError, match="simulated"):
+        region.flush(along=other)
+    with pytest.raises(errors.StorageIOError):
+        other.write(3, b"d")
+    assert log.durable == b""
+
+
 def test_a_region_of_before_a_crash_is_dead(file: MemoryFile) -> None:
     region = file.open("log", MIB, writable=True)
     append(region, b"abc")

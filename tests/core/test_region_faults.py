@@ -281,6 +281,77 @@ def test_flush_error_ends_writes_and_not_reads(path: Path) -> None:
     assert done.stderr.count("fdatasync") == 1
 
 
+ALONG = """
+    log = Region(sys.argv[1], 1 << 20, writable=True, create=True)
+    state = Region(sys.argv[1] + ".state", 4096, writable=True, create=True)
+    for region in (log, state):
+        region.write(0, b"abc")
+        region.publish(3)
+    """
+SYNCED = ("-f", "-qq", "-y", "-e", "trace=fdatasync,sync_file_range")
+
+
+def traced(path: Path, script: str, *inject: str) -> subprocess.CompletedProcess[str]:
+    """The script behind ALONG, under strace; skips where there is none that may."""
+    strace = shutil.which("strace")
+    if not strace:
+        pytest.skip("no strace")
+    script = textwrap.dedent(ALONG) + textwrap.dedent(script)
+    done = run(textwrap.indent(script, "    "), path, prefix=(strace, *SYNCED, *inject))
+    if "ptrace" in done.stderr:
+        pytest.skip("strace may not trace here")
+    return done
+
+
+def test_what_is_flushed_along_reaches_the_disk_before_the_flush_that_it_shares(path: Path) -> None:
+    done = traced(
+        path,
+        """
+        for number in range(3):
+            state.write(0, b"%d" % number)
+            log.flush(along=state)
+            print(file=sys.stderr)
+        state.trim()
+        log.flush(along=state)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    rounds = [
+        [(line.split("(")[0], ".state>" in line) for line in part.splitlines() if line]
+        for part in done.stderr.split("\n\n")
+    ]
+    first, *later = rounds[:3]
+    # The first time, and wherever its blocks may have moved, it has a flush of its own.
+    assert first == [("fdatasync", True), ("fdatasync", False)]
+    own = [("fdatasync", True), ("fdatasync", False)]
+    shared = [("sync_file_range", False), ("sync_file_range", True), ("fdatasync", False)]
+    assert all(each in (own, shared) for each in later), later
+    assert rounds[3] == own
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "sync_file_range"])
+def test_an_error_of_what_is_flushed_along_ends_writes_to_it(path: Path, call: str) -> None:
+    done = traced(
+        path,
+        """
+        outcomes = []
+        for step in (lambda: log.flush(along=state),) * 2 + (lambda: state.write(0, b"d"), state.flush):
+            try:
+                step()
+                outcomes.append("passed")
+            except errors.StorageIOError:
+                outcomes.append("refused")
+        print(outcomes)
+        """,
+        *("-e", f"inject={call}:error=EIO:when={1 if call == 'fdatasync' else 2}"),
+    )
+    assert done.returncode == 0, done.stderr
+    if call not in done.stderr:
+        pytest.skip("this file system may give a block another place with each write")
+    first = "refused" if call == "fdatasync" else "passed"
+    assert done.stdout.strip() == str([first, "refused", "refused", "refused"])
+
+
 # ---- forks ---------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from kreplica._core.region import Region
 from kreplica.common.errors import KafkaStorageError, StorageFull, StorageIOError
 from kreplica.log.local_log import LocalLog
 from kreplica.sim.storage import SimStorage
@@ -57,7 +58,7 @@ def test_every_acknowledgement_comes_after_its_flushes():
 
 
 def test_a_log_without_fsync_is_caught(monkeypatch):
-    def forgets(self: LocalLog, from_offset: int) -> None:
+    def forgets(self: LocalLog, from_offset: int, along: Region | None) -> None:
         pass
 
     monkeypatch.setattr(LocalLog, "flush", forgets)

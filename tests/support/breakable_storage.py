@@ -151,7 +151,9 @@ class BreakableRegion(Region):
 
     storage: BreakableStorage
 
-    def flush(self, start: int = 0, stop: int | None = None) -> None:
+    def flush(self, start: int = 0, stop: int | None = None, along: Region | None = None) -> None:
+        if along is not None:
+            along.flush()
         self.storage._ask("flush", self.path)
         super().flush(start, stop)
         self.storage.keep(self.path)

@@ -65,6 +65,7 @@ static void put(kr_file *file, kr_descriptor *descriptor) {
     pthread_mutex_lock(&file->lock);
     kr_descriptor *former = file->descriptor;
     file->descriptor = descriptor;
+    __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED); /* the next one may be of another file */
     pthread_mutex_unlock(&file->lock);
     drop(former);
 }
@@ -145,6 +146,7 @@ int kr_file_resize(kr_file *file, int64_t size) {
     int error = take(file, &descriptor);
     if (error) return error;
     error = resize(descriptor->fd, size);
+    __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED);
     drop(descriptor);
     return error;
 }
@@ -215,6 +217,7 @@ int kr_file_allocate(kr_file *file, int64_t start, int64_t stop) {
     int error = take(file, &descriptor);
     if (error) return error;
     error = allocate(descriptor->fd, start, stop, file->zeros);
+    __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED);
     drop(descriptor);
     return error;
 }
@@ -310,6 +313,60 @@ int kr_file_flush(kr_file *file, uint8_t *base, int64_t size) {
     if (!error) error = flush(descriptor->fd);
     drop(descriptor);
     return error;
+}
+
+#ifdef __linux__
+static int is_in_place(int fd, int beside) {
+    struct statfs system;
+    struct stat status, other;
+    if (fstatfs(fd, &system) || fstat(fd, &status) || fstat(beside, &other)) return 0;
+    return (uint32_t)system.f_type == 0xEF53 /* ext4, and its elders */ && status.st_dev == other.st_dev;
+}
+
+static int write_along(int fd, int along) {
+    /* Should this begin nothing, the flush that follows still writes all. */
+    (void)sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+    return sync_file_range(along, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER)
+               ? errno
+               : 0;
+}
+#else
+static int is_in_place(int fd, int beside) {
+    (void)fd, (void)beside;
+    return 0;
+}
+
+static int write_along(int fd, int along) {
+    (void)fd, (void)along;
+    return ENOSYS;
+}
+#endif
+
+/* What `step` says of both files; their descriptors stay meanwhile. */
+static int with_both(kr_file *file, kr_file *along, int (*step)(int, int), int *result) {
+    kr_descriptor *descriptor, *other;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    error = take(along, &other);
+    if (!error) {
+        *result = step(descriptor->fd, other->fd);
+        drop(other);
+    }
+    drop(descriptor);
+    return error;
+}
+
+int kr_file_write_along(kr_file *file, kr_file *along) {
+    int result = 0;
+    if (!__atomic_load_n(&along->settled, __ATOMIC_RELAXED)) return ENOSYS;
+    int error = with_both(file, along, write_along, &result);
+    return error ? error : result;
+}
+
+void kr_file_settle(kr_file *along, kr_file *file, int error) {
+    int in_place = 0;
+    if (error || with_both(along, file, is_in_place, &in_place)) in_place = 0;
+    __atomic_store_n(&along->settled, in_place, __ATOMIC_RELAXED);
 }
 
 /* ---- mappings ------------------------------------------------------------------------------------------------ */

@@ -22,6 +22,7 @@ typedef struct {
     kr_descriptor *descriptor; /* NULL while nothing has needed it */
     int writable;
     int zeros; /* write zeros ahead instead of reserving blocks: see kr_file_allocate */
+    int settled; /* atomic: where its blocks lie is on disk, and the file system writes them in place */
 } kr_file;
 
 void kr_file_init(kr_file *file);
@@ -39,6 +40,16 @@ int kr_file_allocate(kr_file *file, int64_t start, int64_t stop);
 int kr_file_resize(kr_file *file, int64_t size);
 /* Make last what was written, through the mapping `base` too (or NULL). */
 int kr_file_flush(kr_file *file, uint8_t *base, int64_t size);
+/* Make what was written to `along` last with the flush of `file` that the caller does next, where that can be: else
+ * ENOSYS, and `along` wants a flush of its own.
+ *
+ * It can be on Linux with ext4, for a file that was flushed since it grew and all of whose bytes had been written then. A
+ * block is written in place there, so it is in the disk's own cache once the write is done; and a flush of any file has
+ * the disk empty that cache. So the pages are written and waited for, while those of `file` are under way. Where a block
+ * may get a new place with each write (copy on write, shared blocks), only a flush of that file notes the place. */
+int kr_file_write_along(kr_file *file, kr_file *along);
+/* `along`, all of it written, was flushed, which ended with `error`: whether kr_file_write_along will do from now on. */
+void kr_file_settle(kr_file *along, kr_file *file, int error);
 /* All of the bytes, or an error; EIO if the file ends before. */
 int kr_file_read(kr_file *file, int64_t position, int64_t size, uint8_t *target);
 /* Write all of the bytes, of which a mapping shows none, some or all until it returns; ENOSYS where a mapping might never

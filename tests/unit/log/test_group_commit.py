@@ -75,10 +75,10 @@ def test_an_append_that_is_cut_before_its_flush_says_so(tmp_path):
         def __getattr__(self, name):
             return getattr(local, name)
 
-        def flush(self, from_offset):
+        def flush(self, from_offset, along):
             inner.local = local
             log.truncate_to(1)
-            local.flush(from_offset)
+            local.flush(from_offset, along=along)
 
     local = inner.local
     inner.local = Cutting()
