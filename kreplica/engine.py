@@ -36,8 +36,9 @@ from kreplica.log.damage import Damage
 from kreplica.log.file_names import STATE_FILE, parse_directory_name
 from kreplica.log.log_cleaner import HASH_KEY_BYTES
 from kreplica.log.log_directory import LogDirectory
-from kreplica.log.log_loader import OpenOptions, Recovery
+from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_reader import TimestampOffset
+from kreplica.log.recovery_scan import Recovery
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage

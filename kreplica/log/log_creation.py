@@ -22,9 +22,10 @@ from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
-from kreplica.log.log_loader import OpenOptions, Recovery
+from kreplica.log.log_loader import OpenOptions
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
 from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.recovery_scan import Recovery
 from kreplica.log.unified_log import UnifiedLog
 
 

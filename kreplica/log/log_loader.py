@@ -4,31 +4,22 @@ After a clean close nothing is looked at but the state file, and whether the act
 where the log does: after a power cut the state file may be of the last close, they of what was lost since.
 Otherwise everything from the flush point on is read: headers, checksums, offsets, epochs; indexes and
 producers' state are made anew on the way.
-
-A bad batch is one of two things. A *tail* is what a power cut left of appends that were never flushed: it is
-cut, its bytes are kept beside the log, and the log goes on. *Rot* is a batch that once was whole and safe: it
-lies below the flush point, or the machine has not been restarted since it was written, so that the page cache
-cannot have lost it. Rot is never cut: the log opens read-only up to it, and `log.damage` names the range.
-(Kafka cuts either, with everything behind it.)
+What is read through, and what becomes of a bad batch there, is RecoveryScan's: see recovery_scan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
-from kreplica._core.records import batches
-from kreplica._core.segment_scan import check_indexes, resync, scan
-from kreplica._core.status import NAMES
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
 from kreplica.log import damage_search, leftovers, producer_batches, truncation
-from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
-from kreplica.log.damage import NO_DAMAGE, Damage, Damages
+from kreplica.log.damage import NO_DAMAGE, Damages
 from kreplica.log.file_names import (
     INDEX_SUFFIX,
     STATE_FILE,
@@ -39,24 +30,10 @@ from kreplica.log.file_names import (
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_segments import LogSegments
-from kreplica.log.log_tail import CutTail, LogTail, only_zeros
 from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.recovery_scan import Recovery, RecoveryScan
 from kreplica.log.swap_files import Listing
 from kreplica.log.unified_log import UnifiedLog
-
-# A whole batch that fails so at the beginning of a file was written to another one.
-FOREIGN = ("OFFSET_REGRESSION", "OFFSET_OVERFLOW")
-
-
-@dataclass(slots=True)
-class Recovery:
-    """What opening a log had to do."""
-
-    clean: bool = False
-    scanned_bytes: int = 0
-    rebuilt_indexes: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
-    cut: list[CutTail] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +90,6 @@ class _LogLoader:
         self.topic_partition = topic_partition
         self.local = LocalLog(directory, config, storage, read_only=options.read_only)
         self.recovery = Recovery()
-        self.tail = LogTail(self.local, self.recovery.cut)
-        self.damage: Damage | None = None
         self.next_offset = options.log_start_offset
         self.epoch = -1
 
@@ -145,7 +120,16 @@ class _LogLoader:
         self.same_boot = same_boot
         # Another program wrote what is here.
         self.adopted = bool(segments) and standing is None
-        self.known = self._remembered_damage()
+        self.scan = RecoveryScan(
+            self.local,
+            self.recovery,
+            epochs=self.epochs,
+            producers=self.producers,
+            standing=standing,
+            same_boot=same_boot,
+            known=self._remembered_damage(),
+            without_index=self.without_index,
+        )
         start = max(self.options.log_start_offset, standing.log_start_offset if standing else 0)
         if segments:
             start = max(start, segments[0].base_offset)
@@ -185,7 +169,7 @@ class _LogLoader:
         safe = max(flushed, start)
         if self.options.scan_from is not None:
             safe = min(safe, self.options.scan_from)
-        is_ours = not self.options.read_only and self.standing is not None and not self.known
+        is_ours = not self.options.read_only and self.standing is not None and not self.scan.known
         earliest = self.epochs.earliest_entry
         if is_ours and earliest is not None and earliest.start_offset > start:
             # A power cut has brought back what was deleted. Who follows this log could not be told where it
@@ -195,21 +179,12 @@ class _LogLoader:
         first = leftovers.first_torn(self.local, first, self.with_transactions, self.recovery.unreadable)
         for index, segment in enumerate(segments[:first]):
             if segments[index + 1].base_offset > start:
-                self._check_indexes(segment, segments[index + 1].base_offset)
+                self.scan.check_indexes(segment, segments[index + 1].base_offset)
         if not self.options.read_only:
             self._look_for_gaps(LogSegments(tuple(segments[: first + 1])), start)
             self.recovery.unreadable += self.producers.remove_unreadable()
         self._load_producers(start, segments[first].base_offset)
-        # The log may start inside a batch, so the scan begins at the segment's own offset.
-        self.next_offset = segments[first].base_offset
-        latest = self.epochs.epoch_for_offset(self.next_offset - 1)
-        self.epoch = -1 if latest is None else latest
-        for index in range(first, len(segments)):
-            if index > first and not self._follows_on(segments, index, flushed):
-                return
-            if not self._scan(segments, index, flushed):
-                return
-        self._check_nothing_missing(segments[-1], flushed)
+        self.next_offset, self.epoch = self.scan.run(first, flushed)
 
     def _believe(self, standing: LogStanding, start: int) -> None:
         """Take over where the log's writer says it stands; nothing is read."""
@@ -228,8 +203,8 @@ class _LogLoader:
         # Below the log start nothing is missing: of what was deleted a power cut may bring back any segment.
         if self.standing is not None and not self.standing.has_gaps:
             for damage in damage_search.gaps(segments):
-                if damage.stop_offset > start and self.known.at(damage.first_offset) is None:
-                    self.known = self.known.with_added(damage)
+                if damage.stop_offset > start and self.scan.known.at(damage.first_offset) is None:
+                    self.scan.known = self.scan.known.with_added(damage)
 
     def _is_clean(self, segments: list[LogSegment]) -> bool:
         standing = self.standing
@@ -252,43 +227,6 @@ class _LogLoader:
             )
         )
 
-    def _scan(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
-        """Read one segment through; False when the log ends in it."""
-        segment = segments[index]
-        position, limit = 0, segment.size
-        if self.options.read_only:
-            check_indexes(segment)
-        else:
-            segment.forget()
-            self.local.transaction_index(segment).reset()
-        expected = max(self.next_offset, segment.base_offset)
-        while True:
-            status, position, expected, header = scan(
-                segment, position, limit, expected, self.epoch, rebuild=not self.options.read_only
-            )
-            if status <= 0:
-                break
-            self._observe(segment, position, header)
-        self.next_offset = expected
-        self.producers.map_end_offset = expected
-        self.recovery.scanned_bytes += position
-        if status == 0:
-            if index + 1 < len(segments) and not self.options.read_only:
-                segment.seal()
-            return True
-        return self._met_bad_batch(segments, index, position, status, flushed)
-
-    def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
-        base_offset, _, leader_epoch, _, producer_id, *_ = header
-        if leader_epoch != self.epoch:
-            self.epoch = leader_epoch
-            if not self.options.read_only:
-                self.epochs.learn(leader_epoch, base_offset)
-        if producer_id >= 0:
-            producer_batches.feed(
-                self.producers, self.local, segment, producer_batches.batch_before(segment, position, header)
-            )
-
     def _load_producers(self, start: int, stop: int) -> None:
         """Producers as of offset `stop`: from a snapshot, and from the batches between it and there."""
         if self.options.read_only:
@@ -296,174 +234,6 @@ class _LogLoader:
         else:
             self.producers.truncate_and_reload(start, stop, self.clock.time_ms())
         producer_batches.replay(self.producers, self.local, stop)
-
-    def _met_bad_batch(
-        self, segments: list[LogSegment], index: int, position: int, status: int, flushed: int
-    ) -> bool:
-        reason = NAMES[status]
-        if reason == "OFFSET_REGRESSION":
-            bad = int.from_bytes(segments[index].region.read(position, 8), "big", signed=True)
-            index, position = self._blamed(segments, index, position, bad)
-        segment = segments[index]
-        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
-        if following == self.next_offset and only_zeros(segment, position):
-            # Allocated ahead of the writer and, when it rolled, not trimmed in time: the log goes on.
-            self.tail.cut(segment, position)
-            return True
-        if self._was_safe(segment, position, flushed):
-            self.damage = self._damage_at(segments, index, position, reason)
-            return False
-        if only_zeros(segment, position):
-            self.tail.cut(segment, position)
-            return True
-        if reason in FOREIGN and position == 0:
-            raise InvalidFile(f"{segment.region.path}: its first batch belongs to another segment ({reason})")
-        self.tail.drop_from(segments, index + 1, reason)
-        self.tail.keep_aside(segment, position, reason)
-        self.tail.cut(segment, position)
-        return False
-
-    def _follows_on(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
-        """Whether the segment begins where the one before it ends; False when the log ends between them.
-
-        A log may have gaps there that another program has compacted; kreplica's cleaner leaves none.
-        """
-        before, segment = segments[index - 1], segments[index]
-        gap = segment.base_offset - self.next_offset
-        standing = self.standing
-        if standing is None or standing.has_gaps or not 0 < gap <= LARGEST_GAP:
-            return True
-        reason = "the file is cut short"
-        if self._was_safe(before, before.size, flushed):
-            path = before.region.path
-            self.damage = Damage(
-                self.next_offset, segment.base_offset, path, before.size, before.size, reason
-            )
-        else:
-            self.tail.drop_from(segments, index, reason)
-        return False
-
-    def _blamed(self, segments: list[LogSegment], index: int, position: int, bad: int) -> tuple[int, int]:
-        """Which of two batches lies, where the second, at `position`, begins at `bad`, below its end.
-
-        Offsets lie outside the CRC. Where the second would follow the batch before the first one, it is the
-        first whose offset jumped.
-        """
-        at = index if position else index - 1
-        end = position or (segments[at].size if at >= 0 else 0)
-        if end == 0:
-            return index, position
-        # Where the batch before this one starts, and the end of the one before that.
-        start, offset = 0, segments[at].base_offset
-        for batch in batches(segments[at].region.slice(0, end)):
-            if start + batch.size == end:
-                break
-            start, offset = start + batch.size, batch.next_offset
-        if not offset <= bad < self.next_offset or batch.base_offset == offset:
-            return index, position
-        if not self.options.read_only:
-            segments[at].offset_index.truncate_to(offset)
-            segments[at].time_index.truncate_to(offset)
-            self.epochs.truncate_from_end(offset)
-        self.next_offset = offset
-        return at, start
-
-    def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
-        """Whether the bytes at `position` were once whole, so that they can only have rotted."""
-        standing, path = self.standing, segment.region.path
-        if any(known.path == path and known.position == position for known in self.known):
-            return True
-        if self.next_offset < flushed:
-            return True
-        if not self.same_boot or standing is None:
-            return False
-        if segment.base_offset == standing.active_base_offset:
-            return position < standing.valid_length
-        return segment.base_offset < standing.active_base_offset
-
-    def _check_nothing_missing(self, segment: LogSegment, flushed: int) -> None:
-        # Every byte that is there is good; but are they all there?
-        standing = self.standing
-        short = (
-            standing is not None
-            and self.same_boot
-            and (
-                segment.base_offset < standing.active_base_offset
-                or (
-                    segment.base_offset == standing.active_base_offset
-                    and segment.size < standing.valid_length
-                )
-            )
-        )
-        if (
-            standing is not None
-            and self.same_boot
-            and segment.base_offset == standing.active_base_offset
-            and segment.size == standing.valid_length
-            and self.next_offset > standing.log_end_offset
-        ):
-            _, position = self._blamed([segment], 0, segment.size, standing.log_end_offset)
-            self.damage = self._damage_at([segment], 0, position, "OFFSET_OVERFLOW")
-        elif short or self.next_offset < flushed:
-            self.damage = Damage(
-                self.next_offset,
-                None,
-                segment.region.path,
-                segment.size,
-                segment.size,
-                "the file is cut short",
-            )
-
-    def _damage_at(self, segments: list[LogSegment], index: int, position: int, reason: str) -> Damage:
-        segment = segments[index]
-        path = segment.region.path
-        found = resync(segment, position, self.next_offset)
-        if found is not None:
-            self._index_rest(segment, *found)
-            return Damage(self.next_offset, found[0], path, position, found[1], reason)
-        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
-        return Damage(self.next_offset, following, path, position, segment.size, reason)
-
-    def _index_rest(self, segment: LogSegment, offset: int, position: int) -> None:
-        """What follows the damage in its segment is to be found without a walk through the damage."""
-        if not self.options.read_only:
-            self._indexed(segment, position, offset)
-
-    def _check_indexes(self, segment: LogSegment, following: int) -> None:
-        """A closed segment below the flush point is believed; its indexes are only looked at."""
-        if self.options.read_only:
-            check_indexes(segment)
-            return
-        self.tail.trim(segment, following)
-        times = segment.time_index
-        plausible = segment.offset_index.is_plausible(segment.size) and times.is_plausible(following)
-        # An entry of zeros may be true, or be the space that was allocated for one.
-        is_padding = len(times) == 1 and times[0] == (0, segment.base_offset)
-        if plausible and not is_padding and segment.base_offset not in self.without_index:
-            return
-        self.recovery.rebuilt_indexes.append(segment.region.path)
-        segment.forget()
-        position, offset, path = 0, segment.base_offset, segment.region.path
-        while position < segment.size:
-            status, position, offset = self._indexed(segment, position, offset)
-            if status < 0:
-                # Nothing about the log's end is in doubt: it goes on, with a range that cannot be read.
-                end = resync(segment, position, offset) or (following, segment.size)
-                self.known = self.known.with_added(
-                    Damage(offset, end[0], path, position, end[1], NAMES[status])
-                )
-                offset, position = end
-        segment.seal()
-
-    def _indexed(self, segment: LogSegment, position: int, offset: int) -> tuple[int, int, int]:
-        # Feed the indexes from `position` on; the status at the end or at a bad batch, and where that is.
-        status, epoch = 1, -1
-        while status > 0:
-            status, position, offset, header = scan(
-                segment, position, segment.size, offset, epoch, rebuild=True
-            )
-            epoch = header[2] if header else epoch
-        return status, position, offset
 
     # ---- the log ------------------------------------------------------------------------------------------
 
@@ -490,10 +260,10 @@ class _LogLoader:
 
     def _finished(self, start: int) -> UnifiedLog:
         local = self.local
-        if self.damage is None and self.next_offset < start:
+        if self.scan.damage is None and self.next_offset < start:
             self._begin_again(start)
         end = self.next_offset
-        if not self.options.read_only and self.damage is None:
+        if not self.options.read_only and self.scan.damage is None:
             self.epochs.truncate_from_end(end)
             self.epochs.truncate_from_start(start)
             # On disk before a batch is: an epoch that is gone would look valid again above it (KAFKA-16541).
@@ -528,12 +298,12 @@ class _LogLoader:
             leader_epoch=self.epoch,
         )
         log = self._made(state)
-        if self.damage is None:
+        if self.scan.damage is None:
             damage_search.remember(log)
         log.update_high_watermark(mark)
         if self.standing is not None and not (self.same_boot or self.recovery.clean):
             truncation.cut_what_came_back(log, self.epochs_on_disk)
-        if self.standing is None and self.damage is None:
+        if self.standing is None and self.scan.damage is None:
             # From now on recovery knows the log as its own, in which segments follow each other.
             log.flush()
             local.flush_names()
@@ -548,8 +318,8 @@ class _LogLoader:
             self.epochs,
             self.producers,
             self.clock,
-            stopped_at=self.damage,
-            damages=self.known,
+            stopped_at=self.scan.damage,
+            damages=self.scan.known,
         )
         log.recovered = self.recovery
         return log
@@ -584,7 +354,7 @@ class _LogLoader:
         return self.standing.flush_offset if self.standing else self.options.recovery_point
 
     def _open_state(self) -> LogState:
-        if self.options.read_only or self.damage is not None:
+        if self.options.read_only or self.scan.damage is not None:
             # A damaged log's state stays as it is: the next recovery must find the same flush point and
             # length.
             return LogState(None, "")

@@ -122,7 +122,7 @@ class UnifiedLog:
         self.producers = producers
         self.stopped_at = stopped_at
         self.closed = False
-        # What recovery did, for people: a log_loader.Recovery.
+        # What recovery did, for people: a recovery_scan.Recovery.
         self.recovered: object = None
         # Of its partition.metadata, where somebody has asked.
         self.topic_id: Uuid | None = None

@@ -21,6 +21,7 @@ from kreplica.log.damage import DamageFile, Damages
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.log_loader import OpenOptions
+from kreplica.log.recovery_scan import Recovery
 from kreplica.log.repair.finding import BLOCKED, CUT, Finding
 from kreplica.log.repair.plan import PartitionPlan, make_plan
 from kreplica.log.repair.rewrite import add, rewrite
@@ -129,7 +130,7 @@ def _reopen(
     damage = log.damage
     log.close()
     recovered = log.recovered
-    assert isinstance(recovered, log_loader.Recovery)
+    assert isinstance(recovered, Recovery)
     if damage is not None:
         text = f"recovery still finds it: {damage.reason}"
         plan.findings.append(

@@ -1,0 +1,307 @@
+"""RecoveryScan: reading the segments of a log through that was not closed in order, and judging what is bad.
+
+Headers, checksums, offsets and epochs are looked at from the flush point on; indexes, leader epochs and
+producers' state are made anew on the way. A bad batch is one of two things. A *tail* is what a power cut left
+of appends that were never flushed: it is cut, and its bytes are kept beside the log. *Rot* is a batch that
+once was whole and safe: it lies below the flush point, or the machine has not been restarted since it was
+written, so that the page cache cannot have lost it. Rot is never cut: the scan ends there and names the
+range. (Kafka cuts either, with everything behind it.)
+
+Owned by the opening of one log (log_loader); one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_state import LogStanding
+from kreplica._core.records import batches
+from kreplica._core.segment_scan import check_indexes, resync, scan
+from kreplica._core.status import NAMES
+from kreplica.common.errors import InvalidFile
+from kreplica.log import producer_batches
+from kreplica.log.careful_append import LARGEST_GAP
+from kreplica.log.damage import Damage, Damages
+from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
+from kreplica.log.local_log import LocalLog
+from kreplica.log.log_tail import CutTail, LogTail, only_zeros
+from kreplica.log.producer_state_manager import ProducerStateManager
+
+# A whole batch that fails so at the beginning of a file was written to another one.
+FOREIGN = ("OFFSET_REGRESSION", "OFFSET_OVERFLOW")
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What opening a log had to do."""
+
+    clean: bool = False
+    scanned_bytes: int = 0
+    rebuilt_indexes: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    cut: list[CutTail] = field(default_factory=list)
+
+
+class RecoveryScan:
+    """Of `local`, whose segments are open; a reader's is changed in nothing.
+
+    `standing`: where the log's writer said that it stands, None where it said nothing; `same_boot`: in this
+    life of the machine. `known`: the ranges that are known to have rotted; those that closed segments turn
+    out to have are added. `damage`: the range at which the scan had to stop.
+    """
+
+    def __init__(
+        self,
+        local: LocalLog,
+        recovery: Recovery,
+        *,
+        epochs: LeaderEpochFileCache,
+        producers: ProducerStateManager,
+        standing: LogStanding | None,
+        same_boot: bool,
+        known: Damages,
+        without_index: Container[int],
+    ) -> None:
+        self.known = known
+        self.damage: Damage | None = None
+        self._local = local
+        self._recovery = recovery
+        self._epochs = epochs
+        self._producers = producers
+        self._standing = standing
+        self._same_boot = same_boot
+        self._without_index = without_index
+        self._tail = LogTail(local, recovery.cut)
+        # How far the scan has come: the offset after the last good batch, and its leader epoch.
+        self._next_offset = 0
+        self._epoch = -1
+
+    def run(self, first: int, flushed: int) -> tuple[int, int]:
+        """Read all from the segment with that index on; the offset after the last good batch, and its leader
+        epoch. `flushed`: all below was on the disk once. Raises InvalidFile for another log's segment."""
+        segments = list(self._local.segments)
+        # The log may start inside a batch, so the scan begins at the segment's own offset.
+        self._next_offset = segments[first].base_offset
+        latest = self._epochs.epoch_for_offset(self._next_offset - 1)
+        self._epoch = -1 if latest is None else latest
+        if self._goes_to_the_end(segments, first, flushed):
+            self._check_nothing_missing(segments[-1], flushed)
+        return self._next_offset, self._epoch
+
+    def _goes_to_the_end(self, segments: list[LogSegment], first: int, flushed: int) -> bool:
+        for index in range(first, len(segments)):
+            if index > first and not self._follows_on(segments, index, flushed):
+                return False
+            if not self._scan(segments, index, flushed):
+                return False
+        return True
+
+    def _scan(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
+        """Read one segment through; False when the log ends in it."""
+        segment = segments[index]
+        position, limit = 0, segment.size
+        if self._local.read_only:
+            check_indexes(segment)
+        else:
+            segment.forget()
+            self._local.transaction_index(segment).reset()
+        expected = max(self._next_offset, segment.base_offset)
+        while True:
+            status, position, expected, header = scan(
+                segment, position, limit, expected, self._epoch, rebuild=not self._local.read_only
+            )
+            if status <= 0:
+                break
+            self._observe(segment, position, header)
+        self._next_offset = expected
+        self._producers.map_end_offset = expected
+        self._recovery.scanned_bytes += position
+        if status == 0:
+            if index + 1 < len(segments) and not self._local.read_only:
+                segment.seal()
+            return True
+        return self._met_bad_batch(segments, index, position, status, flushed)
+
+    def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
+        base_offset, _, leader_epoch, _, producer_id, *_ = header
+        if leader_epoch != self._epoch:
+            self._epoch = leader_epoch
+            if not self._local.read_only:
+                self._epochs.learn(leader_epoch, base_offset)
+        if producer_id >= 0:
+            producer_batches.feed(
+                self._producers,
+                self._local,
+                segment,
+                producer_batches.batch_before(segment, position, header),
+            )
+
+    def _met_bad_batch(
+        self, segments: list[LogSegment], index: int, position: int, status: int, flushed: int
+    ) -> bool:
+        reason = NAMES[status]
+        if reason == "OFFSET_REGRESSION":
+            bad = int.from_bytes(segments[index].region.read(position, 8), "big", signed=True)
+            index, position = self._blamed(segments, index, position, bad)
+        segment = segments[index]
+        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
+        if following == self._next_offset and only_zeros(segment, position):
+            # Allocated ahead of the writer and, when it rolled, not trimmed in time: the log goes on.
+            self._tail.cut(segment, position)
+            return True
+        if self._was_safe(segment, position, flushed):
+            self.damage = self._damage_at(segments, index, position, reason)
+            return False
+        if only_zeros(segment, position):
+            self._tail.cut(segment, position)
+            return True
+        if reason in FOREIGN and position == 0:
+            raise InvalidFile(f"{segment.region.path}: its first batch belongs to another segment ({reason})")
+        self._tail.drop_from(segments, index + 1, reason)
+        self._tail.keep_aside(segment, position, reason)
+        self._tail.cut(segment, position)
+        return False
+
+    def _follows_on(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
+        """Whether the segment begins where the one before it ends; False when the log ends between them.
+
+        A log may have gaps there that another program has compacted; kreplica's cleaner leaves none.
+        """
+        before, segment = segments[index - 1], segments[index]
+        gap = segment.base_offset - self._next_offset
+        standing = self._standing
+        if standing is None or standing.has_gaps or not 0 < gap <= LARGEST_GAP:
+            return True
+        reason = "the file is cut short"
+        if self._was_safe(before, before.size, flushed):
+            path = before.region.path
+            self.damage = Damage(
+                self._next_offset, segment.base_offset, path, before.size, before.size, reason
+            )
+        else:
+            self._tail.drop_from(segments, index, reason)
+        return False
+
+    def _blamed(self, segments: list[LogSegment], index: int, position: int, bad: int) -> tuple[int, int]:
+        """Which of two batches lies, where the second, at `position`, begins at `bad`, below its end.
+
+        Offsets lie outside the CRC. Where the second would follow the batch before the first one, it is the
+        first whose offset jumped.
+        """
+        at = index if position else index - 1
+        end = position or (segments[at].size if at >= 0 else 0)
+        if end == 0:
+            return index, position
+        # Where the batch before this one starts, and the end of the one before that.
+        start, offset = 0, segments[at].base_offset
+        for batch in batches(segments[at].region.slice(0, end)):
+            if start + batch.size == end:
+                break
+            start, offset = start + batch.size, batch.next_offset
+        if not offset <= bad < self._next_offset or batch.base_offset == offset:
+            return index, position
+        if not self._local.read_only:
+            segments[at].offset_index.truncate_to(offset)
+            segments[at].time_index.truncate_to(offset)
+            self._epochs.truncate_from_end(offset)
+        self._next_offset = offset
+        return at, start
+
+    def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
+        """Whether the bytes at `position` were once whole, so that they can only have rotted."""
+        standing, path = self._standing, segment.region.path
+        if any(known.path == path and known.position == position for known in self.known):
+            return True
+        if self._next_offset < flushed:
+            return True
+        if not self._same_boot or standing is None:
+            return False
+        if segment.base_offset == standing.active_base_offset:
+            return position < standing.valid_length
+        return segment.base_offset < standing.active_base_offset
+
+    def _check_nothing_missing(self, segment: LogSegment, flushed: int) -> None:
+        # Every byte that is there is good; but are they all there?
+        standing = self._standing
+        short = (
+            standing is not None
+            and self._same_boot
+            and (
+                segment.base_offset < standing.active_base_offset
+                or (
+                    segment.base_offset == standing.active_base_offset
+                    and segment.size < standing.valid_length
+                )
+            )
+        )
+        if (
+            standing is not None
+            and self._same_boot
+            and segment.base_offset == standing.active_base_offset
+            and segment.size == standing.valid_length
+            and self._next_offset > standing.log_end_offset
+        ):
+            _, position = self._blamed([segment], 0, segment.size, standing.log_end_offset)
+            self.damage = self._damage_at([segment], 0, position, "OFFSET_OVERFLOW")
+        elif short or self._next_offset < flushed:
+            self.damage = Damage(
+                self._next_offset,
+                None,
+                segment.region.path,
+                segment.size,
+                segment.size,
+                "the file is cut short",
+            )
+
+    def _damage_at(self, segments: list[LogSegment], index: int, position: int, reason: str) -> Damage:
+        segment = segments[index]
+        path = segment.region.path
+        found = resync(segment, position, self._next_offset)
+        if found is not None:
+            self._index_rest(segment, *found)
+            return Damage(self._next_offset, found[0], path, position, found[1], reason)
+        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
+        return Damage(self._next_offset, following, path, position, segment.size, reason)
+
+    def _index_rest(self, segment: LogSegment, offset: int, position: int) -> None:
+        """What follows the damage in its segment is to be found without a walk through the damage."""
+        if not self._local.read_only:
+            self._indexed(segment, position, offset)
+
+    def check_indexes(self, segment: LogSegment, following: int) -> None:
+        """A closed segment below the flush point is believed; its indexes are only looked at."""
+        if self._local.read_only:
+            check_indexes(segment)
+            return
+        self._tail.trim(segment, following)
+        times = segment.time_index
+        plausible = segment.offset_index.is_plausible(segment.size) and times.is_plausible(following)
+        # An entry of zeros may be true, or be the space that was allocated for one.
+        is_padding = len(times) == 1 and times[0] == (0, segment.base_offset)
+        if plausible and not is_padding and segment.base_offset not in self._without_index:
+            return
+        self._recovery.rebuilt_indexes.append(segment.region.path)
+        segment.forget()
+        position, offset, path = 0, segment.base_offset, segment.region.path
+        while position < segment.size:
+            status, position, offset = self._indexed(segment, position, offset)
+            if status < 0:
+                # Nothing about the log's end is in doubt: it goes on, with a range that cannot be read.
+                end = resync(segment, position, offset) or (following, segment.size)
+                self.known = self.known.with_added(
+                    Damage(offset, end[0], path, position, end[1], NAMES[status])
+                )
+                offset, position = end
+        segment.seal()
+
+    def _indexed(self, segment: LogSegment, position: int, offset: int) -> tuple[int, int, int]:
+        # Feed the indexes from `position` on; the status at the end or at a bad batch, and where that is.
+        status, epoch = 1, -1
+        while status > 0:
+            status, position, offset, header = scan(
+                segment, position, segment.size, offset, epoch, rebuild=True
+            )
+            epoch = header[2] if header else epoch
+        return status, position, offset
