@@ -119,6 +119,10 @@ class Layout(Generic[M]):
         self._plain = [field for field in there if field.tag is None]
         self._tagged = {field.tag: field for field in there if field.tag is not None}
         self._absent = [field for field in declared if not field.is_in(version)]
+        # What each record that is written takes, without a search.
+        self._absent_defaults = [(field.name, field.default) for field in self._absent]
+        self._plain_writers = [(field.name, field.type.write) for field in self._plain]
+        self._tagged_defaults = [(field.name, field.default) for field in self._tagged.values()]
         self._there = there
 
     def read(self, reader: ByteReader) -> M:
@@ -161,34 +165,44 @@ class Layout(Generic[M]):
         Raises InvalidRecord where a value does not fit its field, UnsupportedVersion where one is set that
         the version does not have.
         """
-        for field in self._absent:
-            if getattr(message, field.name) != field.default:
-                raise UnsupportedVersion(
-                    f"{self._kind.__name__} of version {self._version} has no {field.name}"
-                )
-        for field in self._plain:
-            self._write_field(out, field, message)
+        for name, default in self._absent_defaults:
+            if getattr(message, name) != default:
+                raise UnsupportedVersion(f"{self._kind.__name__} of version {self._version} has no {name}")
+        name = ""
+        try:
+            for name, write in self._plain_writers:
+                write(out, getattr(message, name))
+        except InvalidRecord as error:
+            raise self._misfit(name, error) from None
         if not self._flexible:
             if message.unknown_tagged_fields:
                 raise UnsupportedVersion(f"{self._kind.__name__} of version {self._version} has no tags")
             return
+        if not message.unknown_tagged_fields and all(
+            getattr(message, name) == default for name, default in self._tagged_defaults
+        ):
+            out.append(0)
+            return
+        self._write_tagged(out, message)
+
+    def _write_tagged(self, out: bytearray, message: M) -> None:
         tagged = {each.tag: each.data for each in message.unknown_tagged_fields}
         if len(tagged) != len(message.unknown_tagged_fields) or not tagged.keys().isdisjoint(self._tagged):
             raise InvalidRecord(f"{self._kind.__name__}: two tagged fields with one tag")
         for tag, field in self._tagged.items():
             if getattr(message, field.name) != field.default:
                 data = bytearray()
-                self._write_field(data, field, message)
+                try:
+                    field.type.write(data, getattr(message, field.name))
+                except InvalidRecord as error:
+                    raise self._misfit(field.name, error) from None
                 tagged[tag] = bytes(data)
         out += encode_unsigned_varint(len(tagged))
         for tag in sorted(tagged):
             out += encode_unsigned_varint(tag) + encode_unsigned_varint(len(tagged[tag])) + tagged[tag]
 
-    def _write_field(self, out: bytearray, field: Field, message: M) -> None:
-        try:
-            field.type.write(out, getattr(message, field.name))
-        except InvalidRecord as error:
-            raise InvalidRecord(f"{self._kind.__name__}.{field.name}: {error}") from None
+    def _misfit(self, name: str, error: InvalidRecord) -> InvalidRecord:
+        return InvalidRecord(f"{self._kind.__name__}.{name}: {error}")
 
     def to_json(self, message: M) -> dict[str, object]:
         """The fields as Kafka's tools show them; tagged ones only where they differ from their default."""

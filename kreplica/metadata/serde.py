@@ -13,11 +13,11 @@ UnsupportedVersion.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kreplica._core.varint import encode_unsigned_varint
 from kreplica.common.errors import InvalidRecord, UnknownMetadataRecord, UnsupportedVersion
-from kreplica.metadata.message import Field, declared_fields, layout_of
+from kreplica.metadata.message import Field, Layout, declared_fields, layout_of
 from kreplica.metadata.records import RECORDS, MetadataRecord
 from kreplica.metadata.wire_types import ByteReader
 
@@ -29,6 +29,8 @@ FRAME_VERSION = 1
 R = TypeVar("R", bound=MetadataRecord, covariant=True)
 S = TypeVar("S", bound=MetadataRecord)
 
+# What stands before a record of each kind and version, and how it is written.
+_FRAMES: dict[tuple[type[MetadataRecord], int], tuple[bytes, Layout[Any]]] = {}
 # By kind of record, the fields that its first version has not, those of the latest version first.
 _LATER_FIELDS: dict[type[MetadataRecord], list[Field]] = {}
 
@@ -60,10 +62,14 @@ def encode(message: MetadataRecord, version: int) -> bytes:
     known, or that lacks a field which is set.
     """
     kind = type(message)
-    out = bytearray()
-    for number in (FRAME_VERSION, kind.API_KEY, _checked(kind, version)):
-        out += encode_unsigned_varint(number)
-    layout_of(kind, version).write(out, message)
+    known = _FRAMES.get((kind, version))
+    if known is None:
+        numbers = (FRAME_VERSION, kind.API_KEY, _checked(kind, version))
+        frame = b"".join(encode_unsigned_varint(number) for number in numbers)
+        known = _FRAMES[kind, version] = frame, layout_of(kind, version)
+    frame, layout = known
+    out = bytearray(frame)
+    layout.write(out, message)
     return bytes(out)
 
 

@@ -19,6 +19,8 @@ from kreplica.common.errors import InvalidRecord
 from kreplica.common.types import INT16_MAX, Uuid
 
 _UINT32_BITS = 32
+# Below it a varint has one byte.
+_ONE_BYTE = 0x80
 # Lists of ids are shorter than this, but for the largest clusters.
 _SHORT_RUN = 16
 
@@ -61,7 +63,7 @@ class ByteReader:
     def unsigned_varint(self) -> int:
         """The next number: 7 bits a byte, the least first, of at most 32 bits."""
         start = self.position
-        if start < self._size and self._data[start] < 0x80:  # by far the most
+        if start < self._size and self._data[start] < _ONE_BYTE:  # by far the most
             self.position = start + 1
             return self._data[start]
         value = shift = 0
@@ -93,7 +95,12 @@ class ByteReader:
 
 def write_length(out: bytearray, length: int | None) -> None:
     """Append a length or count; None is null."""
-    out += encode_unsigned_varint(0 if length is None else length + 1)
+    if length is None:
+        out.append(0)
+    elif length < _ONE_BYTE - 1:
+        out.append(length + 1)
+    else:
+        out += encode_unsigned_varint(length + 1)
 
 
 class WireType(Protocol):
