@@ -78,13 +78,12 @@ class LogFlusher:
         """A job for a disk thread that flushes the log up to its end of now, and what to call when it is
         done, which raises as `flush`; None where more than the active segment has to be flushed.
         """
-        log, local = self._log, self._log.local
-        active, from_offset = log.active, log.state.flush_offset
-        if from_offset <= active.base_offset or local.names_changed or active.transaction_index is not None:
+        log = self._log
+        if not self._is_active_enough():
             return None
         with log.offsets_lock:
             end, cuts = log.state.log_end_offset, log.state.cuts
-        job = FlushJob(active.region)
+        job = FlushJob(log.active.region)
 
         def finish() -> None:
             try:
@@ -101,6 +100,34 @@ class LogFlusher:
                 log.flush()
 
         return job, finish
+
+    def flush_alone(self) -> bool:
+        """As `flush`, for a log that one thread appends to, cuts and flushes: nobody shares it, so nobody is
+        told. False, and nothing is done, where more than the active segment has to be flushed.
+        """
+        log = self._log
+        if log.local.read_only or not self._is_active_enough():
+            return False
+        if log.state.flush_offset >= log.state.log_end_offset:
+            return True
+        try:
+            log.active.region.flush()
+        except BaseException as error:
+            log.fail(error)
+            raise
+        with log.offsets_lock:
+            log.state.update(flush_offset=log.state.log_end_offset)
+        return True
+
+    def _is_active_enough(self) -> bool:
+        # Whether all that is not on disk yet is in the active segment's own file.
+        log, active = self._log, self._log.active
+        from_offset = log.state.flush_offset
+        return (
+            from_offset > active.base_offset
+            and not log.local.names_changed
+            and active.transaction_index is None
+        )
 
     def truncated(self, end: int) -> None:
         """The log now ends at `end`, also for a flush that is under way; under the log's lock."""

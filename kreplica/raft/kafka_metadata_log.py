@@ -167,7 +167,8 @@ class KafkaMetadataLog:
 
     def flush(self) -> None:
         """See ReplicatedLog."""
-        self.log.flush()
+        if not self.log.flusher.flush_alone():
+            self.log.flush()
         if self._is_state_due():
             self.log.flush_state()
 

@@ -1,4 +1,4 @@
-"""Flushing a log by a disk thread: what counts as flushed, and when it cannot be told so simply."""
+"""Flushing a log by a disk thread, or for its only user: what counts as flushed, and when not."""
 
 from __future__ import annotations
 
@@ -74,3 +74,35 @@ def test_a_flush_that_fails_takes_the_log_offline(tmp_path: Path) -> None:
     with pytest.raises(LogClosed):
         finish()
     assert log.is_offline
+
+
+def test_the_only_user_of_a_log_flushes_it_without_the_others_means(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    log.flush()
+    append(log, 2)
+    assert log.flusher.flush_alone()
+    assert log.flush_offset == 3
+
+
+def test_the_only_user_flushes_no_more_than_the_active_segment(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    log.flush()
+    log.roll()
+    append(log, 1)
+    assert not log.flusher.flush_alone()
+    assert log.flush_offset == 1
+    log.flush()
+    append(log, 1)
+    assert log.flusher.flush_alone()
+    assert log.flush_offset == 3
+
+
+def test_a_flush_of_the_only_user_that_fails_takes_the_log_offline(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    log.flush()
+    append(log, 1)
+    log.active.region.close()
+    with pytest.raises(LogClosed):
+        log.flusher.flush_alone()
+    assert log.is_offline
+    assert log.flush_offset == 1
