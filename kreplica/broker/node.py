@@ -239,6 +239,7 @@ class Node:
             loop=ports.loop("controller"),
             metrics=self.metrics,
         )
+        self.raft.watch_commits(self.controller.on_commit)
         self._controller_apis = ControllerApis(self.controller)
         image, event = self._image, self.controller.append_write_event
         assert image is not None

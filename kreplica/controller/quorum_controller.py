@@ -9,7 +9,8 @@ nothing waits for what it saw.
 A fail-over goes in the ZooKeeper-era controller's order (see `_on_controller_failover`). What belongs to an
 epoch is its ControllerTerm, which a resignation gives up whole.
 
-The quorum's side calls `on_leader_change` and `on_metadata_update` in its own loop; they only copy and post.
+The quorum's side calls `on_commit`, `on_leader_change` and `on_metadata_update` in its own loop; they only
+copy and post.
 Any thread may call the methods that return futures.
 """
 
@@ -163,11 +164,17 @@ class QuorumController:
         else:
             self._loop.post(partial(self._renounce, leader.leader_id))
 
+    def on_commit(self, offset: int) -> None:
+        """All records below `offset` are committed: whoever asked for them is answered, before anybody
+        replays them."""
+        self._loop.post(partial(self._commit, offset))
+
     def on_metadata_update(
         self, _delta: MetadataDelta, _metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """All records below `applied.offset` are committed."""
-        self._loop.post(partial(self._commit, applied.offset))
+        """All records below `applied.offset` are committed, which `on_commit` may have told before."""
+        if applied.offset > self._committed:
+            self._loop.post(partial(self._commit, applied.offset))
 
     # ---- events -------------------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class KafkaRaftClient:
             post=self._post,
             disk=disk,
         )
-        self._leadership = Leadership(self._context, self._update_listeners)
+        self._leadership = Leadership(self._context, self._committed)
         self._following = Following(self._context, self._update_listeners)
         self._elections = Elections(self._context, self._leadership.begin, self._following.find_leader)
         self._fetch_requests = FetchRequests(self._context, self._leadership.update_high_watermark)
@@ -154,11 +154,14 @@ class KafkaRaftClient:
             FetchSnapshotRequest: self._fetch_requests.handle_fetch_snapshot,
         }
         self._listeners: list[ListenerContext] = []
+        self._commit_watchers: list[Callable[[int], None]] = []
+        # Whether a step is queued that updates the listeners.
+        self._is_update_queued = False
         # By what the listeners were updated last, all of them to the mark.
         self._told: tuple[object, ...] | None = None
         self._shutdown: Future[None] | None = None
         self._alarm: Cancellable | None = None
-        self._due_ms = NEVER_MS
+        self._alarm_ms = self._due_ms = NEVER_MS
         self._clean_ms = 0
         # The accumulator of the epoch that this node leads: read by any thread, changed in the loop.
         self._accumulator: BatchAccumulator | None = None
@@ -240,6 +243,11 @@ class KafkaRaftClient:
         Where the log does not go back so far, and for 0 where there is a snapshot, it gets that first.
         """
         self._post(partial(self._listeners.append, ListenerContext(listener, next_offset)))
+
+    def watch_commits(self, watcher: Callable[[int], None]) -> None:
+        """Call `watcher(offset)` in the loop as soon as this leader has committed all below it: before the
+        listeners replay it, for whom nobody waits who asked for the commit. It must only copy and post."""
+        self._commit_watchers.append(watcher)
 
     def initialize(self) -> None:
         """Take up what is on disk, then take part.
@@ -434,15 +442,21 @@ class KafkaRaftClient:
         if self._closed or not self._is_initialized:
             return
         wait_ms = self.poll()
-        if self._closed:
+        if self._closed or self._is_update_queued:
             return
-        due_ms = self._context.now_ms() + wait_ms
+        self._due_ms = due_ms = self._context.now_ms() + wait_ms
         if self._alarm is not None:
+            if self._alarm_ms <= due_ms:
+                # Each fetch puts it off a little: then it rings once for nothing, which costs less.
+                return
             self._alarm.cancel()
             self._alarm = None
-        self._due_ms = due_ms
         if wait_ms < NEVER_MS:
-            self._alarm = self._loop.post_later(partial(self._guarded, _nothing), wait_ms)
+            self._alarm_ms = due_ms
+            self._alarm = self._loop.post_later(partial(self._guarded, self._ring), wait_ms)
+
+    def _ring(self) -> None:
+        self._alarm = None
 
     def poll(self) -> int:
         """Do what is due; in how many ms the next is wanted. For the loop; the client calls it by itself."""
@@ -455,6 +469,9 @@ class KafkaRaftClient:
         except StorageFull as error:
             self._context.full_disk.refused(error)
             wait_ms = self._context.full_disk.retry_ms
+        if self._is_update_queued:
+            # Whoever asked for what was committed has the next turn; the rest is the step's after it.
+            return 0
         self._update_listeners()
         now_ms = self._context.now_ms()
         for wait in (
@@ -523,6 +540,21 @@ class KafkaRaftClient:
         self._voter_changes.leadership_lost(error)
         self._context.fetches.complete_all(self._log.end_offset)
         self._context.appends.complete_all_exceptionally(error)
+
+    def _committed(self) -> None:
+        """A leader's mark has moved. Whoever asked for the commit is told first; what else follows has a task
+        of its own: other voters are told the mark, the listeners replay what it covers."""
+        mark = self._log.high_watermark
+        for watcher in self._commit_watchers:
+            watcher(mark)
+        if not self._is_update_queued:
+            self._is_update_queued = True
+            self._post(self._tell_of_commit)
+
+    def _tell_of_commit(self) -> None:
+        # The step after it updates the listeners.
+        self._is_update_queued = False
+        self._leadership.tell_of_commit()
 
     def _update_listeners(self) -> None:
         log, state, listeners = self._log, self._quorum.state, self._listeners

@@ -113,15 +113,13 @@ class LeaderState(EpochState):
 
         `flushed_offset`: what the leader itself has there.
         """
-        offsets = sorted(
-            (
-                flushed_offset if same_replica(voter.key, self.local_key) else voter.end_offset
-                for voter in self.voters.values()
-            ),
-            reverse=True,
-        )
+        offsets = [
+            flushed_offset if same_replica(voter.key, self.local_key) else voter.end_offset
+            for voter in self.voters.values()
+        ]
         if not offsets:
             return False
+        offsets.sort(reverse=True)
         offset = offsets[len(offsets) // 2]
         if offset <= self.epoch_start_offset or offset <= (self.high_watermark or 0):
             return False

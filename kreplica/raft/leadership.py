@@ -26,12 +26,14 @@ from kreplica.raft.voter_set_history import BEFORE_THE_LOG
 
 
 class Leadership:
-    """`on_commit()` is called when the high watermark has moved."""
+    """`on_commit()` is called when the high watermark has moved; `tell_of_commit` is due soon after it."""
 
     def __init__(self, context: RaftContext, on_commit: Callable[[], None]) -> None:
         self._context = context
         self._quorum = context.quorum
         self._on_commit = on_commit
+        # Whether the high watermark has moved since followers that wait were told it last.
+        self._is_mark_untold = False
 
     # ---- the beginning ------------------------------------------------------------------------------------
 
@@ -89,6 +91,8 @@ class Leadership:
             or state.has_timed_out(now_ms)
             or self._is_removed(state)
         ):
+            # Who follows learns the last mark, too: it may be what took this leader's vote.
+            self.tell_of_commit()
             self._quorum.transition_to_resigned(state.successors())
             return 0
         state.forget_observers(now_ms)
@@ -175,16 +179,23 @@ class Leadership:
 
     def update_high_watermark(self, state: LeaderState) -> None:
         """Move the high watermark to what a majority has on disk."""
-        context = self._context
-        if not state.update_high_watermark(context.log.flushed_offset):
+        context, log = self._context, self._context.log
+        if state.update_high_watermark(log.flushed_offset):
+            offset = state.high_watermark or 0
+            log.update_high_watermark(offset)
+            context.appends.maybe_complete(offset)
+            self._is_mark_untold = True
+            self._on_commit()
+
+    def tell_of_commit(self) -> None:
+        """Answer the followers that wait for records: the high watermark has moved, without any."""
+        context, state = self._context, self._quorum.state
+        is_due, self._is_mark_untold = self._is_mark_untold, False
+        if not is_due or not isinstance(state, LeaderState):
             return
         offset = state.high_watermark or 0
-        context.log.update_high_watermark(offset)
         context.metrics.note_commit(offset, context.now_ms())
-        context.appends.maybe_complete(offset)
-        # Followers that wait for records are told the mark without any.
         context.fetches.complete_all(offset)
-        self._on_commit()
 
     # ---- who leads ----------------------------------------------------------------------------------------
 

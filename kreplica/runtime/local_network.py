@@ -465,8 +465,9 @@ class LocalNetwork:
 
     def _run_turn(self, loop: LocalLoop) -> None:
         tasks, endpoint = loop.tasks, loop.endpoint
-        for _ in range(TASKS_OF_A_TURN):
-            if not tasks or not endpoint.is_alive or endpoint.is_paused:
+        # What the tasks post to their own queue comes after those who wait for its thread by then.
+        for _ in range(min(len(tasks), TASKS_OF_A_TURN)):
+            if not endpoint.is_alive or endpoint.is_paused:
                 return
             try:
                 tasks.popleft()()

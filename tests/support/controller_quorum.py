@@ -146,6 +146,7 @@ class ClusterNode:
             loop=ports.loop("controller"),
             metrics=self.metrics,
         )
+        self.client.watch_commits(self.controller.on_commit)
         self.apis = ControllerApis(self.controller)
 
     def _add_broker(self, ports: BrokerPorts, setup: Setup, life: int) -> None:

@@ -111,6 +111,8 @@ class NodesTranscript(Transcript):
 
         nodes.scheduler.after_event = after
         nodes.boot()
+        # What the last answer of the start is about is published a moment after it.
+        nodes.scheduler.run_due()
         news.take()
 
     @property

@@ -174,7 +174,7 @@ def test_a_check_tells_what_is_not_well(sim, monkeypatch):
     true = promises._records
     monkeypatch.setattr(promises, "_records", lambda *at: [] if at[0] is log else true(*at))
     with pytest.raises(BrokenPromise, match="differ within"):
-        sim.check(timeout=0.2)
+        sim.check(timeout=1)
 
 
 @pytest.mark.parametrize("what", ["kill", "stop", "pause", "resume", "power_cut", "node"])

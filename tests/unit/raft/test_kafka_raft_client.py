@@ -91,8 +91,21 @@ def test_a_sole_voter_that_was_restarted_leads_again_in_a_later_epoch():
     quorum.kill(1)
     quorum.start()
     quorum.elect()
+    quorum.pass_time(1)
     assert quorum.client(1).quorum.epoch > 1
     assert quorum.node(1).values == ["a"]
+
+
+@pytest.mark.parametrize("voters", [1, 3])
+def test_who_asked_for_a_commit_is_told_before_anybody_replays_it(voters):
+    quorum, leader = started(voters)
+    quorum.pass_time(100)
+    told = []
+    quorum.client(leader).watch_commits(lambda offset: told.append((offset, quorum.node(leader).values[:])))
+    quorum.append(leader, "a")
+    assert all_have(quorum, "a")
+    assert told == [(quorum.client(leader).high_watermark, [])]
+    assert quorum.client(leader).log.flushed_offset == told[0][0]
 
 
 @pytest.mark.parametrize("voters", [2, 3, 5])

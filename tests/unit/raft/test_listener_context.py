@@ -66,6 +66,7 @@ def test_a_leader_reads_nothing_again_that_it_has_just_appended(monkeypatch: pyt
     quorum = SimQuorum(1)
     quorum.start()
     leader = quorum.elect()
+    quorum.pass_time(1)
     read, offsets = KafkaMetadataLog.read, list[int]()
 
     def noted(log: KafkaMetadataLog, start: int, size: int, *, committed_only: bool) -> object:

@@ -66,6 +66,20 @@ def test_a_caller_that_drains_needs_no_other_thread():
     assert threads == [threading.get_ident()]
 
 
+def test_what_a_task_posts_to_its_own_loop_comes_after_what_it_posts_to_others():
+    network = LocalNetwork()  # never started
+    endpoint = add_node(network, 1)
+    one, other, order = endpoint.loop("one"), endpoint.loop("other"), []
+
+    def begin():
+        one.post(partial(order.append, "own"))
+        other.post(partial(order.append, "other's"))
+
+    with network.draining():
+        one.post(begin)
+    assert order == ["other's", "own"]
+
+
 def test_loops_run_while_others_wait_for_the_disk(network):
     """Three tasks each of which waits for the other two: only threads of their own can end that."""
     together = threading.Barrier(3)
