@@ -35,6 +35,7 @@ from kreplica._core.record_batch cimport (
 from kreplica._core.record_batch import CODECS as _CODECS
 from kreplica._core.region cimport Slice
 from kreplica._core.status cimport BAD_CONTROL_RECORD, OK, SHORT_INPUT, check
+from kreplica._core.varint cimport read_varint
 
 cdef enum:
     HELD_GIL_BYTES = 16384        # below this, giving up the GIL costs more than keeping it
@@ -124,7 +125,8 @@ cdef class RecordBatch:
     def records(self, *, start=None, stop=None, max_decompressed=None):
         """Iterate over the records with offsets in [start, stop), all of them where these are None.
 
-        All records are checked, those before `start` too, and made Python objects only in that range.
+        They are checked before the first is given, and made Python objects only in that range; those before `start`
+        are passed over by their lengths in a batch without gaps.
         `max_decompressed` bytes instead of the attribute's.
         """
         cdef RecordIterator iterator = RecordIterator.__new__(RecordIterator)
@@ -134,9 +136,10 @@ cdef class RecordBatch:
             self.max_decompressed if max_decompressed is None else max_decompressed,
             &iterator.position, &iterator.left,
         )
-        check(scan_records(iterator.position, iterator.left, &self.h, False, &found), "reading records",
-              self.h.base_offset)
         iterator.remaining = self.h.record_count
+        if start is None or start <= self.h.base_offset or not _passed_over(iterator, start - self.h.base_offset):
+            check(scan_records(iterator.position, iterator.left, &self.h, False, &found), "reading records",
+                  self.h.base_offset)
         if start is not None or stop is not None:
             _narrow(
                 iterator,
@@ -185,8 +188,13 @@ cdef class RecordBatch:
 
     @property
     def crc_valid(self):
-        """Whether the CRC fits the bytes."""
-        return self.data != NULL and check_crc(self.data, &self.h) == OK
+        """Whether the CRC fits the bytes; if so, it is not looked at again when the records are."""
+        if self.data == NULL or check_crc(self.data, &self.h) != OK:
+            return False
+        # Of a page that was lost on the way, reading the records tells.
+        if check_fields(&self.h) == OK and (self.fault == NULL or self.fault[0] == 0):
+            self.checked = True
+        return True
 
     @property
     def base_offset(self):
@@ -284,6 +292,36 @@ cdef class RecordBatch:
         return control_type
 
 
+cdef bint _passed_over(RecordIterator iterator, int64_t before) noexcept nogil:
+    # Leave so many records behind by their lengths alone, and scan the others. Where there may be gaps, or anything is
+    # not as it should be, nothing is done: a scan of all says what.
+    cdef const BatchHeader *h = &iterator.batch.h
+    cdef BatchHeader rest = h[0]
+    cdef const uint8_t *position = iterator.position
+    cdef int64_t left = iterator.left, skipped = 0, size = 0
+    cdef int32_t length = 0
+    cdef int used
+    cdef RecordView first
+    cdef RecordScan found
+    if h.last_offset_delta != h.record_count - 1 or before >= h.record_count:
+        return False
+    while skipped < before:
+        used = read_varint(position, left, &length)
+        if used < 0 or length < 0 or length > left - used:
+            return False
+        position += used + length
+        left -= used + length
+        skipped += 1
+    # The deltas of the others ascend, and end at the last: there are as many as fit if they begin here.
+    if parse_record(position, left, &first, &size) != OK or first.offset_delta != before:
+        return False
+    rest.record_count -= <int32_t>before
+    if scan_records(position, left, &rest, False, &found) != OK:
+        return False
+    iterator.position, iterator.left, iterator.remaining = position, left, rest.record_count
+    return True
+
+
 cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1:
     # Leave the records before `start` behind and those from `stop` on out; all were scanned.
     cdef const BatchHeader *h = &iterator.batch.h
@@ -292,7 +330,7 @@ cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1
     cdef int64_t left = iterator.left, used = 0, offset
     cdef int32_t _, before = 0, within = 0
     with nogil:
-        for _ in range(h.record_count):
+        for _ in range(iterator.remaining):
             if parse_record(position, left, &record, &used) != OK:
                 break             # the page was lost since the scan: __next__ says so
             offset = h.base_offset + record.offset_delta
@@ -307,7 +345,7 @@ cdef int _narrow(RecordIterator iterator, int64_t start, int64_t stop) except -1
             else:
                 within += 1
                 if stop > h.base_offset + h.last_offset_delta:
-                    within = h.record_count - before
+                    within = iterator.remaining - before
                     break
     check_fault(iterator.batch.fault)
     iterator.remaining = within

@@ -178,15 +178,19 @@ def _view(log: UnifiedLog, start: int, isolation: str) -> tuple[int, LogSegments
 
 def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) -> Iterator[RecordBatch]:
     # Offsets lie outside a batch's CRC, so each batch waits until it is seen that the next one lies above it.
+    # The next one's bytes are looked at only once somebody wants them, or if one of the two lies.
     offset, held, chunk_bytes = start, None, FIRST_CHUNK_BYTES
     for segment, limit in _bounded(log, segments, start, bound):
         while (chunk := _read(log, segment, offset, chunk_bytes, limit, True)) is not None:
             chunk_bytes = min(4 * chunk_bytes, READ_CHUNK_BYTES)
             for batch in batches_in(chunk):
-                check_crc(log, batch)
                 if held is not None:
+                    if batch.base_offset < held.next_offset:
+                        check_crc(log, batch)
                     check_order(log, held, batch.base_offset)
                     yield held
+                    held = None
+                check_crc(log, batch)
                 held, offset = batch, batch.next_offset
         if _damage_ahead(log, segment, offset) is not None and held is not None:
             yield held

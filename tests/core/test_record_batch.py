@@ -205,7 +205,11 @@ def test_a_batch_is_a_view_of_its_bytes():
     held += b"z"
 
 
-@given(st.sets(st.integers(0, 30), min_size=1), st.integers(-3, 35), st.integers(-3, 35))
+# Of a compacted batch, and of one as its producer made it.
+DELTAS = st.sets(st.integers(0, 30), min_size=1) | st.integers(1, 31).map(lambda count: set(range(count)))
+
+
+@given(DELTAS, st.integers(-3, 35), st.integers(-3, 35))
 def test_a_range_of_a_batch_is_what_all_of_it_has_there(deltas, start, stop):
     section = b"".join(record_of(delta) for delta in sorted(deltas))
     batch = RecordBatch(batch_of(section, len(deltas), max(deltas)))
@@ -215,6 +219,25 @@ def test_a_range_of_a_batch_is_what_all_of_it_has_there(deltas, start, stop):
     assert [r.offset for r in batch.records(start=start, stop=stop)] == wanted
     assert [r.offset for r in batch.records(start=start)] == [o for o in every if start <= o]
     assert [r.offset for r in batch.records(stop=stop)] == [o for o in every if o < stop]
+
+
+@pytest.mark.parametrize("start", [1, 2, 3])
+@pytest.mark.parametrize("deltas", [(0, 2, 3, 4), (1, 2, 3, 4), (0, 1, 2, 2), (0, 1, 3, 2)])
+def test_a_batch_that_only_looks_as_if_it_had_no_gaps_is_refused_from_any_offset_on(deltas, start):
+    section = b"".join(record_of(delta) for delta in deltas)
+    batch = RecordBatch(batch_of(section, 4, 3))
+    with pytest.raises(errors.CorruptMessage):
+        batch.records()
+    with pytest.raises(errors.CorruptMessage):
+        batch.records(start=start)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_what_comes_behind_is_checked_before_the_first_record_is_given(cut):
+    whole = b"".join(record_of(delta) for delta in range(4))
+    batch = RecordBatch(batch_of(whole[:-cut], 4, 3))
+    with pytest.raises(errors.CorruptMessage):
+        batch.records(start=2)
 
 
 def test_walking_from_batch_to_batch():

@@ -51,6 +51,25 @@ def test_a_damaged_log_reads_up_to_the_damage_and_again_behind_it(tmp_path, flip
         log.append_records([b"x"])
 
 
+@pytest.mark.parametrize("flip_at", [20, 65])
+def test_a_batch_is_read_whose_follower_has_rotted_while_the_log_ran(tmp_path, flip_at):
+    log = open_log(tmp_path / "t-0")
+    positions = [log.append_records([b"v%d" % number]).position for number in range(3)]
+    file = tmp_path / "t-0" / f"{0:020}.log"
+    with open(file, "r+b") as rotting:
+        rotting.seek(positions[1] + flip_at)
+        byte = rotting.read(1)[0]
+        rotting.seek(positions[1] + flip_at)
+        rotting.write(bytes([byte ^ 4]))
+    found = log.batches(0)
+    assert [record.value for record in next(found)] == [b"v0"]
+    with pytest.raises(errors.CorruptMessage):
+        next(found)
+    assert log.damage is not None
+    assert log.damage.first_offset == 1
+    log.close()
+
+
 def test_many_append_while_others_read_and_segments_go(tmp_path):
     clock = ManualClock()
     log = open_log(tmp_path / "t-0", clock, segment_bytes=4000, retention_bytes=20_000)
