@@ -91,7 +91,7 @@ class BrokerMetadataPublisher:
         self._replicas = replica_manager
         self._logs = replica_manager.log_manager
         # The default of topics where the cluster says nothing else.
-        self._start_config = self._logs.default_config
+        self._start_config = self._logs.configs.default
         self._start_cleaner = self._logs.cleaner.config
         self._loop = loop
         self._on_assignment = on_assignment
@@ -163,7 +163,7 @@ class BrokerMetadataPublisher:
     # ---- settings -----------------------------------------------------------------------------------------
 
     def _configure(self, delta: MetadataDelta, metadata: ClusterMetadata) -> None:
-        default = self._logs.default_config
+        default = self._logs.configs.default
         if any(kind == BROKER_RESOURCE for kind, _ in delta.configs):
             of_all = metadata.config(BROKER_RESOURCE, CLUSTER_DEFAULT)
             settings = {**of_all, **metadata.config(BROKER_RESOURCE, str(self._broker_id))}
@@ -172,7 +172,7 @@ class BrokerMetadataPublisher:
             self._logs.cleaner.reconfigure(_over(self._start_cleaner, cleaners_settings(settings), whose))
             default = _over(self._start_config, topics_settings(settings), whose)
         changed = {name for kind, name in delta.configs if kind == TOPIC_RESOURCE}
-        if default != self._logs.default_config:
+        if default != self._logs.configs.default:
             # What a topic has of its own goes over the default.
             changed |= {name for kind, name in metadata.configs if kind == TOPIC_RESOURCE}
         elif not changed:
@@ -181,7 +181,7 @@ class BrokerMetadataPublisher:
         for name in changed:
             own = metadata.config(TOPIC_RESOURCE, name)
             configs[name] = _over(default, own, f"topic {name}") if own else None
-        self._logs.set_configs(configs, default)
+        self._logs.configs.change(configs, default)
 
     # ---- logs that are no longer this broker's ------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from kreplica.log.file_names import (
     parse_directory_name,
 )
 from kreplica.log.log_cleaner import LogCleaner
+from kreplica.log.log_configs import LogConfigs
 from kreplica.log.log_creation import NewLog
 from kreplica.log.log_directories import LogDirectories
 from kreplica.log.log_directory import LogDirectory
@@ -88,14 +89,11 @@ class LogManager:
         self._scheduler = scheduler
         self._workers = workers
         self._random = random
-        self._config = config
         self._cluster_id = cluster_id
         self._node_id = node_id
         self.settings = settings or LogManagerConfig()
         # Told the partitions of a directory that failed, in any thread and under locks: to be posted.
         self.on_failure: Callable[[list[TopicPartition]], object] = lambda _: None
-        # Told what `set_configs` has changed.
-        self.on_configs: Callable[[Mapping[str, LogConfig | None]], object] = lambda _: None
         self._on_damage = on_damage
         self.cleaner = LogCleaner(
             self.logs,
@@ -109,8 +107,7 @@ class LogManager:
         self._removal = LogRemoval(storage, scheduler, random, self._guarded)
         self._jobs = log_jobs.made(self, scheduler, clock)
         self._lock = RLock()
-        # Guarded by _lock:
-        self.configs = dict(configs or {})
+        self.configs = LogConfigs(config, configs or {}, lock=self._lock, logs=self.logs)
         made = [LogDirectory(storage, path, lent=path in locked) for path in directories]
         self._directories = LogDirectories(made)
         self.moves = LogMoves(
@@ -120,7 +117,7 @@ class LogManager:
             clock=clock,
             lock=self._lock,
             open_log=self._open_log,
-            config_of=self.config_of,
+            config_of=self.configs.of,
         )
         self._loaded = 0
 
@@ -208,13 +205,13 @@ class LogManager:
         # Who opens a log by itself locks its own directory, then looks for our lock: one sees the other.
         if self._storage.is_locked(path):
             raise LogDirLocked(f"{path}: another writer has the log")
-        config = self.config_of(partition.topic)
+        config = self.configs.of(partition.topic)
         log = log_loader.load(path, partition, config, self._storage, self._clock, options)
         log.idle()
         self._add(directory, log)
 
     def _add(self, directory: LogDirectory, log: UnifiedLog) -> None:
-        remove_later, delay_ms = self._removal.remove_later, self._config.file_delete_delay_ms
+        remove_later, delay_ms = self._removal.remove_later, self.configs.default.file_delete_delay_ms
         log.on_deleted = partial(remove_later, directory, delay_ms=delay_ms)
         log.on_cut = directory.lower_checkpoints
         self.cleaner.manager.watch(log)
@@ -287,32 +284,6 @@ class LogManager:
 
     # ---- logs ---------------------------------------------------------------------------------------------
 
-    def config_of(self, topic: str) -> LogConfig:
-        with self._lock:
-            return self.configs.get(topic, self._config)
-
-    def set_configs(self, configs: Mapping[str, LogConfig | None], default: LogConfig | None = None) -> None:
-        """Give the logs of these topics a configuration, now and from now on; None: the node's own, which is
-        `default` from now on where that is given."""
-        with self._lock:
-            is_other = default is not None and default != self._config
-            self._config = default or self._config
-            for topic, config in configs.items():
-                if config is None:
-                    self.configs.pop(topic, None)
-                else:
-                    self.configs[topic] = config
-            for log in self.logs():
-                topic = log.topic_partition.topic
-                if topic in configs or (is_other and topic not in self.configs):
-                    log.configure(self.configs.get(topic, self._config))
-        self.on_configs(configs)
-
-    @property
-    def default_config(self) -> LogConfig:
-        """What a log gets whose topic has no configuration of its own."""
-        return self._config
-
     def logs(self) -> list[UnifiedLog]:
         """Every log that is online."""
         with self._lock:
@@ -374,7 +345,7 @@ class LogManager:
         self, missing: Sequence[tuple[NewLog, LogDirectory]]
     ) -> dict[TopicPartition, UnifiedLog | KreplicaError]:
         places = [
-            (each, chosen.path_of(each.partition), self.config_of(each.partition.topic))
+            (each, chosen.path_of(each.partition), self.configs.of(each.partition.topic))
             for each, chosen in missing
         ]
         made = log_creation.create_all(places, self._storage, self._clock, self._workers)
@@ -471,7 +442,7 @@ class LogManager:
         removed = []
         for directory in self._online():
             for path in self._removal.strays(directory, is_gone):
-                self._removal.remove_tree_later(directory, path, self._config.file_delete_delay_ms)
+                self._removal.remove_tree_later(directory, path, self.configs.default.file_delete_delay_ms)
                 removed.append(path)
         return removed
 

@@ -175,8 +175,8 @@ class ReplicaManager:
             take_offline=self._take_offline,
         )
         log_manager.on_failure = lambda gone: loop.post(partial(self._take_offline, gone))
-        log_manager.on_configs = self._take_configs
-        self._take_configs(dict(log_manager.configs))
+        log_manager.configs.on_change = self._take_configs
+        self._take_configs(log_manager.configs.by_topic)
 
     # ---- life ---------------------------------------------------------------------------------------------
 

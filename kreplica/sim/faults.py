@@ -309,7 +309,7 @@ class Faults:
         self._controller.topics[name] = topic._replace(config=config)
         for broker in self._cluster.brokers.values():
             if broker.is_alive:
-                broker.program.log_manager.set_configs({name: config})
+                broker.program.log_manager.configs.change({name: config})
 
     def _look_for_loss(self) -> None:
         """An operator has to choose where rot took what no replica can give any more.

@@ -70,7 +70,7 @@ def config(script: Transcript, arguments: Arguments) -> Iterator[str]:
 def set_config(script: Transcript, broker_id: int, name: str, config: LogConfig) -> None:
     program = script.cluster.program(broker_id)
     if program is not None:
-        script.cluster.do(partial(program.log_manager.set_configs, {name: config}))
+        script.cluster.do(partial(program.log_manager.configs.change, {name: config}))
 
 
 def hand_out(script: Transcript, broker_id: int, states: list[LeaderAndIsr]) -> Iterator[str]:

@@ -388,11 +388,11 @@ def test_a_topics_configuration_reaches_its_logs_now_and_later(tmp_path: Path) -
     manager = started(tmp_path, configs={"small": LogConfig.parse({"segment.bytes": 2_000})})
     assert manager.get_or_create_log(TopicPartition("small", 0)).config.segment_bytes == 2_000
     log = manager.get_or_create_log(ORDERS)
-    manager.set_configs({"orders": LogConfig.parse({"segment.bytes": 1_000})})
+    manager.configs.change({"orders": LogConfig.parse({"segment.bytes": 1_000})})
     append(log, 40)
     assert len(log.local.segments) > 1
     assert manager.get_or_create_log(TopicPartition("orders", 1)).config.segment_bytes == 1_000
-    assert manager.config_of("other") == LogConfig()
+    assert manager.configs.of("other") == LogConfig()
     manager.shutdown()
 
 

@@ -95,7 +95,7 @@ def flip(log: UnifiedLog, offset: int) -> None:
 def test_a_week_passes() -> None:
     node = Node()
     orders, table = (node.manager.get_or_create_log(each) for each in (ORDERS, TABLE))
-    node.manager.set_configs({"orders": LogConfig.parse({**SMALL, "retention.ms": 3 * DAY_MS})})
+    node.manager.configs.change({"orders": LogConfig.parse({**SMALL, "retention.ms": 3 * DAY_MS})})
     appended = flipped = 0
     for day in range(8):
         for _ in range(6):
@@ -147,7 +147,7 @@ def test_a_week_passes() -> None:
 def test_a_job_that_fails_for_one_log_names_it_and_goes_on() -> None:
     node = Node()
     logs = [node.manager.get_or_create_log(TopicPartition("orders", number)) for number in range(3)]
-    node.manager.set_configs({"orders": LogConfig.parse({**SMALL, "retention.bytes": 8_000})})
+    node.manager.configs.change({"orders": LogConfig.parse({**SMALL, "retention.bytes": 8_000})})
     for log in logs:
         append(log, 400)
 

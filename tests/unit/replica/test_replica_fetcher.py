@@ -358,7 +358,7 @@ def test_a_topic_that_is_throttled_no_longer_goes_on_at_once() -> None:
     at.tell(at.controller.partitions[T0], [3])
     at.pass_time(20_000)
     assert at.partition(3).log_end_offset < 10
-    at.manager(1).log_manager.set_configs({"t": None})
+    at.manager(1).log_manager.configs.change({"t": None})
     at.pass_time(2_000)
     assert at.partition(3).log_end_offset == 10
 
