@@ -39,6 +39,7 @@ from kreplica.replica.fetcher_metrics import FetcherMetrics
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.offset_truncation import OffsetTruncationState, offset_truncation_state
 from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState, ReplicaState
+from kreplica.replica.partition_states import PartitionStates, States
 from kreplica.replica.remote_leader_endpoint import (
     RemoteLeaderEndPoint,
     epoch_answers,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     Appended = LogAppendInfo | KreplicaError | None
 
 FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
-States = dict[TopicPartition, PartitionFetchState]
 
 
 class ReplicaFetcher:
@@ -98,16 +98,7 @@ class ReplicaFetcher:
         self._on_storage_failure = on_storage_failure
         self._lock = RLock()
         # Guarded by _lock:
-        self._states: States = {}
-        self._by_id: dict[tuple[bytes, int], TopicPartition] = {}  # by the bytes of the topic's id
-        # As ordered sets: what the leader is to be told anew, or to forget, at the next fetch.
-        self._changed: dict[TopicPartition, None] = {}
-        self._gone: dict[TopicPartition, None] = {}
-        # Those that cannot be fetched now, and why.
-        self._truncating: dict[TopicPartition, None] = {}
-        self._out_of_range: dict[TopicPartition, None] = {}
-        self._delayed: dict[TopicPartition, None] = {}
-        self._held_back: dict[TopicPartition, None] = {}
+        self._states = PartitionStates()
         self.failed: dict[TopicPartition, KreplicaError] = {}
         # What is to be told once no lock is held.
         self._moved: list[Partition] = []
@@ -128,7 +119,7 @@ class ReplicaFetcher:
         """Replicate these, too; one that is replicated in the same leader epoch goes on as it is."""
         with self._lock:
             for topic_partition, wanted in initial.items():
-                known = self._states.get(topic_partition)
+                known = self.state_of(topic_partition)
                 if known is None or known.leader_epoch != wanted.leader_epoch:
                     self._add(topic_partition, wanted)
         self._loop.post(self.do_work)
@@ -146,9 +137,8 @@ class ReplicaFetcher:
         )
         self.failed.pop(topic_partition, None)
         self._forget(topic_partition)
-        self._by_id[wanted.topic_id.raw, topic_partition.partition] = topic_partition
         self.metrics.watch_lag(topic_partition, partial(self.lag_of, topic_partition))
-        self._put(state)
+        self._states.add(state)
 
     def remove_partitions(self, topic_partitions: Iterable[TopicPartition]) -> States:
         """Replicate these no longer; their states. No answer is applied to them afterwards."""
@@ -159,54 +149,35 @@ class ReplicaFetcher:
                 self.failed.pop(topic_partition, None)
                 if state is not None:
                     removed[topic_partition] = state
-                    self._gone[topic_partition] = None
+                    self._states.gone[topic_partition] = None
             return removed
 
     def _forget(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
-        state = self._states.pop(topic_partition, None)
-        for kept in (self._changed, self._truncating, self._out_of_range, self._delayed, self._held_back):
-            kept.pop(topic_partition, None)
+        state = self._states.forget(topic_partition)
         if state is not None:
-            self._by_id.pop((state.topic_id.raw, topic_partition.partition), None)
             self.metrics.forget_lag(topic_partition)
         return state
-
-    def _put(self, state: PartitionFetchState) -> None:
-        """The partition's state from now on; it goes to the end, so that none starves behind others."""
-        topic_partition = state.topic_partition
-        self._states.pop(topic_partition, None)
-        self._states[topic_partition] = state
-        self._changed[topic_partition] = None
-        for kept, holds in (
-            (self._truncating, state.state is TRUNCATING),
-            (self._delayed, state.delayed_until_ms > 0),
-            (self._gone, False),
-        ):
-            if holds:
-                kept[topic_partition] = None
-            elif kept:
-                kept.pop(topic_partition, None)
 
     def __len__(self) -> int:
         return len(self._states)
 
     def state_of(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
-        return self._states.get(topic_partition)
+        return self._states.by_partition.get(topic_partition)
 
     def lag_of(self, topic_partition: TopicPartition) -> int:
         """Messages that the partition is behind its leader's high watermark; -1 where that is not known."""
-        state = self._states.get(topic_partition)
+        state = self.state_of(topic_partition)
         return -1 if state is None or state.lag is None else state.lag
 
     def max_lag(self) -> int:
         """The largest lag of its partitions."""
-        return max((state.lag or 0 for state in list(self._states.values())), default=0)
+        return max((state.lag or 0 for state in list(self._states.by_partition.values())), default=0)
 
     def shutdown(self) -> None:
         """Do nothing any more."""
         self._closed = True
         with self._lock:
-            self.remove_partitions(list(self._states))
+            self.remove_partitions(list(self._states.by_partition))
             self.metrics.close()
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -221,22 +192,15 @@ class ReplicaFetcher:
         if now_ms < self._waits_until_ms:
             return
         with self._lock:
-            if self._delayed:
-                self._end_delays(now_ms)
+            if self._states.delayed:
+                self._states.end_delays(now_ms)
             if not (self._maybe_truncate() or self._maybe_find_range() or self._maybe_fetch()):
                 self._wait_for_delays()
 
-    def _end_delays(self, now_ms: int) -> None:
-        for topic_partition in list(self._delayed):
-            state = self._states[topic_partition]
-            if state.delayed_until_ms <= now_ms:
-                self._put(state._replace(delayed_until_ms=0))
-
     def _wait_for_delays(self) -> None:
-        if self._delayed:
-            first_ms = min(self._states[tp].delayed_until_ms for tp in self._delayed)
-            self._work_after(first_ms - self._now_ms())
-        elif self._held_back:
+        if self._states.delayed:
+            self._work_after(self._states.first_delay_ends_ms() - self._now_ms())
+        elif self._states.held_back:
             self._work_after(self._config.replica_fetch_backoff_ms)
 
     def _work_after(self, delay_ms: int) -> None:
@@ -283,8 +247,9 @@ class ReplicaFetcher:
         """Cut what can be cut, and ask the leader about the rest; whether a request was sent."""
         asked: list[PartitionFetchState] = []
         epochs: dict[TopicPartition, int] = {}
-        for topic_partition in list(self._truncating):
-            state, partition = self._states[topic_partition], self._partitions.get(topic_partition)
+        for topic_partition in list(self._states.truncating):
+            state = self._states.by_partition[topic_partition]
+            partition = self._partitions.get(topic_partition)
             if state.delayed_until_ms or partition is None:
                 continue
             epoch = partition.local_log.latest_epoch
@@ -309,7 +274,7 @@ class ReplicaFetcher:
             if answer is None:
                 continue
             with self._lock:
-                if self._states.get(state.topic_partition) is not state:
+                if self.state_of(state.topic_partition) is not state:
                     continue
                 if answer.error_code:
                     self._refused(state, answer.error_code)
@@ -331,7 +296,7 @@ class ReplicaFetcher:
         epoch = log.latest_epoch
         # A fetch tells the leader the last epoch, so it finds by itself whether more is to be cut.
         done = truncation.completed or (self._config.truncation_on_fetch and epoch is not None)
-        self._put(
+        self._states.put(
             state._replace(
                 fetch_offset=log.log_end_offset,
                 last_fetched_epoch=-1 if epoch is None else epoch,
@@ -346,8 +311,8 @@ class ReplicaFetcher:
         """Ask where the leader's log begins and ends, for one partition that is beside it; whether it was
         sent.
         """
-        for topic_partition in list(self._out_of_range):
-            state = self._states[topic_partition]
+        for topic_partition in list(self._states.out_of_range):
+            state = self._states.by_partition[topic_partition]
             if not state.delayed_until_ms:
                 reply = self.leader.list_offset(state, LATEST_TIMESTAMP)
                 return self._send(reply, partial(self._end_answered, state))
@@ -362,7 +327,7 @@ class ReplicaFetcher:
             ends_before = answer.offset < partition.local_log.log_end_offset
             if ends_before:
                 # The leader came from an unclean election, and lacks what this log has.
-                self._out_of_range.pop(state.topic_partition)
+                self._states.out_of_range.pop(state.topic_partition)
                 self._apply(state, partial(self._truncate, state, OffsetTruncationState(answer.offset, True)))
         if ends_before:
             self._tell()
@@ -375,12 +340,12 @@ class ReplicaFetcher:
         with self._lock:
             if self._still_out_of_range(state, answer.error_code) is None:
                 return
-            self._out_of_range.pop(state.topic_partition)
+            self._states.out_of_range.pop(state.topic_partition)
             self._apply(state, partial(self._begin_at, state, answer.offset))
         self._tell()
 
     def _still_out_of_range(self, state: PartitionFetchState, error_code: int) -> Partition | None:
-        if self._states.get(state.topic_partition) is not state:
+        if self.state_of(state.topic_partition) is not state:
             return None
         if error_code:
             self._refused(state, error_code)
@@ -394,7 +359,7 @@ class ReplicaFetcher:
             # what comes next joins on to it.
             partition.truncate_fully_and_start_at(leader_start)
         epoch = log.latest_epoch
-        self._put(
+        self._states.put(
             state._replace(
                 fetch_offset=max(leader_start, log.log_end_offset),
                 last_fetched_epoch=-1 if epoch is None else epoch,
@@ -408,34 +373,30 @@ class ReplicaFetcher:
     def _maybe_fetch(self) -> bool:
         """Fetch what is not being truncated, delayed or held back; False where there is nothing."""
         self._hold_back()
-        out: set[TopicPartition] = set()
-        for left_out in (self._truncating, self._out_of_range, self._delayed, self._held_back):
-            if left_out:
-                out.update(left_out)
-        if len(out) >= len(self._states):
+        states = self._states
+        out = states.left_out()
+        if len(out) >= len(states):
             return False
-        names = self._states if self._session.is_new else self._changed
         told = {}
-        for topic_partition in names:
-            if topic_partition not in out:
-                state, partition = self._states[topic_partition], self._partitions.get(topic_partition)
-                if partition is not None and partition.log is not None:
-                    told[topic_partition] = state.asks(partition.log.log_start_offset)
-        fetch = self._session.build(told, [*self._gone, *out])
-        self._changed.clear()
-        self._gone.clear()
+        for state in states.to_name(out, every=self._session.is_new):
+            partition = self._partitions.get(state.topic_partition)
+            if partition is not None and partition.log is not None:
+                told[state.topic_partition] = state.asks(partition.log.log_start_offset)
+        fetch = self._session.build(told, [*states.gone, *out])
+        states.told()
         return self._send(self.leader.fetch(fetch), self._fetched)
 
     def _hold_back(self) -> None:
         """The quota: which throttled partitions, not in sync, have to wait now (KIP-73)."""
-        for topic_partition in list(self._held_back):
-            if not self._must_wait(self._states[topic_partition]):
-                del self._held_back[topic_partition]
-                self._changed[topic_partition] = None
+        states = self._states
+        for topic_partition in list(states.held_back):
+            if not self._must_wait(states.by_partition[topic_partition]):
+                del states.held_back[topic_partition]
+                states.changed[topic_partition] = None
         if self._quota.is_active:
-            for state in self._states.values():
+            for state in states.by_partition.values():
                 if self._must_wait(state):
-                    self._held_back[state.topic_partition] = None
+                    states.held_back[state.topic_partition] = None
 
     def _must_wait(self, state: PartitionFetchState) -> bool:
         return self._quota.holds_back(state.topic_partition, is_in_sync=state.is_in_sync)
@@ -452,7 +413,7 @@ class ReplicaFetcher:
         try:
             for topic_id, number, answer in fetch_answers(response):
                 with self._lock:
-                    topic_partition = self._by_id.get((topic_id.raw, number))
+                    topic_partition = self._states.with_id(topic_id.raw, number)
                     if topic_partition is not None:
                         self._take_answer(topic_partition, answer)
         finally:
@@ -460,8 +421,9 @@ class ReplicaFetcher:
         self._tell()
 
     def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
-        state, told = self._states[topic_partition], self._session.sent.get(topic_partition)
-        if told is None or topic_partition in self._delayed or state.state is TRUNCATING:
+        states, told = self._states, self._session.sent.get(topic_partition)
+        state = states.by_partition[topic_partition]
+        if told is None or topic_partition in states.delayed or state.state is TRUNCATING:
             # It is not in the session any more, or will leave it with the next fetch.
             return
         if told.fetch_offset != state.fetch_offset or told.leader_epoch != state.leader_epoch:
@@ -487,7 +449,7 @@ class ReplicaFetcher:
             # Something else has cut or filled the log: fetch again, from where it ends now.
             latest = log.latest_epoch
             epoch = -1 if latest is None else latest
-            self._put(state._replace(fetch_offset=log.log_end_offset, last_fetched_epoch=epoch))
+            self._states.put(state._replace(fetch_offset=log.log_end_offset, last_fetched_epoch=epoch))
             return False
         records: Any = answer.records
         if records is None or not len(records):
@@ -512,7 +474,7 @@ class ReplicaFetcher:
         """The disk thread is done with what came for one partition."""
         self._appending -= 1
         with self._lock:
-            if self._states.get(state.topic_partition) is state:
+            if self.state_of(state.topic_partition) is state:
                 self._apply(state, partial(self._take_marks, state, answer, result))
         if not self._is_taking:
             self._tell()
@@ -534,7 +496,7 @@ class ReplicaFetcher:
         if end == state.fetch_offset and not started and lag == state.lag:
             return moved
         latest = log.latest_epoch
-        self._put(state.gone_on(end, lag, -1 if latest is None else latest))
+        self._states.put(state.gone_on(end, lag, -1 if latest is None else latest))
         return moved
 
     # ---- errors -------------------------------------------------------------------------------------------
@@ -543,8 +505,8 @@ class ReplicaFetcher:
         """The leader's error for the partition."""
         kind = BY_CODE.get(int(error_code), UnknownServerError)
         if kind is OffsetOutOfRange:
-            self._out_of_range[state.topic_partition] = None
-            self._gone[state.topic_partition] = None
+            self._states.out_of_range[state.topic_partition] = None
+            self._states.gone[state.topic_partition] = None
         elif kind is FencedLeaderEpoch:
             # There is a later leader epoch, of which this broker will hear: until then there is nothing to
             # do.
@@ -578,13 +540,13 @@ class ReplicaFetcher:
 
     def _give_up(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
         self._forget(topic_partition)
-        self._gone[topic_partition] = None
+        self._states.gone[topic_partition] = None
         self.failed[topic_partition] = error
 
     def _delay(self, state: PartitionFetchState) -> None:
         self._session.say_again(state.topic_partition)
         until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
-        self._put(state._replace(delayed_until_ms=until_ms))
+        self._states.put(state._replace(delayed_until_ms=until_ms))
 
     def _tell(self) -> None:
         """Say what has moved and what failed; no lock is held."""

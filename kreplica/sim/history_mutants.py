@@ -187,7 +187,7 @@ def trust_the_same_leader(follow: Replacement) -> Replacement:
         fetcher = manager.fetcher_of(partition.topic_partition)
         if fetcher is not None and leaders.get(partition) == told.leader:
             state = fetcher.state_of(partition.topic_partition)
-            fetcher._put(state._replace(state=ReplicaState.FETCHING))
+            fetcher._states.put(state._replace(state=ReplicaState.FETCHING))
         leaders[partition] = told.leader
 
     return go_on
