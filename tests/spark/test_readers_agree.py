@@ -283,6 +283,34 @@ def test_a_file_that_is_cut_under_its_writer(
     assert offsets(read(spark, tmp_path, reader, skipDamaged=True)) == list(range(20))
 
 
+@pytest.mark.parametrize("of_kafka", [False, True], ids=["kreplica's", "kafka's"])
+@pytest.mark.parametrize("lost", [1, 3, 5])
+def test_a_marker_that_is_lost_hides_nothing_behind_it(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path, lost: int, of_kafka: bool
+) -> None:
+    """Where a transaction ended is known from the index of those aborted, whatever became of its marker."""
+    log = open_log(tmp_path / "t-0")
+    for number, commit in enumerate((False, True, False, True)):
+        sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+        log.append_as_leader(batch(b"%d" % number, base_sequence=number, **sent), 0)
+        marker = build_end_transaction_marker(
+            EndTransactionMarker(commit, 0), producer_id=7, producer_epoch=0, timestamp_ms=NOW_MS
+        )
+        log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR)
+    log.roll()
+    log.append_as_leader(batch(b"end"), 0)
+    log.close()
+    if of_kafka:
+        (tmp_path / "t-0" / "kreplica.state.deleted").unlink()
+    file = tmp_path / "t-0" / f"{0:020}.log"
+    data = bytearray(file.read_bytes())
+    data[positions(data)[lost] + RECORDS] ^= 1
+    file.write_bytes(data)
+    found = read(spark, tmp_path, reader, skipDamaged=True, kafka__isolation__level="read_committed")
+    assert offsets(found) == [2, 6, 8]
+    assert found.count() == 3
+
+
 def test_several_directories_of_one_partition(
     spark: SparkSession, reader: dict[str, str], tmp_path: Path
 ) -> None:

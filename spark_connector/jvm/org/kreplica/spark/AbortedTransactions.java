@@ -6,27 +6,34 @@ import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Paths;
 import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.HashSet;
+import java.util.HashMap;
 import java.util.List;
-import java.util.Set;
+import java.util.Map;
+import java.util.TreeMap;
 
 /**
  * Tells a reader of committed data which batches belong to an aborted transaction.
  *
- * The segments' `.txnindex` files say which were aborted, one entry of 34 bytes each. Batches must be shown in their
- * order: a transaction is over at its producer's marker.
+ * The segments' `.txnindex` files say which were aborted, one entry of 34 bytes each: whose, and from where to which
+ * marker. So it goes by offsets alone, and a marker that rotted hides nothing that stands behind it. Immutable.
  */
 final class AbortedTransactions {
     private static final int ENTRY = 34;
 
-    /** Producer id and first offset, by first offset. */
-    private final long[][] waiting;
-    private final Set active = new HashSet();
-    private int next;
+    /** By producer id its transactions, {first offset, last offset} each, by first offset. */
+    private final Map byProducer = new HashMap();
 
-    private AbortedTransactions(long[][] waiting) {
-        this.waiting = waiting;
+    private AbortedTransactions(List entries) {
+        for (int i = 0; i < entries.size(); i++) {
+            long[] entry = (long[]) entries.get(i);
+            Long producerId = Long.valueOf(entry[0]);
+            TreeMap known = (TreeMap) byProducer.get(producerId);
+            if (known == null) {
+                known = new TreeMap();
+                byProducer.put(producerId, known);
+            }
+            known.put(Long.valueOf(entry[1]), Long.valueOf(entry[2]));
+        }
     }
 
     /** Those with a record in [start, stop). */
@@ -36,13 +43,7 @@ final class AbortedTransactions {
         for (int i = log.segmentOf(start); i < log.segments.length && !complete; i++) {
             complete = collect(log.segments[i], start, stop, found);
         }
-        long[][] entries = (long[][]) found.toArray(new long[0][]);
-        Arrays.sort(entries, new java.util.Comparator() {
-            public int compare(Object left, Object right) {
-                return Long.compare(((long[]) left)[1], ((long[]) right)[1]);
-            }
-        });
-        return new AbortedTransactions(entries);
+        return new AbortedTransactions(found);
     }
 
     /** Whether no transaction that ended in a later segment can belong to [start, stop). */
@@ -63,7 +64,7 @@ final class AbortedTransactions {
                 throw new ReadException(path + ": impossible entry at byte " + at);
             }
             if (lastOffset >= start && firstOffset < stop) {
-                found.add(new long[] {producerId, firstOffset});
+                found.add(new long[] {producerId, firstOffset, lastOffset});
             }
             if (lastOffset >= start && data.getLong(at + 26) >= stop) {
                 return true;
@@ -74,17 +75,12 @@ final class AbortedTransactions {
 
     /** Whether a reader of committed data sees the batch. */
     boolean admits(BatchHeader batch) {
-        while (next < waiting.length && waiting[next][1] <= batch.lastOffset) {
-            active.add(Long.valueOf(waiting[next][0]));
-            next++;
-        }
-        if (active.isEmpty() || !active.contains(Long.valueOf(batch.producerId))) {
+        if (byProducer.isEmpty() || !batch.isTransactional() || batch.isControl()) {
             return true;
         }
-        if (batch.isControl()) {
-            active.remove(Long.valueOf(batch.producerId));
-            return true;
-        }
-        return !batch.isTransactional();
+        TreeMap known = (TreeMap) byProducer.get(Long.valueOf(batch.producerId));
+        // The producer's last transaction that begins at or before the batch's end.
+        Map.Entry begun = known == null ? null : known.floorEntry(Long.valueOf(batch.lastOffset));
+        return begun == null || ((Long) begun.getValue()).longValue() < batch.baseOffset;
     }
 }
