@@ -13,6 +13,7 @@ from spark_connector.filters import Filters, PushFilters
 from spark_connector.log_source import LogRange, LogSource, source_of
 from spark_connector.options import ReadOptions
 from spark_connector.schema import RowShape
+from spark_connector.worker import settle
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
@@ -56,6 +57,7 @@ class KreplicaReader(DataSourceReader):
 
 def rows(source: LogSource, shape: RowShape, wanted: LogRange | None) -> Iterator[ArrowRecordBatch]:
     """The records of the range as Spark's rows."""
+    settle()
     if wanted is not None:
         for batch in source.read(wanted, shape.columns):
             yield shape.rows(batch, wanted.at)

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "jvm"
 PROVIDER = "org.kreplica.spark.KreplicaProvider"
+# Spark's setting for how checkpoints are written, and what the jar has for it.
+CHECKPOINTS_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
+CHECKPOINTS = "org.kreplica.spark.LocalCheckpoints"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 # Janino's own default knows no static methods of interfaces.
@@ -79,8 +82,15 @@ def add_to(spark: SparkSession) -> None:
     if loader is None:
         raise NoJvmReader("the driver takes no jar while it runs: set spark.jars to spark_connector.jar()")
     loader.addURL(jvm.java.io.File(path).toURI().toURL())
-    if not str(spark.sparkContext.master).startswith("local"):
+    if not _is_one_process(spark):
         spark.sparkContext._jsc.addJar(path)
+
+
+def hasten_checkpoints(spark: SparkSession) -> None:
+    """Have streams of this session, whose driver has the jar, write local checkpoints without a process for
+    each file, if nobody has chosen how they are written. Executors elsewhere are left as they are."""
+    if _is_one_process(spark) and not spark.conf.get(CHECKPOINTS_SETTING, None):
+        spark.conf.set(CHECKPOINTS_SETTING, CHECKPOINTS)
 
 
 def compile_into(directory: Path) -> None:
@@ -106,6 +116,11 @@ def sources() -> list[Path]:
 def spark_jars() -> list[Path]:
     """Spark's own jars: what the sources are compiled against."""
     return sorted((Path(_find_spark_home()) / "jars").glob("*.jar"))
+
+
+def _is_one_process(spark: SparkSession) -> bool:
+    """Whether the driver runs the tasks, too; local-cluster[...] has executors."""
+    return str(spark.sparkContext.master).partition("[")[0] == "local"
 
 
 def _has_provider(loader: Any) -> bool:

@@ -33,6 +33,7 @@ from spark_connector.cluster_sink import Cluster, IdempotentProducer, require_pa
 from spark_connector.commit_log import CommitLog, directory_commits
 from spark_connector.options import WriteOptions
 from spark_connector.sink_rows import Rows, SinkError, StagedFile, Staging, check_schema
+from spark_connector.worker import settle
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
@@ -131,6 +132,7 @@ class _Writer:
             self._destination = ClusterDestination(options.bootstrap_servers, checkpoint, options.codec)
 
     def _write(self, writer: str, batch_id: int, batches: Iterator[ArrowRecordBatch]) -> Staged:
+        settle()
         rows = Rows(self._topic, self._destination.counts())
         commits = self._destination.commits(writer)
         filled = (batch for batch in batches if batch.num_rows)

@@ -1,0 +1,92 @@
+package org.kreplica.spark;
+
+import java.io.File;
+import java.io.IOException;
+import java.nio.file.CopyOption;
+import java.nio.file.Files;
+import java.nio.file.StandardCopyOption;
+import java.nio.file.attribute.PosixFilePermissions;
+import java.util.Set;
+import java.util.UUID;
+import org.apache.hadoop.fs.FileAlreadyExistsException;
+import org.apache.hadoop.fs.permission.FsPermission;
+import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager;
+
+/**
+ * A local file that is there, and whole, when it was closed; beside it the checksums that Hadoop reads it with.
+ *
+ * The old checksums go before the new contents come, and the new ones come last: a crash in between leaves a file that
+ * can be read. One thread.
+ */
+final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStream {
+    private final File file;
+    private final boolean overwrites;
+    private final FsPermission mode;
+    private final File written;
+    private final ChecksummedFile content;
+    private boolean isOver;
+
+    private AtomicFile(File file, boolean overwrites, FsPermission mode, File written, ChecksummedFile content) {
+        super(content);
+        this.file = file;
+        this.overwrites = overwrites;
+        this.mode = mode;
+        this.written = written;
+        this.content = content;
+    }
+
+    static AtomicFile create(File file, boolean overwrites, FsPermission mode) throws IOException {
+        // No list of a checkpoint takes this name for a batch's.
+        File written = new File(file.getParentFile(), "." + file.getName() + "." + UUID.randomUUID() + ".tmp");
+        return new AtomicFile(file, overwrites, mode, written, new ChecksummedFile(written));
+    }
+
+    /** Raises FileAlreadyExistsException where it may not overwrite, and another one was first. */
+    public void close() throws IOException {
+        if (isOver) {
+            return;
+        }
+        try {
+            super.close();
+            publish();
+        } finally {
+            cancel();
+        }
+    }
+
+    private void publish() throws IOException {
+        content.writeChecksums(checksums(written));
+        Set permissions = PosixFilePermissions.fromString(mode.toString());
+        Files.setPosixFilePermissions(written.toPath(), permissions);
+        Files.setPosixFilePermissions(checksums(written).toPath(), permissions);
+        if (!overwrites && file.exists()) {
+            throw new FileAlreadyExistsException(file + ": is there already");
+        }
+        Files.deleteIfExists(checksums(file).toPath());
+        rename(written, file);
+        rename(checksums(written), checksums(file));
+    }
+
+    /** Leave nothing behind, unless it was closed. */
+    public void cancel() {
+        if (isOver) {
+            return;
+        }
+        isOver = true;
+        try {
+            content.close();
+            Files.deleteIfExists(written.toPath());
+            Files.deleteIfExists(checksums(written).toPath());
+        } catch (IOException error) {
+            Logs.logger.warn("{}: is left behind: {}", written, error.toString());
+        }
+    }
+
+    private static void rename(File from, File to) throws IOException {
+        Files.move(from.toPath(), to.toPath(), new CopyOption[] {StandardCopyOption.ATOMIC_MOVE});
+    }
+
+    private static File checksums(File file) {
+        return new File(file.getParentFile(), "." + file.getName() + ".crc");
+    }
+}
