@@ -65,7 +65,10 @@ def _checked(given: Mapping[str, Any], what: str, least: int) -> dict[str, dict[
         for partition, number in partitions.items():
             if type(number) is not int or not least <= number <= INT64_MAX:
                 raise ValueError(f"{topic}-{partition}: {number!r} is no {what}")
-            found.setdefault(topic, {})[_partition(topic, partition)] = number
+            known, key = found.setdefault(topic, {}), _partition(topic, partition)
+            if key in known:
+                raise ValueError(f"{topic}-{key} is named twice")
+            known[key] = number
     return found
 
 
@@ -76,9 +79,24 @@ def _partition(topic: str, given: object) -> int:
     return int(text)
 
 
+class _NamedTwice(Exception):
+    """A key that an object has twice; which of its values is meant nobody can say."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _NamedTwice(key)
+        found[key] = value
+    return found
+
+
 def _object(text: str, example: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_distinct)
+    except _NamedTwice as error:
+        raise ValueError(f"{text[:80]!r} names {error.args[0]!r} twice") from error
     except ValueError as error:
         raise ValueError(f"{text[:80]!r} is no JSON such as {example}: {error}") from error
     if not isinstance(found, dict) or not found:

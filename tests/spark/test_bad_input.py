@@ -71,6 +71,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no pattern": ({"subscribePattern": "("}, "subscribePattern: "),
     "broken JSON": ({**T, "startingOffsets": "{t: 1"}, "startingOffsets: '{t: 1' is no JSON such as"),
     "JSON of something else": ({**T, "startingOffsets": "[1]"}, "startingOffsets: "),
+    "a partition that is named twice": (
+        {**T, "startingOffsets": '{"t": {"0": 4, "0": 5}}'},
+        """startingOffsets: '{"t": {"0": 4, "0": 5}}' names '0' twice""",
+    ),
+    "a topic that is named twice": (
+        {**T, "endingOffsets": '{"t": {"0": 4}, "t": {"0": 5}}'},
+        """endingOffsets: '{"t": {"0": 4}, "t": {"0": 5}}' names 't' twice""",
+    ),
+    "one partition by two names": (
+        {**T, "startingOffsetsByTimestamp": '{"t": {"0": 4, "00": 5}}'},
+        "startingOffsetsByTimestamp: t-0 is named twice",
+    ),
     "both path and servers": (
         {"kafka__bootstrap__servers": "localhost:9092"},
         "path and kafka.bootstrap.servers: either directories or a running cluster, not both",

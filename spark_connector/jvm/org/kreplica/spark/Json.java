@@ -1,5 +1,6 @@
 package org.kreplica.spark;
 
+import com.fasterxml.jackson.core.JsonParser;
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
@@ -9,10 +10,15 @@ import java.util.List;
 import java.util.Map;
 import java.util.SortedMap;
 import java.util.TreeMap;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 
 /** The JSON of options and checkpoints: numbers by topic and partition, as Spark's Kafka source has it. */
 final class Json {
-    private static final ObjectMapper MAPPER = new ObjectMapper();
+    // Of a key that is there twice nobody can say which of its values is meant.
+    private static final ObjectMapper MAPPER =
+        new ObjectMapper().configure(JsonParser.Feature.STRICT_DUPLICATE_DETECTION, true);
+    private static final Pattern TWICE = Pattern.compile("Duplicate field ('.*')", Pattern.DOTALL);
 
     private Json() {
     }
@@ -35,7 +41,10 @@ final class Json {
                     throw new ReadException(option + ": " + topic.getKey() + "-" + each.getKey() + ": " + number
                         + " is no " + what);
                 }
-                found.put(at(option, (String) topic.getKey(), (String) each.getKey()), Long.valueOf(number.asLong()));
+                TopicPartition at = at(option, (String) topic.getKey(), (String) each.getKey());
+                if (found.put(at, Long.valueOf(number.asLong())) != null) {
+                    throw new ReadException(option + ": " + at + " is named twice");
+                }
             }
         }
         return found;
@@ -113,6 +122,10 @@ final class Json {
         try {
             return MAPPER.readTree(text);
         } catch (JsonProcessingException error) {
+            Matcher twice = TWICE.matcher(error.getOriginalMessage());
+            if (twice.matches()) {
+                throw new ReadException(option + ": '" + start(text) + "' names " + twice.group(1) + " twice");
+            }
             throw new ReadException(option + ": '" + start(text) + "' " + wrong + ": " + error.getOriginalMessage());
         }
     }
