@@ -126,6 +126,33 @@ def test_what_is_wrong_is_named(spark: SparkSession, reader: dict[str, str], nod
     assert text.replace("{node}", str(node)) in str(raised.value)
 
 
+SERVERS: dict[str, Any] = {"path": None, "kafka__bootstrap__servers": "127.0.0.1:9", "subscribe": "t"}
+OF_PYTHON: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        case: WRONG[case]
+        for case in ("no such path", "broken JSON", "an unknown option", "a number that is none")
+    },
+    "of a cluster": ({**SERVERS, "failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is neither"),
+    "where a cluster's read begins": ({**SERVERS, "startingOffsets": "soon"}, "startingOffsets: 'soon' is"),
+}
+
+
+@pytest.mark.parametrize("case", OF_PYTHON)
+def test_what_is_wrong_comes_before_a_traceback(spark: SparkSession, node: Path, case: str) -> None:
+    """Though Python reads: what the driver can see it looks at before."""
+    given, text = OF_PYTHON[case]
+    options = {**READERS["python"], "path": "{node}", **given}
+    told = {
+        name.replace("__", "."): as_text(value).replace("{node}", str(node))
+        for name, value in options.items()
+        if value is not None
+    }
+    frame = spark.read.format("kreplica").options(**told)
+    with pytest.raises(PySparkException) as raised:
+        frame.load().collect()
+    assert str(raised.value).startswith(text.replace("{node}", str(node)))
+
+
 @pytest.mark.parametrize(
     ("schema", "text"),
     [

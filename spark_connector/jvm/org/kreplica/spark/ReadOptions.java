@@ -6,6 +6,7 @@ import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 
@@ -25,6 +26,8 @@ final class ReadOptions {
         "groupidprefix", "fetchoffset.numretries", "fetchoffset.retryintervalms",
         "kafkaconsumer.polltimeoutms", "checkpointlocation", "queryname",
     }));
+
+    private static final String SERVERS = "kafka.bootstrap.servers";
 
     final List paths;
     final Subscription subscription;
@@ -53,12 +56,36 @@ final class ReadOptions {
         return new ReadOptions(some, true);
     }
 
+    /**
+     * Raises ReadException for options that are wrong in a batch and in a stream, of directories or of a cluster.
+     * A pattern is one of Python's, and what does nothing is told there.
+     */
+    static void checkForPython(Map given) {
+        Map some = new HashMap();
+        for (Iterator i = given.entrySet().iterator(); i.hasNext();) {
+            Map.Entry entry = (Map.Entry) i.next();
+            String name = ((String) entry.getKey()).toLowerCase(Locale.ROOT);
+            if (!name.startsWith("kafka.") || name.equals(SERVERS) || name.equals("kafka.isolation.level")) {
+                some.put(name, name.equals("subscribepattern") ? "." : entry.getValue());
+            }
+        }
+        if (some.containsKey(SERVERS) && !some.containsKey("path") && !some.containsKey("paths")) {
+            some.remove(SERVERS);
+            some.put("path", "/");
+        }
+        try {
+            new ReadOptions(some, true);
+        } catch (ReadException error) {
+            new ReadOptions(some, false);
+        }
+    }
+
     /** Raises ReadException, which names the option that is wrong. */
     ReadOptions(Map given, boolean streaming) {
         GivenOptions options = new GivenOptions(given);
         refuseUnknown(options);
         paths = paths(options);
-        if (options.has("kafka.bootstrap.servers")) {
+        if (options.has(SERVERS)) {
             throw new ReadException(
                 "path and kafka.bootstrap.servers: either directories or a running cluster, not both");
         }
@@ -84,7 +111,7 @@ final class ReadOptions {
         for (Iterator i = options.names(); i.hasNext();) {
             String name = (String) i.next();
             if (name.startsWith("kafka.")) {
-                if (!name.equals("kafka.bootstrap.servers") && !name.equals("kafka.isolation.level")) {
+                if (!name.equals(SERVERS) && !name.equals("kafka.isolation.level")) {
                     Logs.logger.warn("option {}: taken, but there is nothing here that it would set", name);
                 }
             } else if (!KNOWN.contains(name)) {

@@ -19,6 +19,7 @@ final class ReaderChoice {
         GivenOptions options = new GivenOptions(given);
         String reader = options.choice("reader", new String[] {AUTO, JVM, PYTHON});
         if (reader.equals(PYTHON)) {
+            checkForPython(given, options);
             return "reader=python";
         }
         String reason = reason(given, options);
@@ -29,8 +30,21 @@ final class ReaderChoice {
         if (reader.equals(JVM)) {
             throw new ReadException("reader=jvm: " + reason);
         }
+        checkForPython(given, options);
         Logs.logger.info("format kreplica: the Python reader reads it: {}", reason);
         return reason;
+    }
+
+    /** What can be found wrong here is: Spark tells what Python finds behind a traceback. */
+    private static void checkForPython(Map given, GivenOptions options) {
+        ReadOptions.checkForPython(given);
+        if (options.has("path") || options.has("paths")) {
+            try {
+                PartitionDirectories.find(ReadOptions.places(given).paths);
+            } catch (IOException error) {
+                Logs.logger.debug("left to Python: {}", error.toString());
+            }
+        }
     }
 
     private static String reason(Map given, GivenOptions options) {
