@@ -30,7 +30,10 @@ class JobError(ValueError):
 
 
 def local_paths(paths: Path | Iterable[Path]) -> list[str]:
-    """The paths as a worker finds them, whose working directory is another one."""
+    """The paths as a worker finds them, whose working directory is another one. Raises JobError for what
+    are options of a source."""
+    if isinstance(paths, Mapping):
+        raise JobError(f"name directories, for it looks at their files: not {', '.join(paths)}")
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     return [os.path.abspath(os.fspath(path)) for path in given]
 
