@@ -167,7 +167,7 @@ class BrokerMetadataPublisher:
         if any(kind == BROKER_RESOURCE for kind, _ in delta.configs):
             of_all = metadata.config(BROKER_RESOURCE, CLUSTER_DEFAULT)
             settings = {**of_all, **metadata.config(BROKER_RESOURCE, str(self._broker_id))}
-            self._replicas.set_quotas(settings)
+            self._replicas.quotas.set_rates(settings)
             whose = f"broker {self._broker_id}"
             self._logs.cleaner.reconfigure(_over(self._start_cleaner, cleaners_settings(settings), whose))
             default = _over(self._start_config, topics_settings(settings), whose)

@@ -60,11 +60,10 @@ from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_peers import ReplicaPeers
 from kreplica.replica.replica_selector import selector_of
-from kreplica.replica.replication_quota import FOLLOWER_RATE, LEADER_RATE, quota_of
+from kreplica.replica.replication_quotas import ReplicationQuotas
 from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
-    from kreplica.common.config import LogConfig
     from kreplica.log.damage import Damage
     from kreplica.log.unified_log import UnifiedLog
 
@@ -99,8 +98,7 @@ class ReplicaManager:
         self.partitions = HostedPartitions(metadata_cache.contains)
         self._loop = loop = new_loop("replica-manager")
         self.delayed = DelayedRequests(clock, loop, self.metrics)
-        self.leader_quota = quota_of(config, clock, config.leader_replication_throttled_rate)
-        self.follower_quota = quota_of(config, clock, config.follower_replication_throttled_rate)
+        self.quotas = ReplicationQuotas(broker_id, config, clock)
         self.fetches = FetchManager(
             self.partitions,
             config,
@@ -109,7 +107,7 @@ class ReplicaManager:
             random=random,
             metrics=self.metrics,
             act=self.act_on,
-            quota=self.leader_quota,
+            quota=self.quotas.leader,
             topic_name=metadata_cache.topic_name,
             selector=selector_of(config, broker_id, metadata_cache),
         )
@@ -175,8 +173,8 @@ class ReplicaManager:
             take_offline=self._take_offline,
         )
         log_manager.on_failure = lambda gone: loop.post(partial(self._take_offline, gone))
-        log_manager.configs.on_change = self._take_configs
-        self._take_configs(log_manager.configs.by_topic)
+        log_manager.configs.on_change = self.quotas.set_throttled
+        self.quotas.set_throttled(log_manager.configs.by_topic)
 
     # ---- life ---------------------------------------------------------------------------------------------
 
@@ -373,31 +371,11 @@ class ReplicaManager:
             self.config,
             clock=self._clock,
             loop=self._new_loop(name),
-            quota=self.follower_quota,
+            quota=self.quotas.follower,
             metrics=self.metrics,
             on_moved=self.fetches.moved,
             on_storage_failure=self._check_storage,
         )
-
-    def set_quotas(self, settings: Mapping[str, str]) -> None:
-        """Take over the rates of replication, in bytes a second, from a broker's settings under their names;
-        those of the start where they are not told.
-        """
-        config = self.config
-        for name, quota, default in (
-            (LEADER_RATE, self.leader_quota, config.leader_replication_throttled_rate),
-            (FOLLOWER_RATE, self.follower_quota, config.follower_replication_throttled_rate),
-        ):
-            told = settings.get(name, "")
-            quota.bytes_per_second = int(told) if told.isdecimal() else default
-
-    def _take_configs(self, configs: Mapping[str, LogConfig | None]) -> None:
-        """Take over which replicas of these topics the quotas throttle; None: none of them."""
-        for topic, config in configs.items():
-            leading = () if config is None else config.leader_replication_throttled_replicas
-            following = () if config is None else config.follower_replication_throttled_replicas
-            self.leader_quota.set_throttled(topic, leading, self.broker_id)
-            self.follower_quota.set_throttled(topic, following, self.broker_id)
 
     # ---- append -------------------------------------------------------------------------------------------
 

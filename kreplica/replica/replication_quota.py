@@ -14,11 +14,7 @@ from collections.abc import Iterable
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock
 from kreplica.common.types import TopicPartition
-from kreplica.replica.replica_config import ReplicaConfig
 
-# A broker's settings, in bytes a second.
-LEADER_RATE = "leader.replication.throttled.rate"
-FOLLOWER_RATE = "follower.replication.throttled.rate"
 ALL_REPLICAS = "*"
 UNLIMITED = (1 << 62) - 1
 
@@ -99,13 +95,3 @@ class ReplicationQuotaManager:
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
-
-
-def quota_of(config: ReplicaConfig, clock: Clock, bytes_per_second: int) -> ReplicationQuotaManager:
-    """A quota over the windows that the broker is configured for."""
-    return ReplicationQuotaManager(
-        clock,
-        bytes_per_second,
-        windows=config.replication_quota_window_num,
-        window_ms=config.replication_quota_window_size_seconds * 1_000,
-    )

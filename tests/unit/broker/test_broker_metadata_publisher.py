@@ -263,19 +263,19 @@ def test_replication_quotas_are_those_of_the_broker_or_of_all(stage: Published) 
     def rates() -> list[tuple[int, int]]:
         managers = [stage.on(broker_id).broker.replica_manager for broker_id in (1, 2)]
         return [
-            (each.leader_quota.bytes_per_second, each.follower_quota.bytes_per_second) for each in managers
+            (each.quotas.leader.bytes_per_second, each.quotas.follower.bytes_per_second) for each in managers
         ]
 
     own = rates()
     stage.apply(rate("", "leader", "1000"), rate("2", "leader", "2000"), rate("2", "follower", "3000"))
     assert rates() == [(1000, own[0][1]), (2000, 3000)]
     stage.apply(config("leader.replication.throttled.replicas", "0:2"))
-    assert stage.on(2).broker.replica_manager.leader_quota.is_throttled(T0)
-    assert not stage.on(1).broker.replica_manager.leader_quota.is_active
+    assert stage.on(2).broker.replica_manager.quotas.leader.is_throttled(T0)
+    assert not stage.on(1).broker.replica_manager.quotas.leader.is_active
     stage.apply(rate("", "leader", None), rate("2", "leader", None), rate("2", "follower", None))
     assert rates() == own
     stage.apply(config("leader.replication.throttled.replicas", None))
-    assert not stage.on(2).broker.replica_manager.leader_quota.is_active
+    assert not stage.on(2).broker.replica_manager.quotas.leader.is_active
 
 
 # ---- steps, errors ----------------------------------------------------------------------------------------
