@@ -21,7 +21,7 @@ from kreplica.broker.request_channel import RequestChannel
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
-from kreplica.runtime.local_network import Handler, LocalEndpoint
+from kreplica.runtime.local_endpoint import Handler, LocalEndpoint
 from kreplica.runtime.published_topics import PublishedTopics
 from kreplica.runtime.tcp_server import Answered, TcpServer
 from kreplica.runtime.tcp_transport import Address

@@ -31,10 +31,8 @@ from kreplica.common.locks import Condition, Lock
 from kreplica.common.ports import Clock
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.interrupts import HeldInterrupt
+from kreplica.runtime.local_endpoint import Handler, LocalEndpoint, LocalLoop, LocalTimer, Task
 from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
-
-Task = Callable[[], object]
-Handler = Callable[[Any], Future[Any]]
 
 # How many turns of queues a caller's thread runs before the network's own thread takes over.
 TURNS_OF_A_CALLER = 256
@@ -52,98 +50,10 @@ class Gate(Protocol):
     ) -> bool: ...
 
 
-class LocalLoop:
-    """Implements `kreplica.common.ports.Loop`: a queue of tasks, run in order by one thread at a time."""
-
-    __slots__ = ("_network", "endpoint", "is_queued", "name", "tasks")
-
-    def __init__(self, network: LocalNetwork, endpoint: LocalEndpoint, name: str) -> None:
-        self._network = network
-        self.endpoint = endpoint
-        self.name = name
-        # Guarded by the network's _lock; the thread that runs the queue takes from it.
-        self.tasks: deque[Task] = deque()
-        self.is_queued = False  # it waits for a thread, or has one
-
-    def post(self, task: Task) -> None:
-        """Run `task` soon."""
-        self._network._post(self, task)
-
-    def post_later(self, task: Task, delay_ms: int) -> LocalTimer:
-        """Run `task` in this loop after `delay_ms`."""
-        return self._network._arm(LocalTimer(self._network, self, task, None), delay_ms)
-
-    def about_to_wait(self) -> None:
-        """Let the helpers run what is ready in other loops."""
-        self._network._call_helpers()
-
-
-class LocalTimer:
-    """A task that waits for its time; `cancel` keeps it from running again."""
-
-    __slots__ = ("deadline_ms", "handle", "is_cancelled", "loop", "network", "period_ms", "task", "ticket")
-
-    def __init__(self, network: LocalNetwork, loop: LocalLoop, task: Task, period_ms: int | None) -> None:
-        self.network = network
-        self.loop = loop
-        self.task = task
-        self.period_ms = period_ms
-        # Guarded by the network's _lock; a ticket of 0: it waits for nothing.
-        self.is_cancelled = False
-        self.deadline_ms = self.ticket = self.handle = 0
-
-    def cancel(self) -> None:
-        """Never run it again; a run that has begun goes on."""
-        self.network._cancel(self)
-
-    def run(self) -> None:
-        """Do the task; its loop calls this when the time has come."""
-        if self.is_cancelled:
-            return
-        try:
-            self.task()
-        finally:
-            if self.period_ms is not None:
-                self.network._arm(self, self.period_ms)
-
-
-class LocalEndpoint:
-    """One life of a node: implements the ports Transport and Scheduler, and makes its Loops."""
-
-    def __init__(self, network: LocalNetwork, node_id: int) -> None:
-        self._network = network
-        self.node_id = node_id
-        # Guarded by the network's _lock:
-        self.is_alive = True
-        self.is_paused = False
-        self.stalled: list[LocalLoop] = []  # that have tasks, while it is paused
-        self.listeners: list[Callable[[int], object]] = []
-        self.handle: Handler | None = None
-        self.timeouts = LocalLoop(network, self, "timeout")
-        self.links: dict[int, LocalLoop] = {}  # the requests that come to it, by sender
-        self.runners: list[int] = []  # the threads that run one of its queues
-
-    def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
-        """Send `request` to the node; see the port."""
-        return self._network._send(self, node_id, request, timeout_ms)
-
-    def watch_connections(self, listener: Callable[[int], object]) -> None:
-        """Call `listener(node_id)` when a connection from or to that node closes; see the port."""
-        self.listeners.append(listener)
-
-    def loop(self, name: str) -> LocalLoop:
-        """A Loop for an object of this life of the node."""
-        return LocalLoop(self._network, self, name)
-
-    def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LocalTimer:
-        """Run `task` after `delay_ms`, then every `period_ms`, counted from the end of a run, if given."""
-        return self._network._arm(LocalTimer(self._network, self.loop(name), task, period_ms), delay_ms)
-
-
 class _Call(LocalTimer):
     """A request whose sender waits for the answer, and the timer that ends the wait."""
 
-    __slots__ = ("future", "number", "receiver", "request", "sender", "timeout_ms")
+    __slots__ = ("future", "number", "owner", "receiver", "request", "sender", "timeout_ms")
 
     def __init__(
         self,
@@ -154,7 +64,7 @@ class _Call(LocalTimer):
         request: Any,
         timeout_ms: int,
     ) -> None:
-        self.network = network
+        self.network = self.owner = network
         self.loop = sender.timeouts
         self.period_ms = None
         self.is_cancelled = False
@@ -168,7 +78,7 @@ class _Call(LocalTimer):
     def run(self) -> None:
         """No answer came in time; the sender's loop calls this."""
         what = f"no answer from node {self.receiver.node_id} within {self.timeout_ms} ms"
-        self.network._fail(self, what)
+        self.owner._fail(self, what)
 
 
 class _Draining:
@@ -410,7 +320,8 @@ class LocalNetwork:
                 self._calls_for_help -= 1
             self._drain(TURNS_OF_A_CALLER)
 
-    def _call_helpers(self) -> None:
+    def call_helpers(self) -> None:
+        """Let the helpers run what is ready in other loops."""
         with self._lock:
             self._calls_for_help = min(len(self._ready), HELPERS)
             if self._calls_for_help:
@@ -477,7 +388,8 @@ class LocalNetwork:
                 if not isinstance(error, Exception) and threading.current_thread() not in self._threads:
                     raise
 
-    def _post(self, loop: LocalLoop, task: Task) -> None:
+    def post(self, loop: LocalLoop, task: Task) -> None:
+        """Run `task` soon, in the loop."""
         with self._lock:
             self._queue(loop, task)
 
@@ -497,7 +409,8 @@ class LocalNetwork:
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
 
-    def _arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer:
+    def arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer:
+        """Let the timer run in its loop after `delay_ms`."""
         with self._lock:
             self._add_timer(timer, delay_ms)
         return timer
@@ -515,7 +428,8 @@ class LocalNetwork:
         if timer.deadline_ms < self._wakes_at_ms:
             self._work.notify()
 
-    def _cancel(self, timer: LocalTimer) -> None:
+    def cancel(self, timer: LocalTimer) -> None:
+        """Never run it again."""
         with self._lock:
             self._drop_timer(timer)
 
@@ -532,7 +446,8 @@ class LocalNetwork:
 
     # ---- messages -----------------------------------------------------------------------------------------
 
-    def _send(self, sender: LocalEndpoint, node_id: int, request: Any, timeout_ms: int) -> Future[Any]:
+    def send(self, sender: LocalEndpoint, node_id: int, request: Any, timeout_ms: int) -> Future[Any]:
+        """See the Transport port."""
         with self._lock:
             if not sender.is_alive:
                 return Future()

@@ -1,0 +1,118 @@
+"""LocalEndpoint: one life of a node in a LocalNetwork, with its loops and its timers.
+
+They are what the node sees of the network: its Transport, its Scheduler and its Loops. What they hold is the
+network's to read and to change, under its lock; what they are asked for, it does. Thread rule: any thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kreplica.common.future import Future
+
+Task = Callable[[], object]
+Handler = Callable[[Any], Future[Any]]
+
+
+class Network(Protocol):
+    """What an endpoint asks of its network."""
+
+    def post(self, loop: LocalLoop, task: Task) -> None: ...
+
+    def arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer: ...
+
+    def cancel(self, timer: LocalTimer) -> None: ...
+
+    def call_helpers(self) -> None: ...
+
+    def send(self, sender: LocalEndpoint, node_id: int, request: Any, timeout_ms: int) -> Future[Any]: ...
+
+
+class LocalLoop:
+    """Implements `kreplica.common.ports.Loop`: a queue of tasks, run in order by one thread at a time."""
+
+    __slots__ = ("_network", "endpoint", "is_queued", "name", "tasks")
+
+    def __init__(self, network: Network, endpoint: LocalEndpoint, name: str) -> None:
+        self._network = network
+        self.endpoint = endpoint
+        self.name = name
+        # Guarded by the network's _lock; the thread that runs the queue takes from it.
+        self.tasks: deque[Task] = deque()
+        self.is_queued = False  # it waits for a thread, or has one
+
+    def post(self, task: Task) -> None:
+        """Run `task` soon."""
+        self._network.post(self, task)
+
+    def post_later(self, task: Task, delay_ms: int) -> LocalTimer:
+        """Run `task` in this loop after `delay_ms`."""
+        return self._network.arm(LocalTimer(self._network, self, task, None), delay_ms)
+
+    def about_to_wait(self) -> None:
+        """Let the helpers run what is ready in other loops."""
+        self._network.call_helpers()
+
+
+class LocalTimer:
+    """A task that waits for its time; `cancel` keeps it from running again."""
+
+    __slots__ = ("deadline_ms", "handle", "is_cancelled", "loop", "network", "period_ms", "task", "ticket")
+
+    def __init__(self, network: Network, loop: LocalLoop, task: Task, period_ms: int | None) -> None:
+        self.network = network
+        self.loop = loop
+        self.task = task
+        self.period_ms = period_ms
+        # Guarded by the network's _lock; a ticket of 0: it waits for nothing.
+        self.is_cancelled = False
+        self.deadline_ms = self.ticket = self.handle = 0
+
+    def cancel(self) -> None:
+        """Never run it again; a run that has begun goes on."""
+        self.network.cancel(self)
+
+    def run(self) -> None:
+        """Do the task; its loop calls this when the time has come."""
+        if self.is_cancelled:
+            return
+        try:
+            self.task()
+        finally:
+            if self.period_ms is not None:
+                self.network.arm(self, self.period_ms)
+
+
+class LocalEndpoint:
+    """One life of a node: implements the ports Transport and Scheduler, and makes its Loops."""
+
+    def __init__(self, network: Network, node_id: int) -> None:
+        self._network = network
+        self.node_id = node_id
+        # Guarded by the network's _lock:
+        self.is_alive = True
+        self.is_paused = False
+        self.stalled: list[LocalLoop] = []  # that have tasks, while it is paused
+        self.listeners: list[Callable[[int], object]] = []
+        self.handle: Handler | None = None
+        self.timeouts = LocalLoop(network, self, "timeout")
+        self.links: dict[int, LocalLoop] = {}  # the requests that come to it, by sender
+        self.runners: list[int] = []  # the threads that run one of its queues
+
+    def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
+        """Send `request` to the node; see the port."""
+        return self._network.send(self, node_id, request, timeout_ms)
+
+    def watch_connections(self, listener: Callable[[int], object]) -> None:
+        """Call `listener(node_id)` when a connection from or to that node closes; see the port."""
+        self.listeners.append(listener)
+
+    def loop(self, name: str) -> LocalLoop:
+        """A Loop for an object of this life of the node."""
+        return LocalLoop(self._network, self, name)
+
+    def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LocalTimer:
+        """Run `task` after `delay_ms`, then every `period_ms`, counted from the end of a run, if given."""
+        return self._network.arm(LocalTimer(self._network, self.loop(name), task, period_ms), delay_ms)
