@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from kreplica._core.append_job import AppendJob
-from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState
@@ -47,6 +46,7 @@ from kreplica.log.local_log import LocalLog
 from kreplica.log.log_flusher import LogFlusher
 from kreplica.log.log_reader import FetchDataInfo, LogSnapshot, TimestampOffset
 from kreplica.log.log_validator import LogValidator
+from kreplica.log.plain_path import PlainPath
 from kreplica.log.producer_state_manager import ProducerStateManager
 
 if TYPE_CHECKING:
@@ -70,13 +70,9 @@ class UnifiedLog:
     """
 
     __slots__ = (
-        "_ahead_ms",
-        "_builder",
         "_failure",
-        "_latest_ms",
         "_lowest_cut",
-        "_max_bytes",
-        "_plain_epoch",
+        "_plain",
         "active",
         "closed",
         "config",
@@ -158,29 +154,13 @@ class UnifiedLog:
                 or config.flush_messages < INT64_MAX
                 or config.flush_ms < INT64_MAX
             )
-            self._max_bytes = self.validator.max_bytes
-            # How far ahead of now a create time may lie; bounded so that the sum stays in 64 bits.
-            self._ahead_ms = min(config.message_timestamp_after_max_ms, 1 << 61)
-            # The latest create time that was all right when the clock was last read. A batch with a later one
-            # takes the careful path, which reads it again: so no clock is read for each batch.
-            self._latest_ms = self.time_ms() + self._ahead_ms
-            self._builder = BatchBuilder()
-            self._builder.max_size = self.validator.max_bytes
+            self._plain = PlainPath(config, self.validator.max_bytes, self.time_ms())
             self.local.configure(self.active)
             self.choose_path()
 
     def choose_path(self) -> None:
-        """After any change of what appends depend on: the epoch whose plain batches the core's one call may
-        take, or a number that no epoch has."""
-        config = self.config
-        is_plain = (
-            not config.compact
-            and not config.log_append_time
-            and config.message_timestamp_before_max_ms == INT64_MAX
-        )
-        stored_as_sent = config.compression_type in ("producer", "uncompressed")
-        ready = is_plain and stored_as_sent and self._writable() and self.latest_epoch is not None
-        self._plain_epoch = self.leader_epoch if ready else -2
+        """After any change of what appends depend on: see PlainPath."""
+        self._plain.choose(self.leader_epoch, is_ready=self._writable() and self.latest_epoch is not None)
 
     # ---- where it stands ----------------------------------------------------------------------------------
 
@@ -245,10 +225,10 @@ class UnifiedLog:
         then.
         """
         with self.lock:
-            info = None
-            if leader_epoch == self._plain_epoch:
+            info, plain = None, self._plain
+            if leader_epoch == plain.epoch:
                 info = self.active.append_plain(
-                    records, self.state, leader_epoch, self._latest_ms, self._max_bytes
+                    records, self.state, leader_epoch, plain.latest_ms, plain.max_bytes
                 )
             if info is None:
                 info = self._append_with_care(records, leader_epoch, origin)
@@ -262,13 +242,13 @@ class UnifiedLog:
         Raises TypeError for a value that is none, and as `append_as_leader`.
         """
         with self.lock:
-            info, now_ms = None, self.time_ms()
-            if leader_epoch == self._plain_epoch:
+            info, now_ms, plain = None, self.time_ms(), self._plain
+            if leader_epoch == plain.epoch:
                 info = self.active.append_records(
-                    self._builder, records, now_ms, self.state, leader_epoch, now_ms + self._ahead_ms
+                    plain.builder, records, now_ms, self.state, leader_epoch, now_ms + plain.ahead_ms
                 )
             if info is None:
-                built = self._builder.build(records, now_ms=now_ms)
+                built = plain.builder.build(records, now_ms=now_ms)
                 info = self._append_with_care(built, leader_epoch, AppendOrigin.CLIENT)
         if self.durable and wait:
             self.flusher.make_durable(info)
@@ -300,7 +280,7 @@ class UnifiedLog:
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
         self.require_writable()
         now_ms = self.time_ms()
-        self._latest_ms = now_ms + self._ahead_ms
+        self._plain.saw(now_ms)
         return careful_append.as_leader(self, records, leader_epoch, origin, now_ms)
 
     def use_disk(self, disk: Disk) -> None:
@@ -311,19 +291,14 @@ class UnifiedLog:
 
     def may_append(self, leader_epoch: int) -> bool:
         """Whether batches of that epoch may follow without any change of the log but them."""
-        if leader_epoch == self._plain_epoch:
+        if leader_epoch == self._plain.epoch:
             return True  # all that is asked for holds there
         return self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
 
     def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
         """What `append_as_leader` does in one call, for a disk thread; None where that would take the careful
         path."""
-        if leader_epoch != self._plain_epoch:
-            return None
-        job = AppendJob(
-            records, self.active, self.state, leader_epoch, latest=self._latest_ms, max_bytes=self._max_bytes
-        )
-        return job if job.is_plain else None
+        return self._plain.job(records, leader_epoch, self.active, self.state)
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
         """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old."""
