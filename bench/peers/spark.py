@@ -28,6 +28,7 @@ from rich.console import Console
 import kreplica
 import spark_connector
 from bench.peers.rows import KAFKA, OURS, Row, table_of, tell, write
+from spark_connector.jvm_reader import CHECKPOINTS_SETTING
 from tests.conformance.kafka_peer import Node, missing, spark_jars
 
 ROOT = Path(__file__).parents[2]
@@ -224,35 +225,36 @@ def note(who: str, figure: float, beside: Row, source: Row, python: Row) -> None
 
 def micro_batches(spark: SparkSession) -> list[Row]:
     """How long a batch of STREAM_ROWS takes, from its trigger to its commit, the median of those behind the
-    first."""
-    table = []
-    for reader, who, limit in (("jvm", "JVM", 100.0), ("python", "Python", 200.0)):
-        row = Row(
-            f"micro-batch of {STREAM_ROWS:,} rows, {who} reader",
-            "ms",
-            limit,
-            is_absolute=True,
-            more_is_better=False,
-        )
-        checkpoint = SCRATCH / f"checkpoint-{reader}"
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        options = {"reader": reader, "subscribe": f"t{SIZES[0]}", "startingOffsets": "earliest"}
-        query = (
-            spark.readStream.format("kreplica")
-            .options(**options, maxOffsetsPerTrigger=str(STREAM_ROWS))
-            .load(str(SCRATCH / "logs"))
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(checkpoint))
-            .start()
-        )
-        while query.lastProgress is None or query.lastProgress.batchId < STREAM_BATCHES:
-            query.awaitTermination(0.2)
-        for progress in query.recentProgress[3:]:
-            row.add(OURS, progress.durationMs["triggerExecution"])
-        query.stop()
-        tell(row, OURS)
-        table.append(row)
+    first; beside a source that costs nothing, with the checkpoints of `register` and with those of Hadoop."""
+    by = spark.readStream.format("kreplica").options(subscribe=f"t{SIZES[0]}", startingOffsets="earliest")
+    logs = by.option("maxOffsetsPerTrigger", str(STREAM_ROWS))
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", STREAM_ROWS)
+    places: list[tuple[str, Place, float | None]] = [
+        ("JVM reader", lambda: logs.option("reader", "jvm").load(str(SCRATCH / "logs")), 100.0),
+        ("Python reader", lambda: logs.option("reader", "python").load(str(SCRATCH / "logs")), 200.0),
+        ("Spark's rate source", lambda: rate.option("numPartitions", PARTITIONS).load(), None),
+    ]
+    table = [micro_batch(place, who, limit) for who, place, limit in places]
+    chosen = spark.conf.get(CHECKPOINTS_SETTING)
+    spark.conf.unset(CHECKPOINTS_SETTING)
+    table.append(micro_batch(places[2][1], "Spark's rate source with Hadoop's checkpoints", None))
+    spark.conf.set(CHECKPOINTS_SETTING, chosen)
     return table
+
+
+def micro_batch(place: Place, who: str, limit: float | None) -> Row:
+    name = f"micro-batch of {STREAM_ROWS:,} rows, {who}"
+    row = Row(name, "ms", limit, is_absolute=True, more_is_better=False)
+    checkpoint = SCRATCH / "checkpoint"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    query = place().writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    while query.lastProgress is None or query.lastProgress.batchId < STREAM_BATCHES:
+        query.awaitTermination(0.2)
+    for progress in query.recentProgress[3:]:
+        row.add(OURS, progress.durationMs["triggerExecution"])
+    query.stop()
+    tell(row, OURS)
+    return row
 
 
 def scaling(jars: list[str], rounds: int, rows: int) -> list[Row]:
