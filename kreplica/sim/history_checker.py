@@ -159,7 +159,9 @@ def _unseen(
         if offset is not None or value not in promised:
             promised[value] = offset
     for value, offset in promised.items():
-        if value not in there and (offset is None or offset >= start):
+        # Of what was there already, and read by nobody, it cannot be said whether it lay below the start.
+        is_deleted = start > (0 if offset is None else offset)
+        if value not in there and not is_deleted:
             how = "acknowledged" if value in partition.acknowledged else "read"
             yield Anomaly("unseen", at, f"{value!r} was {how} at {offset}, and is not there at the end")
 

@@ -141,3 +141,8 @@ def test_what_was_read_and_deleted_is_not_missed_where_its_producer_has_no_offse
     read = Poll("c", [Polled(at, 2, "a")])
     assert check(History([sent, read], {at: []}), log_starts={at: 3}) == []
     assert {each.name for each in check(History([sent, read], {at: []}), log_starts={at: 2})} == {"unseen"}
+
+
+def test_what_was_there_already_and_read_by_nobody_may_be_among_what_was_deleted():
+    assert names(send(("a", None)), final=[(1, "b")], log_starts={AT: 1}) == []
+    assert names(send(("a", None)), final=[(1, "b")], log_starts={AT: 0}) == ["unseen"]
