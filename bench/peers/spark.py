@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -43,6 +44,7 @@ BATCH_BYTES = 256 << 10
 STREAM_ROWS = 1000
 STREAM_BATCHES = 20
 WARM_UP = 3
+MADE_WITHIN_S = 30.0
 PYTHON, PARQUET = "python reader", "parquet"
 T0_MS = 1_700_000_000_000
 
@@ -84,13 +86,15 @@ def fill_logs(directory: Path, size: int, rows: int) -> None:
 
 
 def fill_kafka(bootstrap: str, size: int, rows: int) -> None:
+    topic = NewTopic(f"t{size}", PARTITIONS, 1)
+    AdminClient({"bootstrap.servers": bootstrap}).create_topics([topic])[topic.topic].result(MADE_WITHIN_S)
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"})
     for partition in range(PARTITIONS):
         for batch in records(size, partition, rows // PARTITIONS):
             for each in batch:
                 while True:
                     try:
-                        producer.produce(f"t{size}", each.value, each.key, partition)
+                        producer.produce(topic.topic, each.value, each.key, partition)
                         break
                     except BufferError:
                         producer.poll(0.1)
