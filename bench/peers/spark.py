@@ -87,7 +87,8 @@ def fill_logs(directory: Path, size: int, rows: int) -> None:
 
 def fill_kafka(bootstrap: str, size: int, rows: int) -> None:
     topic = NewTopic(f"t{size}", PARTITIONS, 1)
-    AdminClient({"bootstrap.servers": bootstrap}).create_topics([topic])[topic.topic].result(MADE_WITHIN_S)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([topic])[topic.topic].result(MADE_WITHIN_S)
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"})
     for partition in range(PARTITIONS):
         for batch in records(size, partition, rows // PARTITIONS):
