@@ -247,8 +247,8 @@ def create_wide_topic(bootstrap: str, topic: str, partitions: int, replicas: int
 
 
 def spread_rate(bootstrap: str, topic: str, partitions: int, records: int) -> float:
-    """Records of 100 B acknowledged a second, spread over all partitions in turn; of the first WAIT_S where they
-    take longer."""
+    """Records of 100 B acknowledged a second, spread over all partitions in turn; in the first WAIT_S, where
+    they take longer."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
