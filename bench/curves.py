@@ -46,6 +46,8 @@ RECORD_BYTES = (10, 100, 1_000, 10_000, 100_000, 900_000)
 BATCH_RECORDS = (1, 10, 100, 1_000, 10_000)
 CONNECTIONS = (1, 10, 100, 1_000)
 REPLICAS = (1, 3, 5)
+# All of them come from one address, of which a node takes 500 by default; Kafka has no bound.
+ROOM = {"max_connections": 2_000, "max_connections_per_ip": 2_000}
 GIB = 1 << 30
 # 10,000 records are a larger batch than is allowed by default, here and in Kafka.
 LARGE_BATCHES = {"max.message.bytes": 4 << 20}
@@ -212,7 +214,8 @@ def both_clusters() -> Iterator[dict[str, Any]]:
     """Three of our processes, and three of Kafka's where they can run."""
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir(parents=True)
-    clusters: dict[str, Any] = {OURS: NodeProcesses(DIRECTORY / OURS, min_insync_replicas=2)}
+    ours = NodeProcesses(DIRECTORY / OURS, min_insync_replicas=2, **ROOM)
+    clusters: dict[str, Any] = {OURS: ours}
     if reason := missing():
         print(f"Kafka's side is skipped: {reason}")
     else:
