@@ -6,7 +6,8 @@ Kafka's where Java and Maven are there, point by point in turns. Prints tables a
 build/bench-curves.json.
 
     --rounds N      of each point (1)
-    --curves a,b    only these: partitions, record-size, batch-size, connections, replicas, log-size
+    --curves a,b    only these, and the others as they were: partitions, record-size, batch-size, connections,
+                    replicas, log-size
     --log-gib N     the largest log of the curve log-size (20)
 """
 
@@ -198,7 +199,7 @@ class Curves:
                 start = max(0, written - GIB // 1000)
                 size = sum(batch.size for batch in log.batches(start))
                 leave_cache(path)
-                took = timed(lambda log=log, at=start: sum(b.size for b in log.batches(at)))
+                took = timed(lambda log=log, at=start: sum(len(bytes(b)) for b in log.batches(at)))
                 reading.add(OURS, gib, size / took / 1e6)
         shutil.rmtree(DIRECTORY, ignore_errors=True)
 
@@ -304,6 +305,13 @@ def timed(function: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def kept(curves: list[Curve]) -> list[dict[str, Any]]:
+    """The curves of the run before that were not measured anew."""
+    names = {curve.name for curve in curves}
+    before = json.loads(RESULT.read_text())["curves"] if RESULT.exists() else []
+    return [each for each in before if each["name"] not in names]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -316,7 +324,7 @@ def main() -> None:
     curves.run([name for name in given.curves.split(",") if name])
     for curve in curves.curves:
         Console(width=120).print(curve.table())
-    told = {"load": os.getloadavg(), "curves": [asdict(curve) for curve in curves.curves]}
+    told = {"load": os.getloadavg(), "curves": [*kept(curves.curves), *map(asdict, curves.curves)]}
     RESULT.write_text(json.dumps(told, indent=1) + "\n")
 
 

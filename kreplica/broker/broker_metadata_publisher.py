@@ -57,8 +57,8 @@ C = TypeVar("C", LogConfig, CleanerConfig)
 
 LOGGER = logging.getLogger(__name__)
 
-# Roles in one step: making a log and beginning to lead takes some ms each on a slow disk.
-PARTITIONS_A_STEP = 64
+# Roles in one step: making a log and beginning to lead takes some ms each on a slow disk, heartbeats wait.
+PARTITIONS_A_STEP = 16
 RETRY_MS = 1000
 FIRST_LEADER_EPOCH = 0
 NO_DIRECTORY = frozenset({UNASSIGNED_DIRECTORY, LOST_DIRECTORY, MIGRATING_DIRECTORY})
