@@ -198,9 +198,11 @@ class Curves:
                 look_up.add(OURS, gib, 1e3 * timed(lambda log=log, at=middle: next(iter(log.read(start=at)))))
                 start = max(0, written - GIB // 1000)
                 size = sum(batch.size for batch in log.batches(start))
-                leave_cache(path)
+            # What is mapped stays in the cache, so it is another log that reads.
+            leave_cache(path)
+            with kreplica.Log.open(str(path), read_only=True) as log:
                 took = timed(lambda log=log, at=start: sum(len(bytes(b)) for b in log.batches(at)))
-                reading.add(OURS, gib, size / took / 1e6)
+            reading.add(OURS, gib, size / took / 1e6)
         shutil.rmtree(DIRECTORY, ignore_errors=True)
 
     def _opened(self, path: Path) -> None:
