@@ -41,3 +41,8 @@ def test_the_same_seed_gives_the_same_events_in_another_process(seed):
     driver.run(300)
     for hash_seed in ("1", "2"):
         assert hash_elsewhere(PROGRAM, seed, hash_seed) == driver.quorum.scheduler.event_hash
+
+
+def test_voters_of_whom_one_is_gone_have_a_whole_timeout_to_be_heard_of():
+    # A voter is removed while one of the two that are left is down.
+    QuorumDriver(220050).run(EVENTS)

@@ -46,7 +46,8 @@ class QuorumChecker(QuorumLogChecker):
         self._failure: Exception | None = None
         # When a leader was fetched from by another one; since when it leads, and was not paused.
         self._fetched_at: dict[tuple[int, int], int] = {}
-        self._leads_since: dict[int, int] = {}
+        # By leader, the voters that it leads, and since when it leads them.
+        self._leads_since: dict[int, tuple[set[int], int]] = {}
         quorum.network.tap = self._heard
         quorum.scheduler.after_event = self._after
 
@@ -76,8 +77,12 @@ class QuorumChecker(QuorumLogChecker):
             self._leads_since.pop(node_id, None)
             return
         now_ms = self.quorum.now_ms()
-        since = self._leads_since.setdefault(node_id, now_ms)
         voters = set(state.voters)
+        of, since = self._leads_since.get(node_id, (voters, now_ms))
+        if of != voters:
+            # Others are voters now, and have a whole timeout to be heard of.
+            since = now_ms
+        self._leads_since[node_id] = voters, since
         heard = sorted(max(self._fetched_at.get((node_id, each), 0), since) for each in voters - {node_id})
         # Those without which there is no majority; a leader that is a voter counts itself.
         wanted = len(voters) // 2 + 1 - (node_id in voters)
