@@ -478,6 +478,15 @@ def interrupt():
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT as a terminal's programs have it; a shell's background processes ignore it."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_until_the_step_is_done():
     network = LocalNetwork()
     loop, done = network.join(1).loop("own"), []
