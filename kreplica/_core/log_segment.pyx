@@ -79,6 +79,14 @@ cdef int _erase(void *argument) noexcept nogil:
     return OK
 
 
+cdef inline bint is_blank(const uint8_t *header) noexcept nogil:
+    cdef int at
+    for at in range(HEADER_SIZE):
+        if header[at] != 0:
+            return False
+    return True
+
+
 cdef int _locate_guarded(void *argument) noexcept nogil:
     cdef Locate *c = <Locate *> argument
     return (<LogSegment> c.segment).locate(c.target, c.walk)
@@ -391,7 +399,8 @@ cdef class LogSegment:
             p = copied
         length = load32(p + 8)
         if length < HEADER_SIZE - LOG_OVERHEAD or length + LOG_OVERHEAD > left:
-            return END if length == 0 else BAD_BATCH_LENGTH
+            # Zeros are what was allocated ahead of the writer; a length of zero before anything else is rot.
+            return END if length == 0 and is_blank(p) else BAD_BATCH_LENGTH
         delta = load32(p + 23)
         base = load64(p)
         if p[16] != MAGIC:

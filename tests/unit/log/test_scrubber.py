@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kreplica.common.config import LogConfig, LogManagerConfig
@@ -207,6 +207,7 @@ def test_a_read_that_meets_rot_tells_as_a_scrub_does(batch: int, bit: int) -> No
 
 @settings(deadline=None, max_examples=30)
 @given(closed_batches, st.integers(0, BITS_OF_A_BATCH - 1), st.integers(0, sum(BATCHES)))
+@example(0, 90, 4)  # a length that leads to a length of zero inside of the next batch
 def test_a_truncation_takes_the_damage_along_or_leaves_it_behind(batch: int, bit: int, offset: int) -> None:
     bench = Bench().fill()
     first, following = bench.flip(batch, bit)
