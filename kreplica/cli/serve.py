@@ -11,10 +11,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -118,11 +118,15 @@ def notify_supervisor(state: bytes) -> None:
 
 
 class _End:
-    """What ends the node: a signal or a failure."""
+    """What ends the node: a signal or a failure.
+
+    A handler runs in the main thread, between any two steps of what that does, `wait` included. So it takes
+    no lock that `wait` may hold, as an Event would: a SimpleQueue has none.
+    """
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
-        self._is_wanted = threading.Event()
+        self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_at_once = True
 
     def take_signals(self) -> None:
@@ -137,14 +141,14 @@ class _End:
     def fail(self, error: BaseException) -> None:
         """The node cannot go on."""
         self.failure = error
-        self._is_wanted.set()
+        self._wanted.put(None)
 
     def wait(self) -> None:
         """Return when the node is to end."""
-        self._is_wanted.wait()
+        self._wanted.get()
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
         if self._is_at_once:
             os._exit(128 + number)
         self._is_at_once = True
-        self._is_wanted.set()
+        self._wanted.put(None)

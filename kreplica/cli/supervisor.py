@@ -171,9 +171,11 @@ class _Supervisor:
         """Never returns."""
         code = 1
         try:
-            # Ctrl-C is for the supervisor, which passes it on once.
+            # Ctrl-C is for the supervisor, which passes it on once. One that came before is forgotten here:
+            # a node that dies of it before the supervisor has seen its own is taken for one that failed.
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             for number in (*ENDING, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

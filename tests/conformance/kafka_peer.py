@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.support.polling import comes_to_be
+from tests.support.ports import free_addresses
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".make" / "kafka"
@@ -215,18 +215,6 @@ def _logging_file(level: str) -> Path:
 # ---- a node ----------------------------------------------------------------------------------------------
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 class Node:
     """One combined broker and controller, alone in its cluster, on free ports of 127.0.0.1; or on `ports`
     (its own and its controller's), one of the voters that `settings` name.
@@ -250,7 +238,7 @@ class Node:
         self._properties = directory / "node.properties"
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        self._port, controller_port = ports or free_ports(2)
+        self._port, controller_port = ports or [port for _, port in free_addresses(2)]
         properties = {
             "process.roles": "broker,controller",
             "node.id": 1,

@@ -18,8 +18,9 @@ from kreplica.broker.node_format import is_formatted, read_properties
 from kreplica.cli import format as format_command
 from kreplica.common.types import Uuid
 from kreplica.runtime.storage import FileStorage
+from tests.support.ports import free_addresses
 from tests.support.serving import environment
-from tests.support.tcp_cluster import CLUSTER_ID, free_addresses
+from tests.support.tcp_cluster import CLUSTER_ID
 
 WAIT_S = 60.0
 READY = "is ready"

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.polling import wait_until
+
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
 
@@ -20,16 +22,21 @@ def environment() -> dict[str, str]:
 
 
 class Command:
-    """A running `python -m kreplica ...`; a context manager that kills it if it still runs."""
+    """A running `python -m kreplica ...`; a context manager that kills it if it still runs.
 
-    def __init__(self, *arguments: object) -> None:
+    `program`: Python text to run instead, with the arguments as its own. It leads a process group.
+    """
+
+    def __init__(self, *arguments: object, program: str | None = None) -> None:
+        what = ["-m", "kreplica"] if program is None else ["-c", program]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kreplica", *map(str, arguments)],
+            [sys.executable, *what, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment(),
+            process_group=0,
         )
 
     def __enter__(self) -> Command:
@@ -61,6 +68,16 @@ class Command:
         """The ids of the processes that it has started, in their order (Linux)."""
         pid = self.process.pid
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def wait_for_children(self, count: int) -> list[int]:
+        """Their ids, once it has started so many; AssertionError where it ends before, or takes too long."""
+
+        def are_there() -> bool:
+            assert self.process.poll() is None, self.process.communicate()
+            return len(self.children()) >= count
+
+        wait_until(are_there, f"there are {count} children")
+        return self.children()
 
     def end(self, number: signal.Signals | None = None) -> tuple[int, str, str]:
         """Its exit code and what it printed since, to both; after a signal, if one is given."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import TcpTransport
 from kreplica.runtime.workers import ThreadWorkers
+from tests.support.ports import free_addresses
 
 WAIT_S = 60.0
 CLUSTER_ID = "abcdefghijklmnopqrstuv"
@@ -34,15 +34,6 @@ SETTINGS = {
     "controller.quorum.request.timeout.ms": 1000,
     "broker.heartbeat.timeout.ms": 1000,
 }
-
-
-def free_addresses(count: int) -> list[tuple[str, int]]:
-    """Ports that nobody listens on."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [each.getsockname()[:2] for each in held]
-    for each in held:
-        each.close()
-    return found
 
 
 class TcpCluster:
