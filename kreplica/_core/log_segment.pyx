@@ -6,7 +6,7 @@ roll, a producer's state, a codec). Contract, ownership and thread rule: log_seg
 """
 
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
@@ -77,14 +77,6 @@ cdef int _erase(void *argument) noexcept nogil:
     cdef Landing *to = <Landing *> argument
     memset(to.target, 0, to.append.header.size)
     return OK
-
-
-cdef inline bint is_blank(const uint8_t *header) noexcept nogil:
-    cdef int at
-    for at in range(HEADER_SIZE):
-        if header[at] != 0:
-            return False
-    return True
 
 
 cdef int _locate_guarded(void *argument) noexcept nogil:
@@ -383,8 +375,7 @@ cdef class LogSegment:
         # The header at `position` of a file valid up to `limit`: END there, else whole-batch checks.
         cdef uint8_t copied[HEADER_SIZE]
         cdef const uint8_t *p = self.region.r.base
-        cdef int64_t left = limit - position
-        cdef int64_t length, delta, base
+        cdef int64_t length, delta, base, left = limit - position
         cdef int status
         if left <= 0:
             return END
@@ -400,7 +391,7 @@ cdef class LogSegment:
         length = load32(p + 8)
         if length < HEADER_SIZE - LOG_OVERHEAD or length + LOG_OVERHEAD > left:
             # Zeros are what was allocated ahead of the writer; a length of zero before anything else is rot.
-            return END if length == 0 and is_blank(p) else BAD_BATCH_LENGTH
+            return END if p[0] == 0 and memcmp(p, p + 1, HEADER_SIZE - 1) == 0 else BAD_BATCH_LENGTH
         delta = load32(p + 23)
         base = load64(p)
         if p[16] != MAGIC:
