@@ -3,13 +3,15 @@
     socket ──▶ TcpServer ──▶ a loop of the node ──▶ RequestChannel ──▶ Node.handle
 
 Between nodes messages still go by the network; here only Kafka's frames come in. The port stays the same over
-the node's lives, and nobody listens there while it is dead. A request waits while the node is paused, and is
-never answered once it is gone. Ownership: whoever made the event loop's thread stops it after `close`.
+the node's lives. Nobody listens there while it is dead, and on Linux the kernel gives it to nobody who connects
+either. A request waits while the node is paused, and is never answered once it is gone. Ownership: whoever made the event loop's thread stops it after `close`.
 Thread rule: as LocalNode.
 """
 
 from __future__ import annotations
 
+import socket
+import sys
 from functools import partial
 from typing import Any
 
@@ -40,10 +42,18 @@ class LocalListener:
         self._server: TcpServer | None = None
         self._channel: RequestChannel | None = None
         self._loop: Loop | None = None
+        self._held: socket.socket | None = None
         self.address: Address | None = None
         if has_port:
             self._server = TcpServer(thread, self._receive)
-            self.address = self._server.bind(LOOPBACK, 0)
+            try:
+                if sys.platform == "linux":
+                    self._held = _held_port()
+                port = 0 if self._held is None else self._held.getsockname()[1]
+                self.address = self._server.bind(LOOPBACK, port)
+            except BaseException:
+                self.close()
+                raise
 
     def join(self, node: Node, endpoint: LocalEndpoint, clock: Clock) -> Handler:
         """Begin a life of the node; the handler of what other nodes send it.
@@ -77,13 +87,31 @@ class LocalListener:
         if self._server is not None:
             self._server.start()
 
-    def close(self) -> None:
-        """Let the port and all connections go."""
+    def leave(self) -> None:
+        """End a life of the node: cut all connections, and listen no more."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
+
+    def close(self) -> None:
+        """Let the port go, too; the node does not live again."""
+        self.leave()
+        if self._held is not None:
+            self._held.close()
 
     def _receive(self, frame: memoryview, client_host: str, answered: Answered) -> None:
         assert self._channel is not None
         assert self._loop is not None
         self._loop.post(partial(self._channel.serve, frame, client_host, answered))
+
+
+def _held_port() -> socket.socket:
+    """A free port, held without listening. On Linux that lets others bind it only as a listener does."""
+    held = socket.socket()
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((LOOPBACK, 0))
+    except BaseException:
+        held.close()
+        raise
+    return held

@@ -147,4 +147,4 @@ class LocalNode:
         if endpoint is not None:
             self._network.leave(endpoint)
         if self._listener is not None:
-            self._listener.close()
+            self._listener.leave()

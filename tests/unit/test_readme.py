@@ -35,6 +35,28 @@ def test_map_names_files_that_exist() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_map_names_files_beside_those_that_exist() -> None:
+    # A name without a folder is of one that its row names.
+    missing = []
+    for row in re.findall(r"^\|.*$", (ROOT / "docs/KAFKA_MAP.md").read_text(), re.MULTILINE):
+        names = re.findall(r"`([\w/]+(?:\.pyx?|/))`", row)
+        found = [here for name in names if "/" in name for here in (ROOT / name, ROOT / "tests" / name)]
+        folders = [each if each.is_dir() else each.parent for each in found if each.exists()]
+        bare = [name for name in names if "/" not in name]
+        missing += [name for name in bare if not any((each / name).exists() for each in folders)]
+    assert missing == []
+
+
+def test_map_names_classes_and_members_that_exist() -> None:
+    folders = [ROOT / "kreplica", ROOT / "spark_connector"]
+    files = [each for folder in folders for each in folder.rglob("*.p*") if each.suffix in {".py", ".pyx"}]
+    text = "\n".join(each.read_text() for each in files)
+    words, classes = set(re.findall(r"\w+", text)), set(re.findall(r"\bclass (\w+)", text))
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", (ROOT / "docs/KAFKA_MAP.md").read_text())
+    assert len(named) > 20
+    assert [(owner, name) for owner, name in named if owner not in classes or name not in words] == []
+
+
 def test_map_names_tests_that_exist() -> None:
     rows = (ROOT / "docs/KAFKA_MAP.md").read_text().split("## The names of the designs")[1]
     files = re.findall(r"`((?:unit|core|interaction)/[\w/.]+)`", rows)

@@ -71,6 +71,9 @@ def test_ports_stay_over_a_kill_and_nobody_listens_meanwhile(cluster: Cluster) -
     cluster.kill(leader)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), 5)
+    # It is kept for the node: the kernel gives it to nobody who connects and wants any.
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, int(port)))
     assert produce(cluster, b"1") == [1]
     cluster.start(leader)
     socket.create_connection((host, int(port)), 5).close()
