@@ -3,8 +3,9 @@
     socket ──▶ TcpServer ──▶ a loop of the node ──▶ RequestChannel ──▶ Node.handle
 
 Between nodes messages still go by the network; here only Kafka's frames come in. The port stays the same over
-the node's lives. Nobody listens there while it is dead, and on Linux the kernel gives it to nobody who connects
-either. A request waits while the node is paused, and is never answered once it is gone. Ownership: whoever made the event loop's thread stops it after `close`.
+the node's lives. Nobody listens there while it is dead; on Linux the kernel keeps it from who connects, too.
+A request waits while the node is paused, and is never answered once it is gone. Ownership: whoever made the
+event loop's thread stops it after `close`.
 Thread rule: as LocalNode.
 """
 
