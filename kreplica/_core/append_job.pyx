@@ -18,6 +18,11 @@ from kreplica._core.record_batch cimport CODEC_MASK, CONTROL, TRANSACTIONAL, par
 from kreplica._core.status cimport END, OK
 
 
+cdef enum:
+    # Up to so many the thread is done in some microseconds.
+    BRIEF_BYTES = 16384
+
+
 cdef Py_buffer *_view_of(data) except NULL:
     # In memory of its own, so that the collector does not follow it: where a job that was never done is garbage
     # together with a memoryview that it holds, the memoryview would be cleared first, which fails.
@@ -57,6 +62,7 @@ cdef class AppendJob(DiskJob):
         self.view = _view_of(data)
         self.append.data = <const uint8_t *> self.view.buf
         self.append.size = self.view.len
+        self.cell.job.brief = self.view.len <= BRIEF_BYTES
         self.append.leader_epoch = leader_epoch
         self.append.append_time = append_time
         self.append.latest = latest
@@ -124,6 +130,7 @@ cdef class RunJob(DiskJob):
         self.view = _view_of(data)
         self.run.data = <const uint8_t *> self.view.buf
         self.run.size = self.view.len
+        self.cell.job.brief = self.view.len <= BRIEF_BYTES
         self.run.used = 0
         self.run.with_producers = with_producers
         self.run.has_producers = False

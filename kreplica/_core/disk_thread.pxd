@@ -18,10 +18,12 @@ cdef extern from "disk_queue.h" nogil:
         int (*run)(kr_job *job) noexcept nogil
         kr_job *next
         kr_lane *lane
+        int brief
         int status
     ctypedef struct kr_disk_queue:
         int64_t length
         int running
+        int processor
         int wakes[2]
     int kr_disk_start(kr_disk_queue *queue)
     void kr_disk_stop(kr_disk_queue *queue, int at_once)

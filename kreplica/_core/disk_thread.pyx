@@ -152,6 +152,11 @@ cdef class DiskThread:
         kr_disk_free_lane(&self.queue, &lane.lane)
 
     @property
+    def processor(self):
+        """The one on which the thread is held, since brief jobs come one at a time; -1: it runs on any."""
+        return self.queue.processor
+
+    @property
     def waiting_ms(self):
         """For how long the oldest job that is not done has been waiting; 0 where there is none."""
         self.require_own()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
+import time
 from pathlib import Path
 from random import Random
 
@@ -338,3 +340,81 @@ def test_a_large_batch_of_another_time_than_its_header_says_is_corrected(
     taken(disk, 1)
     assert job.info().max_timestamp == 1_000
     assert log.segment.max_timestamp == 1_000
+
+
+# ---- where it runs -----------------------------------------------------------------------------------------
+
+
+class Placed:
+    """A disk thread, and this test's own thread on one processor until the context is left."""
+
+    def __init__(self) -> None:
+        before = set(os.listdir("/proc/self/task"))
+        self.disk = DiskThread()
+        (self.thread_id,) = (int(each) for each in set(os.listdir("/proc/self/task")) - before)
+        self.all = os.sched_getaffinity(0)
+        self.processor = max(self.all)
+
+    def __enter__(self) -> Placed:
+        os.sched_setaffinity(0, {self.processor})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.sched_setaffinity(0, self.all)
+
+    @property
+    def processors(self) -> set[int]:
+        return os.sched_getaffinity(self.thread_id)
+
+    def do_alone(self, log: Log) -> None:
+        """Brief jobs, each after the one before it, until the thread is held."""
+        until = time.monotonic() + WAIT_S
+        while self.disk.processor < 0:
+            assert time.monotonic() < until, "it was not held"
+            self.disk.submit(log.append(b"x"))
+            taken(self.disk, 1)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="nowhere else a thread is held on a processor")
+
+
+@on_linux
+def test_the_thread_is_held_on_the_processor_of_whoever_submits_brief_jobs_one_at_a_time(
+    tmp_path: Path,
+) -> None:
+    log = Log(tmp_path)
+    with Placed() as placed:
+        assert placed.processors == placed.all
+        placed.do_alone(log)
+        assert placed.disk.processor == placed.processor
+        assert placed.processors == {placed.processor}
+        for other in placed.all:
+            os.sched_setaffinity(0, {other})
+            placed.disk.submit(log.append(b"x"))
+            taken(placed.disk, 1)
+            assert placed.processors == {other}
+
+
+@on_linux
+def test_a_job_that_is_not_brief_may_be_done_anywhere(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    with Placed() as placed:
+        placed.do_alone(log)
+    placed.disk.submit(log.append(bytes(20_000)))
+    assert placed.disk.processor == -1
+    assert placed.processors == placed.all
+    taken(placed.disk, 1)
+
+
+@on_linux
+def test_several_jobs_at_once_may_be_done_anywhere(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    jobs = [log.append(b"x") for _ in range(50)]
+    with Placed() as placed:
+        placed.do_alone(log)
+        # So that it does not take the processor from this thread between two jobs.
+        os.sched_setscheduler(placed.thread_id, os.SCHED_IDLE, os.sched_param(0))
+        for job in jobs:
+            placed.disk.submit(job)
+        assert placed.disk.processor == -1
+    taken(placed.disk, 50)

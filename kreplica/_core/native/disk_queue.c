@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <time.h>
@@ -21,6 +22,9 @@ static int64_t now_ns(clockid_t clock) {
     clock_gettime(clock, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
+
+/* After so long without several jobs at once, they come one at a time. */
+#define CROWDED_NS (20 * 1000 * 1000)
 
 /* ---- notices ------------------------------------------------------------------------------------------------- */
 
@@ -56,6 +60,45 @@ static void forget_notices(const kr_disk_queue *queue) {
     do {
         got = read(queue->wakes[0], seen, sizeof seen);
     } while ((got < 0 && errno == EINTR) || got == (ssize_t)sizeof seen);
+}
+
+/* ---- where the thread runs ----------------------------------------------------------------------------------- */
+
+#ifdef __linux__
+static int place(kr_disk_queue *queue, const cpu_set_t *processors) {
+    return pthread_setaffinity_np(queue->thread, sizeof *processors, processors);
+}
+
+/* Called under the lock. */
+static void hold_here(kr_disk_queue *queue) {
+    int processor = sched_getcpu();
+    if (processor == queue->processor || processor < 0 || processor >= CPU_SETSIZE) return;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(processor, &one);
+    if (place(queue, &one) == 0) queue->processor = processor;
+}
+
+/* Called under the lock: the thread may run wherever the caller may. */
+static void hold_nowhere(kr_disk_queue *queue) {
+    cpu_set_t all;
+    if (queue->processor < 0 || pthread_getaffinity_np(pthread_self(), sizeof all, &all)) return;
+    if (place(queue, &all) == 0) queue->processor = -1;
+}
+#else
+static void hold_here(kr_disk_queue *queue) { (void)queue; }
+static void hold_nowhere(kr_disk_queue *queue) { (void)queue; }
+#endif
+
+/* Called under the lock, before `job` is in the queue. */
+static void choose_processor(kr_disk_queue *queue, const kr_job *job) {
+    int is_alone = (queue->dozing || queue->asleep) && !queue->first;
+    if (!is_alone || !job->brief) {
+        queue->crowded_ns = job->submitted_ns;
+        hold_nowhere(queue);
+    } else if (job->submitted_ns - queue->crowded_ns > CROWDED_NS) {
+        hold_here(queue);
+    }
 }
 
 /* ---- the thread ---------------------------------------------------------------------------------------------- */
@@ -150,6 +193,7 @@ static void *work(void *argument) {
 
 int kr_disk_start(kr_disk_queue *queue) {
     memset(queue, 0, sizeof *queue);
+    queue->processor = -1;
     queue->wakes[0] = queue->wakes[1] = -1;
     int error = open_wakes(queue->wakes);
     if (error) return error;
@@ -207,10 +251,12 @@ void kr_disk_submit(kr_disk_queue *queue, kr_job *job, int lazily) {
     if (!queue->running) {
         is_noticed = finish(queue, job, KR_HELD);
     } else {
-        if (lazily)
+        if (lazily) {
             append(&queue->lazy_first, &queue->lazy_last, job);
-        else
+        } else {
+            choose_processor(queue, job);
             append(&queue->first, &queue->last, job);
+        }
         is_wanted = queue->asleep || (queue->dozing && !lazily);
     }
     pthread_mutex_unlock(&queue->lock);

@@ -5,6 +5,10 @@
  * does not come out as OK holds its lane: those behind it come back with KR_HELD and have done nothing, until the
  * owner, who has them all back, frees it.
  *
+ * As long as brief jobs come one at a time, the thread is held on the processor of whoever submits. Linux would wake it
+ * on one that is idle, and whoever waits for it on another one: two interrupts between processors and two cold caches
+ * for some microseconds of work. Other jobs, and several at once, are done wherever there is room.
+ *
  * Ownership: a job belongs to the thread from kr_disk_submit until kr_disk_take gives it back, a lane to whoever
  * submits, who keeps both in place. Thread rule: any thread may submit, settle and look; one takes. Every field is
  * guarded by `lock`, but for what a job's own `run` reads and writes, and `status`, which is read once it is back. */
@@ -26,6 +30,7 @@ typedef struct kr_job {
     struct kr_job *next;
     kr_lane *lane;
     int64_t submitted_ns;
+    int brief; /* some microseconds of work */
     int status;
     int finished;
 } kr_job;
@@ -43,6 +48,8 @@ typedef struct kr_disk_queue {
     int settling; /* how many wait for `finished` */
     int dozing; /* nothing to do for a moment: it looks again by itself soon */
     int asleep; /* nothing to do: it must be woken */
+    int processor; /* where the thread is held, -1: anywhere */
+    int64_t crowded_ns; /* when a job was submitted last that was not brief, or not the only one */
     int wakes[2]; /* a descriptor to watch, and the one to write to; the same where there is eventfd */
     pthread_t thread;
 } kr_disk_queue;
