@@ -46,7 +46,7 @@ class EngineName(StrEnum):
 
 
 Engine = Annotated[
-    EngineName, typer.Option("--engine", help="This process alone, or Spark (kreplica[spark]).")
+    EngineName, typer.Option("--engine", help="This process alone, or Spark (kreplica\\[spark]).")
 ]
 Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://...")

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 # A rate is that of the last two windows of this length: the one that is under way, and the one before.
 RATE_WINDOW_MS = 30_000
+# Kafka's group of these is another one than that of all else here.
+TYPES_OF_CONTROLLERS = frozenset({"KafkaController", "ControllerEventManager"})
 
 Tags = Mapping[str, str]
 
@@ -126,7 +128,8 @@ class MetricRegistry:
 
 
 def _name(type_: str, name: str, tags: Tags | None) -> MetricName:
-    return MetricName("kafka.server", type_, name, tuple(sorted((tags or {}).items())))
+    group = "kafka.controller" if type_ in TYPES_OF_CONTROLLERS else "kafka.server"
+    return MetricName(group, type_, name, tuple(sorted((tags or {}).items())))
 
 
 def _number(value: Value) -> float:

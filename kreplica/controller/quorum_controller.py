@@ -111,8 +111,13 @@ class QuorumController:
         self._event_time = metrics.duration("ControllerEventManager", "EventQueueProcessingTimeMs")
         self._expired = metrics.meter("KafkaController", "TimedOutBrokerHeartbeatCount")
         metrics.gauge("KafkaController", "ActiveControllerCount", lambda: float(self.is_active))
+        metrics.gauge("KafkaController", "OfflinePartitionsCount", self._count_offline_partitions)
         metrics.gauge("KafkaController", "FencedBrokerCount", lambda: self._count_brokers(is_fenced=True))
         metrics.gauge("KafkaController", "ActiveBrokerCount", lambda: self._count_brokers(is_fenced=False))
+
+    def _count_offline_partitions(self) -> float:
+        term = self._term
+        return 0.0 if term is None else float(len(term.context.partitions_not_online))
 
     def _count_brokers(self, *, is_fenced: bool) -> float:
         term = self._term

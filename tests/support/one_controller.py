@@ -23,6 +23,7 @@ from kio.schema.create_topics.v7.request import (
 
 from kreplica.broker.controller_apis import ControllerApis
 from kreplica.common.errors import NotLeader, UnexpectedBaseOffset
+from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.feature_control import SUPPORTED_FEATURES
@@ -138,6 +139,7 @@ class OneController(VirtualMachine):
     def __init__(self, config: ControllerConfig = CONFIG) -> None:
         super().__init__()
         self.quorum = CommandedQuorum(self)
+        self.metrics = MetricRegistry()
         self.controller = QuorumController(
             config,
             node_id=NODE_ID,
@@ -148,6 +150,7 @@ class OneController(VirtualMachine):
             clock=self.clock,
             random=random.Random(1),
             loop=self.loop,
+            metrics=self.metrics,
         )
         self.apis = ControllerApis(self.controller)
         self.epochs: dict[int, int] = {}  # of the brokers, as they were told

@@ -342,9 +342,16 @@ def test_unclean_elections_begin_when_they_are_allowed(
     stage.heartbeat(1)
     stage.pass_with([1], 240)
     assert (stage.partition("t").leader, stage.partition("t").isr) == (-1, ())
+    assert offline_partitions(stage) == 1
     kind, name = resource
     stage.ask(unclean_allowed(kind, name))
     assert (stage.partition("t").leader, stage.partition("t").isr) == (1, (1,))
+    assert offline_partitions(stage) == 0
+
+
+def offline_partitions(stage: OneController) -> float:
+    [name] = [each for each in stage.metrics.values() if "OfflinePartitionsCount" in each]
+    return stage.metrics.values()[name]
 
 
 def unclean_allowed(kind: int, name: str) -> IncrementalAlterConfigsRequest:
