@@ -58,7 +58,7 @@ def test_map_names_classes_and_members_that_exist() -> None:
 
 
 def test_map_names_tests_that_exist() -> None:
-    rows = (ROOT / "docs/KAFKA_MAP.md").read_text().split("## The names of the designs")[1]
+    rows = (ROOT / "docs/KAFKA_MAP.md").read_text().split("## Kafka's names over the years")[1]
     files = re.findall(r"`((?:unit|core|interaction)/[\w/.]+)`", rows)
     transcripts = [
         name
