@@ -73,6 +73,19 @@ class EventLoopThread:
             self._is_woken = True
             self._wake()
 
+    def begin_turn(self) -> bool:
+        """Let what is posted from now on wait for `end_turn`, which is to be called where this is true; in the
+        loop's thread. Whoever takes what a socket brought saves the way round through the event loop so.
+        """
+        if self._is_woken:
+            return False
+        self._is_woken = True
+        return True
+
+    def end_turn(self) -> None:
+        """Run what was posted since `begin_turn`."""
+        self._drain()
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result, computed in the loop; not to be called from there."""
         assert not self.is_current(), "it would wait for itself"

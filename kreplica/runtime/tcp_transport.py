@@ -108,6 +108,7 @@ class TcpTransport:
         config: TcpTransportConfig | None = None,
     ) -> None:
         self.config = config or TcpTransportConfig()
+        self.thread = loops.thread
         self.loop = loops.thread.loop
         self.client_id = client_id.encode()
         self._loops = loops
@@ -391,6 +392,7 @@ class _Socket(asyncio.BufferedProtocol):
     def __init__(self, connection: PeerConnection) -> None:
         self.is_closed = False
         self._connection = connection
+        self._thread = connection._transport.thread
         self._reader = FrameReader(
             min_bytes=SMALLEST_RESPONSE, max_bytes=connection._transport.config.socket_response_max_bytes
         )
@@ -410,6 +412,7 @@ class _Socket(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.buffer_updated(nbytes)
+        is_turn = self._thread.begin_turn()
         try:
             for frame in self._reader.frames():
                 self._connection.received(frame)
@@ -418,6 +421,9 @@ class _Socket(asyncio.BufferedProtocol):
             self._transport.abort()
             self.is_closed = True
             self._connection.lost(self, str(error))
+        finally:
+            if is_turn:
+                self._thread.end_turn()
 
     def _lost(self, why: str) -> None:
         if not self.is_closed:

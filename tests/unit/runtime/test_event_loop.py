@@ -61,6 +61,49 @@ def test_tasks_run_in_order_in_one_thread_and_not_inside_post(life: NodeLoops) -
     assert threading.get_ident() not in threads
 
 
+def test_what_is_posted_in_a_turn_runs_at_its_end(thread: EventLoopThread, life: NodeLoops) -> None:
+    ran: list[str] = []
+    done: SimpleQueue[bool] = SimpleQueue()
+    loop = life.loop("it")
+
+    def turn() -> None:
+        assert thread.begin_turn()
+        assert not thread.begin_turn(), "a turn within a turn"
+        loop.post(lambda: ran.append("own"))
+        other = threading.Thread(target=loop.post, args=(lambda: ran.append("another thread's"),))
+        other.start()
+        other.join()
+        assert ran == []
+        thread.end_turn()
+        ran.append("after")
+        loop.post(lambda: done.put(True))
+
+    thread.loop.call_soon_threadsafe(turn)
+    assert done.get(timeout=WAIT_S)
+    assert ran == ["own", "another thread's", "after"]
+
+
+def test_a_turn_that_posts_many_lets_the_sockets_have_theirs(
+    thread: EventLoopThread, life: NodeLoops
+) -> None:
+    ran: list[int] = []
+    done: SimpleQueue[int] = SimpleQueue()
+    loop = life.loop("it")
+
+    def turn() -> None:
+        thread.begin_turn()
+        for number in range(2 * TASKS_OF_A_TURN):
+            loop.post(lambda number=number: ran.append(number))
+        thread.end_turn()
+        loop.post(lambda: done.put(len(ran)))
+        done.put(len(ran))
+
+    thread.loop.call_soon_threadsafe(turn)
+    assert done.get(timeout=WAIT_S) == TASKS_OF_A_TURN
+    assert done.get(timeout=WAIT_S) == 2 * TASKS_OF_A_TURN
+    assert ran == list(range(2 * TASKS_OF_A_TURN))
+
+
 def test_what_several_threads_post_is_all_run(life: NodeLoops) -> None:
     ran: list[tuple[int, int]] = []
     loop = life.loop("counted")
