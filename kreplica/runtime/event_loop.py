@@ -74,8 +74,8 @@ class EventLoopThread:
             self._wake()
 
     def begin_turn(self) -> bool:
-        """Let what is posted from now on wait for `end_turn`, which is to be called where this is true; in the
-        loop's thread. Whoever takes what a socket brought saves the way round through the event loop so.
+        """Let what is posted from now on wait for `end_turn`, which is to be called where this is true; in
+        the loop's thread. Whoever takes what a socket brought saves the way round through the event loop so.
         """
         if self._is_woken:
             return False

@@ -10,7 +10,7 @@ Thread rule: one thread at a time. A frame is read-only and nobody's but its rec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kreplica._core.frame_memory import FrameMemory
 from kreplica.common.errors import InvalidRequest
@@ -39,7 +39,7 @@ class FrameReader:
         """Where the next bytes belong; never empty once `frames` was read to its end."""
         if self._frame is not None:
             return self._frame[self._filled :]
-        return self._received[self._end :]
+        return self._received[self._end :] if self._end else self._received
 
     def buffer_updated(self, size: int) -> None:
         """So many bytes came."""
@@ -53,11 +53,22 @@ class FrameReader:
         """How much is there of a large frame that is on its way."""
         return 0 if self._frame is None else self._filled
 
-    def frames(self) -> Iterator[memoryview]:
+    def frames(self) -> Iterable[memoryview]:
         """The frames that are whole; those that are left come with the next call.
 
         Raises InvalidRequest for a size out of bounds, and then there is nothing more to be read.
         """
+        end = self._end
+        if end > SIZE_BYTES and not self._start and self._frame is None:
+            size = end - SIZE_BYTES
+            told = int.from_bytes(self._received[:SIZE_BYTES], "big", signed=True)
+            if told == size and self._min_bytes <= size <= self._max_bytes:
+                # One frame and nothing else, as where a client waits for each answer.
+                self._end = 0
+                return (memoryview(bytes(self._received[SIZE_BYTES:end])),)
+        return self._several()
+
+    def _several(self) -> Iterator[memoryview]:
         if self._frame is not None:
             if self._filled < len(self._frame):
                 return
@@ -87,6 +98,8 @@ class FrameReader:
 
     def _move_to_front(self) -> None:
         left = self._end - self._start
-        if self._start:
+        if not left:
+            self._start = self._end = 0
+        elif self._start:
             self._received[:left] = bytes(self._received[self._start : self._end])
             self._start, self._end = 0, left
