@@ -2,8 +2,10 @@
 
 The loader tells it of each change in the quorum's loop; it posts, and works in a loop of its own: first the
 cache, then the settings of logs, then the replicas that are no longer its own, then the roles of those that
-are, a bounded number in a step. The changes of one commit follow those of the one before. Only when all of it
-is done does `metadata_offset` say so, since the controller takes a topic's replica for deleted then.
+are, a bounded number in a step. Many new logs are made in a second loop, since each waits for the disk some
+times; a few at once, so that nobody hears of a new topic here whose leader is not ready. The changes of one
+commit follow those of the one before. Only when all of it is done does `metadata_offset` say so, since the
+controller takes a topic's replica for deleted then.
 
 The first change is the whole cluster. The logs on disk are held against it: one whose topic (by its id; the
 name may be another topic's now) is gone, or that this broker is to have no longer, is a stray. It is moved
@@ -18,7 +20,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
@@ -36,7 +39,7 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_creation import NewLog
-from kreplica.log.unified_log import UnifiedLog
+from kreplica.log.new_logs import Logs
 from kreplica.metadata.cluster_metadata import (
     BROKER_RESOURCE,
     CLUSTER_DEFAULT,
@@ -53,12 +56,19 @@ from kreplica.metadata.registrations import (
 from kreplica.replica.replica_manager import ReplicaManager
 
 T = TypeVar("T")
+# What a step yields: what has to be done before the next one, None if that may come at once.
+Steps = Generator[Future[Any] | None, None, T]
+
 C = TypeVar("C", LogConfig, CleanerConfig)
 
 LOGGER = logging.getLogger(__name__)
 
-# Roles in one step: making a log and beginning to lead takes some ms each on a slow disk, heartbeats wait.
-PARTITIONS_A_STEP = 16
+# Roles in one step, for which heartbeats wait: a new leader epoch is flushed in it.
+ROLES_A_STEP = 16
+# Logs that are made side by side, or removed with one flush.
+LOGS_A_STEP = 64
+# Logs for which heartbeats wait, rather than clients of a new topic.
+FEW_LOGS = 16
 RETRY_MS = 1000
 FIRST_LEADER_EPOCH = 0
 NO_DIRECTORY = frozenset({UNASSIGNED_DIRECTORY, LOST_DIRECTORY, MIGRATING_DIRECTORY})
@@ -67,7 +77,8 @@ NO_DIRECTORY = frozenset({UNASSIGNED_DIRECTORY, LOST_DIRECTORY, MIGRATING_DIRECT
 class BrokerMetadataPublisher:
     """Implements `kreplica.metadata.metadata_loader.MetadataPublisher` for broker `broker_id`.
 
-    `loop` runs the work; the logs are loaded before the first change comes.
+    `loop` runs the work, `disk_loop` what of it waits for the disk; the logs are loaded before the first
+    change comes.
     `on_assignment(topic_id, partition, directory)` is told where a replica lies, if the cluster believes it
     to be elsewhere (KIP-858).
     """
@@ -79,6 +90,7 @@ class BrokerMetadataPublisher:
         cache: KRaftMetadataCache,
         replica_manager: ReplicaManager,
         loop: Loop,
+        disk_loop: Loop,
         on_assignment: Callable[[Uuid, int, Uuid], None] = lambda *_: None,
         metrics: MetricRegistry | None = None,
     ) -> None:
@@ -94,9 +106,10 @@ class BrokerMetadataPublisher:
         self._start_config = self._logs.configs.default
         self._start_cleaner = self._logs.cleaner.config
         self._loop = loop
+        self._disk_loop = disk_loop
         self._on_assignment = on_assignment
         # The loop's own:
-        self._work: deque[Iterator[None]] = deque()
+        self._work: deque[Steps[None]] = deque()
         self._is_first = True
         self._is_closed = False
         self._failed: dict[TopicPartition, Uuid] = {}  # whose roles have to be tried again
@@ -124,7 +137,7 @@ class BrokerMetadataPublisher:
 
     # ---- steps --------------------------------------------------------------------------------------------
 
-    def _begin(self, work: Iterator[None]) -> None:
+    def _begin(self, work: Steps[None]) -> None:
         self._work.append(work)
         if len(self._work) == 1:
             self._step()
@@ -132,8 +145,9 @@ class BrokerMetadataPublisher:
     def _step(self) -> None:
         if self._is_closed:
             return
+        awaited = None
         try:
-            next(self._work[0])
+            awaited = next(self._work[0])
         except StopIteration:
             self._work.popleft()
         except Exception:
@@ -141,12 +155,14 @@ class BrokerMetadataPublisher:
             self._work.popleft()
             self.error_count += 1
             LOGGER.exception("broker %d: a change of the metadata was not carried out", self._broker_id)
-        if self._work:
+        if awaited is not None:
+            awaited.add_done_callback(lambda _: self._loop.post(self._step))
+        elif self._work:
             self._loop.post(self._step)
 
     def _publish(
         self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
-    ) -> Iterator[None]:
+    ) -> Steps[None]:
         self._cache.set_image(metadata)
         self._configure(delta, metadata)
         if self._is_first:
@@ -185,7 +201,7 @@ class BrokerMetadataPublisher:
 
     # ---- logs that are no longer this broker's ------------------------------------------------------------
 
-    def _move_strays_aside(self, metadata: ClusterMetadata) -> Iterator[None]:
+    def _move_strays_aside(self, metadata: ClusterMetadata) -> Steps[None]:
         for log in self._logs.logs():
             topic_partition = log.topic_partition
             if self._is_stray(topic_partition, metadata):
@@ -195,11 +211,11 @@ class BrokerMetadataPublisher:
                     self._tell_failed(topic_partition, error)
                     continue
                 LOGGER.warning("%s is a stray: moved to %s", topic_partition, path)
-                yield
+                yield None
         removed = self._logs.remove_strays(lambda topic_id: metadata.topic_by_id(topic_id) is None)
         if removed:
             LOGGER.info("strays of deleted topics are removed: %s", ", ".join(removed))
-        yield
+        yield None
 
     def _is_stray(self, topic_partition: TopicPartition, metadata: ClusterMetadata) -> bool:
         topic_id = self._logs.topic_id(topic_partition)
@@ -209,7 +225,7 @@ class BrokerMetadataPublisher:
         partition = topic.partitions.get(topic_partition.partition)
         return partition is None or self._broker_id not in partition.replicas
 
-    def _stop_replicas(self, delta: MetadataDelta) -> Iterator[None]:
+    def _stop_replicas(self, delta: MetadataDelta) -> Steps[None]:
         # Before any role is taken: a topic may have been made anew under the name of one that was deleted.
         gone = [
             change.topic_partition
@@ -218,14 +234,14 @@ class BrokerMetadataPublisher:
             and self._broker_id in change.old.replicas
             and (change.new is None or self._broker_id not in change.new.replicas)
         ]
-        for some in _in_parts(gone):
+        for some in _in_parts(gone, LOGS_A_STEP):
             for topic_partition in some:
                 self._failed.pop(topic_partition, None)
             results = self._replicas.stop_replicas(dict.fromkeys(some, True))
             for topic_partition, error in results.items():
                 if error is not None:
                     self._tell_failed(topic_partition, error)
-            yield
+            yield None
 
     # ---- roles --------------------------------------------------------------------------------------------
 
@@ -244,27 +260,29 @@ class BrokerMetadataPublisher:
                 again.append(PartitionChange(topic_partition, topic_id, None, partition))
         return again
 
-    def _take_roles(self, changes: list[PartitionChange], applied: OffsetAndEpoch) -> Iterator[None]:
-        for some in _in_parts(changes):
-            self._loop.about_to_wait()
-            placed = self._placed(some)
-            states = {
-                each.topic_partition: each.new.leader_and_isr(each.topic_partition, each.topic_id)
-                for each in placed
-                if each.new is not None
-            }
-            results = self._roles_taken(states, applied)
-            for topic_partition, error in results.items():
-                if isinstance(error, InconsistentTopicId):
-                    error = self._replace_stray(states[topic_partition], applied)
-                if error is not None:
-                    self._tell_failed(topic_partition, error)
-                    self._failed[topic_partition] = states[topic_partition].topic_id
-            self._tell_directories(some)
-            yield
+    def _take_roles(self, changes: Sequence[PartitionChange], applied: OffsetAndEpoch) -> Steps[None]:
+        for some in _in_parts(changes, LOGS_A_STEP):
+            placed = yield from self._placed(some)
+            for few in _in_parts(placed, ROLES_A_STEP):
+                self._take_some(few, applied)
+                yield None
         if self._failed and not self._is_retrying:
             self._is_retrying = True
             self._loop.post_later(self._retry, RETRY_MS)
+
+    def _take_some(self, changes: Sequence[PartitionChange], applied: OffsetAndEpoch) -> None:
+        states = {
+            each.topic_partition: each.new.leader_and_isr(each.topic_partition, each.topic_id)
+            for each in changes
+            if each.new is not None
+        }
+        for topic_partition, error in self._roles_taken(states, applied).items():
+            if isinstance(error, InconsistentTopicId):
+                error = self._replace_stray(states[topic_partition], applied)
+            if error is not None:
+                self._tell_failed(topic_partition, error)
+                self._failed[topic_partition] = states[topic_partition].topic_id
+        self._tell_directories(changes)
 
     def _roles_taken(
         self, states: Mapping[TopicPartition, LeaderAndIsr], applied: OffsetAndEpoch
@@ -276,7 +294,7 @@ class BrokerMetadataPublisher:
             failure = error if isinstance(error, KreplicaError) else UnknownServerError(str(error))
             return dict.fromkeys(states, failure)
 
-    def _placed(self, changes: Iterable[PartitionChange]) -> list[PartitionChange]:
+    def _placed(self, changes: Iterable[PartitionChange]) -> Steps[list[PartitionChange]]:
         """Those whose logs are here; the logs that are missing are made.
 
         None is made where the replica lies on a disk that has failed (KIP-858): an empty log in another
@@ -300,14 +318,37 @@ class BrokerMetadataPublisher:
                 path = online.get(directory)
                 wanted.append(NewLog(topic_partition, topic_id, path, first_epoch))
             placed.append(change)
-        made = self._logs.get_or_create_logs(wanted)
-        return [each for each in placed if not self._is_failed(each, made.get(each.topic_partition))]
+        if len(wanted) > FEW_LOGS:
+            made = yield from self._made(wanted)
+        else:
+            self._loop.about_to_wait()
+            made = self._logs.get_or_create_logs(wanted)
+        return [each for each in placed if not self._is_failed(each, made)]
 
-    def _is_failed(self, change: PartitionChange, log: UnifiedLog | KreplicaError | None) -> bool:
+    def _made(self, wanted: list[NewLog]) -> Steps[Logs]:
+        made: Future[Logs] = Future()
+        self._disk_loop.post(partial(self._make, wanted, made))
+        yield made
+        return made.result()
+
+    def _make(self, wanted: list[NewLog], made: Future[Logs]) -> None:
+        self._disk_loop.about_to_wait()
+        try:
+            logs = self._logs.get_or_create_logs(wanted)
+        except Exception as error:
+            made.set_exception(error)
+        else:
+            made.set_result(logs)
+
+    def _is_failed(self, change: PartitionChange, made: Logs) -> bool:
+        topic_partition = change.topic_partition
+        log = made.get(topic_partition)
         if not isinstance(log, KreplicaError):
-            return False
-        self._tell_failed(change.topic_partition, log)
-        self._failed[change.topic_partition] = change.topic_id
+            if self._logs.get_log(topic_partition) is not None:
+                return False
+            log = KafkaStorageError("its log directory has failed meanwhile")
+        self._tell_failed(topic_partition, log)
+        self._failed[topic_partition] = change.topic_id
         return True
 
     def _tell_directories(self, changes: Iterable[PartitionChange]) -> None:
@@ -358,6 +399,6 @@ def _over(config: C, settings: Mapping[str, str], whose: str) -> C:
     return config
 
 
-def _in_parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), PARTITIONS_A_STEP):
-        yield items[start : start + PARTITIONS_A_STEP]
+def _in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -295,6 +295,7 @@ class Node:
             cache=cache,
             replica_manager=broker.replica_manager,
             loop=ports.loop("publisher"),
+            disk_loop=ports.loop("new-logs"),
             metrics=self.metrics,
             on_assignment=assignments.on_assignment,
         )

@@ -18,6 +18,8 @@ LOGGER = logging.getLogger("kreplica.state.change")
 KEPT_LINES = 20_000
 # A partition that nobody can lead is tried again with each broker that comes or goes: no news for a console.
 FAILURE = logging.INFO
+# Failures of one batch that go to the logger; when no broker lives, every partition has one.
+MOST_TOLD_FAILURES = 20
 
 
 class Lines(NamedTuple):
@@ -62,21 +64,27 @@ class StateChangeLogger:
         if not given_up:
             return
         count = sum(len(lines.columns[0]) for lines in given_up if lines.level == logging.DEBUG)
+        self._tell([lines for lines in given_up if lines.level == FAILURE])
         self.failure("gave up %d state changes: %r", count, reason)
-        self._tell([lines for lines in given_up if lines.level == FAILURE] + self._pending)
-        self._pending = []
+        self.commit()
 
     def lines(self) -> list[str]:
         """The newest lines, the oldest of them first."""
         return [line for kept in self._kept for line in self._text(kept)]
 
     def _tell(self, told: list[Lines]) -> None:
+        failures = 0
         for lines in told:
             self._kept.append(lines)
             self._count += len(lines.columns[0])
-            if LOGGER.isEnabledFor(lines.level):
+            failures += lines.level == FAILURE
+            is_too_much = lines.level == FAILURE and failures > MOST_TOLD_FAILURES
+            if LOGGER.isEnabledFor(lines.level) and not is_too_much:
                 for line in self._text(lines):
                     LOGGER.log(lines.level, "%s", line)
+        if failures > MOST_TOLD_FAILURES:
+            more = Lines(self.epoch, FAILURE, "had %d failures more", ([failures - MOST_TOLD_FAILURES],))
+            LOGGER.log(FAILURE, "%s", next(self._text(more)))
         while self._count > self._kept_lines and len(self._kept) > 1:
             self._count -= len(self._kept.popleft().columns[0])
 

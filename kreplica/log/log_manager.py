@@ -10,14 +10,12 @@ look at the tables.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import (
     DamagedLog,
-    InvalidTopic,
     KafkaStorageError,
     KreplicaError,
     LogClosed,
@@ -28,13 +26,12 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log import log_creation, log_jobs, log_loader
+from kreplica.log import log_jobs, log_loader
 from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
 from kreplica.log.file_names import (
     CLUSTER_METADATA_DIRECTORY,
     DELETED_DIRECTORY_SUFFIX,
     STRAY_DIRECTORY_SUFFIX,
-    check_topic,
     parse_directory_name,
 )
 from kreplica.log.log_cleaner import LogCleaner
@@ -45,6 +42,7 @@ from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_moves import LogMoves
 from kreplica.log.log_removal import LogRemoval
+from kreplica.log.new_logs import Logs, NewLogs
 from kreplica.log.periodic_job import JobRecord
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import OnDamage, UnifiedLog
@@ -118,6 +116,17 @@ class LogManager:
             lock=self._lock,
             open_log=self._open_log,
             config_of=self.configs.of,
+        )
+        self._new_logs = NewLogs(
+            self._directories,
+            storage=storage,
+            clock=clock,
+            workers=workers,
+            lock=self._lock,
+            config_of=self.configs.of,
+            guarded=self._guarded,
+            fail=self.fail,
+            add=self._add_new,
         )
         self._loaded = 0
 
@@ -306,66 +315,18 @@ class LogManager:
             raise made
         return made
 
-    def get_or_create_logs(
-        self, wanted: Iterable[NewLog]
-    ) -> dict[TopicPartition, UnifiedLog | KreplicaError]:
+    def get_or_create_logs(self, wanted: Iterable[NewLog]) -> Logs:
         """Each partition's log, or what `get_or_create_log` would raise for it.
 
         New ones are made side by side, since each waits for the disk some times, and share the flush of the
         directory that they are in.
         """
-        results: dict[TopicPartition, UnifiedLog | KreplicaError] = {}
-        missing: list[tuple[NewLog, LogDirectory]] = []
-        with self._lock:
-            more = Counter[str]()
-            for each in wanted:
-                try:
-                    log = self._known(each)
-                    if log is None:
-                        missing.append((each, self._directories.for_new_log(each.directory, more)))
-                        more[missing[-1][1].path] += 1
-                    else:
-                        results[each.partition] = log
-                except KreplicaError as error:
-                    results[each.partition] = error
-            results.update(self._create(missing))
-        return results
+        return self._new_logs.get_or_create(wanted)
 
-    def _known(self, wanted: NewLog) -> UnifiedLog | None:
-        partition = wanted.partition
-        check_topic(partition.topic)
-        if str(partition) == CLUSTER_METADATA_DIRECTORY:
-            raise InvalidTopic(f"{partition}: the metadata log belongs to the quorum")
-        log = self.get_log(partition)
-        if log is not None and wanted.topic_id is not None:
-            log_creation.check_topic_id(log, wanted.topic_id)
-        return log
-
-    def _create(
-        self, missing: Sequence[tuple[NewLog, LogDirectory]]
-    ) -> dict[TopicPartition, UnifiedLog | KreplicaError]:
-        places = [
-            (each, chosen.path_of(each.partition), self.configs.of(each.partition.topic))
-            for each, chosen in missing
-        ]
-        made = log_creation.create_all(places, self._storage, self._clock, self._workers)
-        for each, chosen in missing:
-            error = made[each.partition]
-            if isinstance(error, KafkaStorageError) and not isinstance(error, StorageFull):
-                self.fail(chosen.path, error)
-        for directory in {chosen.path: chosen for _, chosen in missing}.values():
-            if not directory.is_offline:
-                self._guarded(directory, partial(self._storage.sync_directory, directory.path))
-        return {each.partition: self._added(chosen, made[each.partition]) for each, chosen in missing}
-
-    def _added(self, directory: LogDirectory, log: UnifiedLog | KreplicaError) -> UnifiedLog | KreplicaError:
-        if isinstance(log, UnifiedLog):
-            self._add(directory, log)
-            # A log of the same name, which was deleted, may still stand in the checkpoints.
-            self._lower_checkpoints_of(log)
-            if directory.is_offline:
-                return KafkaStorageError(f"{directory.path} is offline: {directory.failure}")
-        return log
+    def _add_new(self, directory: LogDirectory, log: UnifiedLog) -> None:
+        self._add(directory, log)
+        # A log of the same name, which was deleted, may still stand in the checkpoints.
+        self._lower_checkpoints_of(log)
 
     def reopen_log(self, partition: TopicPartition, mend: Callable[[], None]) -> UnifiedLog:
         """Open a log again at which recovery stopped, once `mend` has put its files in order. Raises what it

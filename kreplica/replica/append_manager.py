@@ -7,7 +7,10 @@ between. Thread rule: any thread.
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import (
@@ -19,6 +22,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
+from kreplica.common.ports import Loop
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.hosted_partitions import HostedPartitions
@@ -40,7 +44,11 @@ if TYPE_CHECKING:
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.replica.partition import Partition
 
+LOGGER = logging.getLogger(__name__)
+
 PRODUCE_TIMEOUT_MS = 30_000
+# Appends of one step, for which heartbeats wait: a request may have thousands.
+APPENDS_A_STEP = 64
 # Topics that only the broker's own coordinators write to.
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
@@ -52,7 +60,8 @@ class AppendManager:
 
     `on_appended(partition, change)`: records were appended, and the high watermark may have moved.
     `on_error` (topic partition, error): an append failed, perhaps because of the disk. Both are called with
-    no lock held. `uses_disk`: the logs have queues, by which a disk thread appends.
+    no lock held. `disk_loop`: where the logs have queues, by which a disk thread appends, the node's loop;
+    None where whoever appends makes the append.
     """
 
     def __init__(
@@ -64,9 +73,12 @@ class AppendManager:
         *,
         on_appended: Callable[[Partition, LeaderHwChange], None],
         on_error: Callable[[TopicPartition, KreplicaError], None],
-        uses_disk: bool = False,
+        disk_loop: Loop | None = None,
     ) -> None:
-        self._uses_disk = uses_disk
+        self._disk_loop = disk_loop
+        # Requests of many partitions of which some are not submitted; requests behind them wait for their
+        # turn, so that appends to a partition stay in their order. The loop's own.
+        self._begun: deque[QueuedProduce] = deque()
         self._broker_id = broker_id
         self._partitions = partitions
         self._delayed = delayed
@@ -94,13 +106,18 @@ class AppendManager:
         NotEnoughReplicasAfterAppend, RequestTimedOut or NotLeaderOrFollower after the append, which may
         still be committed then.
         """
-        if self._uses_disk:
-            queued = QueuedProduce(self, self._delayed, required_acks, timeout_ms, origin)
-            queued.submit(
+        if self._disk_loop is not None:
+            queued = QueuedProduce(
+                self,
+                self._delayed,
                 {topic_partition: records},
+                required_acks,
+                timeout_ms,
+                origin,
                 internal_topics_allowed=origin is not AppendOrigin.CLIENT,
                 leader_epoch=leader_epoch,
             )
+            self._submit(queued, self._disk_loop)
             return only_answer(topic_partition, queued.future)
         return self._append_one(
             topic_partition,
@@ -170,9 +187,18 @@ class AppendManager:
         With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
         request whose partitions all failed does not wait. `future`: the one to resolve, a new one for None.
         """
-        if self._uses_disk:
-            queued = QueuedProduce(self, self._delayed, required_acks, timeout_ms, origin, future)
-            queued.submit(entries_per_partition, internal_topics_allowed=internal_topics_allowed)
+        if self._disk_loop is not None:
+            queued = QueuedProduce(
+                self,
+                self._delayed,
+                entries_per_partition,
+                required_acks,
+                timeout_ms,
+                origin,
+                internal_topics_allowed=internal_topics_allowed,
+                future=future,
+            )
+            self._submit(queued, self._disk_loop)
             return queued.future
         responses: dict[TopicPartition, PartitionResponse] = {}
         waiting: dict[TopicPartition, ProducePartitionStatus] = {}
@@ -197,6 +223,34 @@ class AppendManager:
         for partition, change in moved:
             self._on_appended(partition, change)
         return future
+
+    def _submit(self, queued: QueuedProduce, loop: Loop) -> None:
+        if self._begun:
+            self._begun.append(queued)
+            return
+        queued.submit(APPENDS_A_STEP)
+        if queued.remaining:
+            self._begun.append(queued)
+            loop.post(partial(self._go_on, loop))
+
+    def _go_on(self, loop: Loop) -> None:
+        room = APPENDS_A_STEP
+        while self._begun and room:
+            queued = self._begun[0]
+            before = queued.remaining
+            try:
+                queued.submit(room)
+            except Exception as error:
+                # Nobody foresaw that; whoever waits for the request is told, and those behind it go on.
+                LOGGER.exception("a produce request was not carried out")
+                self._begun.popleft()
+                queued.future.set_exception(error)
+                continue
+            room -= before - queued.remaining
+            if not queued.remaining:
+                self._begun.popleft()
+        if self._begun:
+            loop.post(partial(self._go_on, loop))
 
     def append_to_local_log(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kreplica._core.log_append_info import LogAppendInfo
@@ -47,15 +48,23 @@ class AppendPolicy(Protocol):
 
 
 class QueuedProduce:
-    """One request. `future`: of its partitions' answers, errors included; given, or a new one."""
+    """One request: a batch for each partition of `entries`.
+
+    `future`: of its partitions' answers, errors included; given, or a new one. `leader_epoch`: the one in
+    which this broker is to lead, None for any.
+    """
 
     def __init__(
         self,
         policy: AppendPolicy,
         delayed: DelayedRequests,
+        entries: Mapping[TopicPartition, Buffer],
         required_acks: int,
         timeout_ms: int,
         origin: AppendOrigin,
+        *,
+        internal_topics_allowed: bool,
+        leader_epoch: int | None = None,
         future: Future[Any] | None = None,
     ) -> None:
         self.future: Future[Any] = Future() if future is None else future
@@ -64,35 +73,38 @@ class QueuedProduce:
         self._required_acks = required_acks
         self._timeout_ms = timeout_ms
         self._origin = origin
+        self._internal_topics_allowed = internal_topics_allowed
+        self._leader_epoch = leader_epoch
+        self._entries = iter(entries.items())
+        # How many partitions were not submitted yet.
+        self.remaining = len(entries)
         self._responses: Responses = {}
         self._waiting: dict[TopicPartition, ProducePartitionStatus] = {}
         # Appends that were submitted and not made, and one more as long as some may follow.
         self._left = 1
 
-    def submit(
-        self,
-        entries: Mapping[TopicPartition, Buffer],
-        *,
-        internal_topics_allowed: bool,
-        leader_epoch: int | None = None,
-    ) -> None:
-        """Begin; once."""
-        for topic_partition, records in entries.items():
+    def submit(self, count: int) -> None:
+        """Submit the next `count` partitions' appends, or what remains of them."""
+        for topic_partition, records in islice(self._entries, count):
+            self.remaining -= 1
             try:
                 partition = self._policy.partition_to_write(
-                    topic_partition, self._required_acks, internal_topics_allowed
+                    topic_partition, self._required_acks, self._internal_topics_allowed
                 )
                 # Taken before the append, so that it is never that of a later term.
                 made = partial(self._made, partition, partition.watermark)
                 self._left += 1
                 try:
-                    partition.submit_to_leader(records, self._origin, self._required_acks, leader_epoch, made)
+                    partition.submit_to_leader(
+                        records, self._origin, self._required_acks, self._leader_epoch, made
+                    )
                 except BaseException:
                     self._left -= 1
                     raise
             except KreplicaError as error:
                 self._responses[topic_partition] = response_to(self._policy.refused(topic_partition, error))
-        self._one_less()
+        if not self.remaining:
+            self._one_less()
 
     def _made(
         self,

@@ -12,8 +12,10 @@ the states, and is held while an answer is applied to a partition, so that nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import (
@@ -56,11 +58,14 @@ if TYPE_CHECKING:
     from kio.schema.offset_for_leader_epoch.v4.response import OffsetForLeaderEpochResponse
 
     from kreplica._core.log_append_info import LogAppendInfo
+    from kreplica.common.types import Uuid
     from kreplica.replica.partition import Partition
 
     # How the append of what came went: nothing was new, or the error for which nothing was appended.
     Appended = LogAppendInfo | KreplicaError | None
 
+# Of one answer, what is taken in one step, for which heartbeats wait: there may be thousands.
+ANSWERS_A_STEP = 64
 FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
 
 
@@ -108,7 +113,8 @@ class ReplicaFetcher:
         self._in_flight = False
         # Of the last answer, appends that the disk thread has not made yet.
         self._appending = 0
-        self._is_taking = False  # the answer is being taken apart
+        self._is_taking = False  # some of the answer is being taken apart
+        self._has_rest = False  # of the answer, which is taken apart in later steps
         self._waits_until_ms = 0
         self._alarm: Cancellable | None = None
         self._closed = False
@@ -186,7 +192,7 @@ class ReplicaFetcher:
 
     def do_work(self) -> None:
         """Send the request that is due, if none is in flight and the last answer is appended."""
-        if self._in_flight or self._appending or self._closed:
+        if self._in_flight or self._has_rest or self._appending or self._closed:
             return
         now_ms = self._now_ms()
         if now_ms < self._waits_until_ms:
@@ -228,18 +234,23 @@ class ReplicaFetcher:
         now_ns = self._clock.monotonic_ns()
         self.metrics.request_time.update((now_ns - started_ns) / 1e6)
         if reply.exception() is None:
-            try:
+            with self._unforeseen():
                 answered(reply.result())
-            except Exception:
-                # Nobody foresaw that. It is told, and the fetcher's other partitions go on after a while.
-                self._session.failed(is_unknown=False)
-                self._back_off()
-                raise
         else:
             self._session.failed(is_unknown=False)
             self._back_off()
         self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / 1e6)
         self.do_work()
+
+    @contextmanager
+    def _unforeseen(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            # It is told, and the fetcher's other partitions go on after a while.
+            self._session.failed(is_unknown=False)
+            self._back_off()
+            raise
 
     # ---- truncate -----------------------------------------------------------------------------------------
 
@@ -409,9 +420,15 @@ class ReplicaFetcher:
                 self._back_off()
             return
         self._session.answered(response.session_id)
+        self._take_answers(fetch_answers(response))
+
+    def _take_answers(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
+        """Take what came for some partitions, and what came for the others in further steps."""
+        taken = 0
         self._is_taking = True
         try:
-            for topic_id, number, answer in fetch_answers(response):
+            for topic_id, number, answer in islice(answers, ANSWERS_A_STEP):
+                taken += 1
                 with self._lock:
                     topic_partition = self._states.with_id(topic_id.raw, number)
                     if topic_partition is not None:
@@ -419,6 +436,17 @@ class ReplicaFetcher:
         finally:
             self._is_taking = False
         self._tell()
+        if taken == ANSWERS_A_STEP:
+            self._has_rest = True
+            self._loop.post(partial(self._take_rest, answers))
+
+    def _take_rest(self, answers: Iterator[tuple[Uuid, int, FetchAnswer]]) -> None:
+        self._has_rest = False
+        if self._closed:
+            return
+        with self._unforeseen():
+            self._take_answers(answers)
+        self.do_work()
 
     def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
         states, told = self._states, self._session.sent.get(topic_partition)

@@ -118,7 +118,7 @@ class ReplicaManager:
             self.metrics,
             on_appended=self._appended,
             on_error=self._check_storage,
-            uses_disk=log_manager.disk is not None,
+            disk_loop=None if log_manager.disk is None else loop,
         )
         # Without a step in between.
         self.append_records = self.appends.append_records

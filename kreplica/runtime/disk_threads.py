@@ -8,11 +8,14 @@ loop.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from kreplica._core.disk_thread import DiskJob, DiskThread, Lane
 from kreplica.common.locks import Lock
 from kreplica.runtime.event_loop import NodeLoops
+
+JOBS_A_TURN = 64
 
 
 class ThreadedDisk:
@@ -24,6 +27,8 @@ class ThreadedDisk:
         self.settle = self._thread.settle
         self.is_finished = self._thread.is_finished
         self.free = self._thread.free
+        # Done, and not told yet: of many at once some in each turn of the loop, for which heartbeats wait.
+        self._done: deque[DiskJob] = deque()
         life.thread.post(self._watch)
 
     def submit(
@@ -55,14 +60,23 @@ class ThreadedDisk:
         self._life.thread.loop.remove_reader(self._thread.fileno())
 
     def _take(self) -> None:
+        is_telling = bool(self._done)
+        self._done.extend(self._thread.take())
+        if not is_telling:
+            self._tell()
+
+    def _tell(self) -> None:
         life = self._life
-        for job in self._thread.take():
+        for _ in range(min(JOBS_A_TURN, len(self._done))):
+            job = self._done.popleft()
             done, job.done = job.done, None
             if life.is_alive:
                 try:
                     done(job)
                 except Exception as error:
                     life.thread.on_error("disk", error)
+        if self._done:
+            life.thread.post(self._tell)
 
 
 class NodeDisks:

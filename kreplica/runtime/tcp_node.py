@@ -45,7 +45,7 @@ LONGEST_METADATA_WAIT_MS = 1_000
 # What nodes call themselves to each other, before their ids.
 CLIENT_ID_PREFIX = "node-"
 # The loops whose tasks wait for the disk, and for whom nobody waits.
-ASIDE = frozenset({"image"})
+ASIDE = frozenset({"image", "new-logs"})
 
 
 class TcpNode:

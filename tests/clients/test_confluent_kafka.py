@@ -133,7 +133,7 @@ def test_the_cluster_is_known(nodes: NodeProcesses, admin: AdminClient, new_topi
 def test_records_come_back_as_they_were_sent(
     nodes: NodeProcesses, new_topic: NewTopicName, acks: str
 ) -> None:
-    topic = new_topic()
+    topic = new_topic(retention_ms=-1)  # these are old records
     producer = Producer({"bootstrap.servers": nodes.bootstrap, "acks": acks})
     delivered = Delivered()
     headers = [("a", b"1"), ("empty", b""), ("null", None), ("a", b"2")]
@@ -163,7 +163,7 @@ def test_every_codec(nodes: NodeProcesses, new_topic: NewTopicName, codec: str) 
 def test_consuming_begins_at_an_offset_or_a_time(
     nodes: NodeProcesses, admin: AdminClient, new_topic: NewTopicName
 ) -> None:
-    topic = new_topic()
+    topic = new_topic(retention_ms=-1)  # these are old records
     producer = Producer({"bootstrap.servers": nodes.bootstrap})
     for number in range(10):
         producer.produce(topic, b"%d" % number, partition=0, timestamp=1_000 * (number + 1))

@@ -45,6 +45,7 @@ class PublishedBroker:
             cache=self.cache,
             replica_manager=self.broker.replica_manager,
             loop=ports.loop("metadata-publisher"),
+            disk_loop=ports.loop("new-logs"),
             on_assignment=lambda *assignment: self.assignments.append(assignment),
             metrics=self.broker.metrics,
         )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from kreplica.broker.broker_metadata_publisher import PARTITIONS_A_STEP, RETRY_MS
+from kreplica.broker.broker_metadata_publisher import FEW_LOGS, RETRY_MS, ROLES_A_STEP
 from kreplica.common.errors import StorageIOError, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition, Uuid
+from kreplica.log.log_creation import NewLog
+from kreplica.log.new_logs import Logs
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata import records as kinds
 from kreplica.sim.node import DIRECTORY
 from tests.support.metadata_log import topic
@@ -297,8 +301,8 @@ def test_many_roles_are_taken_in_bounded_steps_and_told_when_all_are(
 
     monkeypatch.setattr(manager, "become_leader_or_follower", counted)
     before = stage.offset - 1
-    stage.apply(*topic(B, "u", partitions=2 * PARTITIONS_A_STEP + 1))
-    assert sizes == [PARTITIONS_A_STEP, PARTITIONS_A_STEP, 1]
+    stage.apply(*topic(B, "u", partitions=2 * ROLES_A_STEP + 1))
+    assert sizes == [ROLES_A_STEP, ROLES_A_STEP, 1]
     assert offsets == [before] * 3
     assert on_first.publisher.metadata_offset() == stage.offset - 1
 
@@ -337,6 +341,55 @@ def test_a_directory_that_fails_takes_its_replicas_offline_and_no_others(stage: 
     logs = stage.on(1).broker.log_manager
     assert len(logs.offline_directories) == 1
     assert stage.on(1).broker.replica_manager.partitions.get_or_error(T0).is_leader
+
+
+def test_no_role_is_taken_where_the_directory_failed_behind_the_new_log(
+    stage: Published, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A log that is made again for the role, in another directory, would be empty where the first one was led.
+    stage = Published(directories=2)
+    logs = stage.on(1).broker.log_manager
+    make, made_in = logs.get_or_create_logs, []
+
+    def made_then_failed(wanted: Iterable[NewLog]) -> Logs:
+        made = make(wanted)
+        log = made[TopicPartition("u", 0)]
+        assert isinstance(log, UnifiedLog)
+        made_in.append(log.local.directory.rpartition("/")[0])
+        logs.fail(made_in[0], StorageIOError("the disk is gone"))
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "get_or_create_logs", made_then_failed)
+        stage.apply(*topic(B, "u", partitions=FEW_LOGS + 1))
+    assert "its log directory has failed meanwhile" in caplog.text
+    assert len(made_in) == 1
+    assert logs.get_log(TopicPartition("u", 0)) is None
+
+
+def test_logs_are_made_beside_the_loop_that_takes_roles(
+    stage: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = stage.on(1)
+    logs, make = broker.broker.log_manager, broker.broker.log_manager.get_or_create_logs
+    seen: dict[str, int] = {}
+
+    def made(wanted: Iterable[NewLog]) -> Logs:
+        # Another commit comes meanwhile: it waits for its turn.
+        if not seen:
+            stage.tell(*topic(Uuid(b"c" * 16), "v"))
+        for each in wanted:
+            seen.setdefault(each.partition.topic, broker.publisher.metadata_offset())
+        return make(wanted)
+
+    monkeypatch.setattr(logs, "get_or_create_logs", made)
+    before = broker.publisher.metadata_offset()
+    stage.apply(*topic(B, "u", partitions=FEW_LOGS + 1))
+    assert seen["u"] == before
+    assert before < seen["v"] < stage.offset - 1
+    assert broker.publisher.metadata_offset() == stage.offset - 1
+    for name in "uv":
+        assert broker.broker.replica_manager.partitions.get_or_error(TopicPartition(name, 0)).is_leader
 
 
 def test_a_replica_is_made_in_the_directory_that_the_controller_chose() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kreplica.common.errors import NotLeaderOrFollower
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.replica.append_manager import APPENDS_A_STEP
+from kreplica.replica.partition import Partition
 from kreplica.sim.disk import SimDisk
 from tests.support.replicas import Replicas, batch
 
@@ -83,3 +87,42 @@ def test_what_waits_when_a_term_ends_is_not_appended() -> None:
     at.settle()
     assert log_of(at, 1).log_end_offset == end
     assert [type(future.exception(0)) for future in futures] == [NotLeaderOrFollower] * 3
+
+
+def test_a_request_of_many_partitions_is_submitted_in_steps_and_nothing_overtakes_it() -> None:
+    count = 2 * APPENDS_A_STEP + 3
+    at = Replicas(with_disks=True, partitions=count)
+    manager, last = at.manager(1), at.partitions[-1]
+    many = manager.append_records({each: batch(b"a") for each in at.partitions})
+    behind = manager.append(last, batch(b"b"))
+    log = at.broker(1).log_manager.get_log(last)
+    assert log is not None
+    assert log.queue is not None
+    assert log.queue.is_idle  # its turn is in the third step
+    at.settle()
+    assert [each.error for each in many.result(0).values()] == [None] * count
+    assert behind.result(0).base_offset == 1
+    assert at.values(1, count - 1) == at.values(2, count - 1) == [b"a", b"b"]
+
+
+def test_a_request_that_nobody_foresaw_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = Replicas(with_disks=True, partitions=APPENDS_A_STEP + 1)
+    manager, last = at.manager(1), at.partitions[-1]
+    many = manager.append_records({each: batch(b"a") for each in at.partitions})
+    behind = manager.append(at.partitions[0], batch(b"b"))
+    submit = Partition.submit_to_leader
+
+    def failing(self: Partition, *arguments: Any) -> None:
+        if self.topic_partition == last:
+            raise TypeError("nobody expected that")
+        submit(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "submit_to_leader", failing)
+        at.settle()
+    assert isinstance(many.exception(0), TypeError)
+    assert "not carried out" in caplog.text
+    assert behind.result(0).base_offset == 1
+    assert at.values(1, last.partition) == []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.replica.replica_fetcher import ANSWERS_A_STEP, ReplicaFetcher
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)
@@ -304,6 +307,39 @@ def test_no_partition_starves_where_all_are_busy() -> None:
         at.cluster.release(message)
     at.pass_time(10_000)
     assert all(len(same(at, number)) == 6 for number in range(12))
+
+
+def test_an_answer_for_many_partitions_is_taken_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 2 * ANSWERS_A_STEP + 3
+    at = Replicas(brokers=2, partitions=count)
+    steps: list[int] = []
+    taken = ReplicaFetcher._take_answers
+    fetched = ReplicaFetcher._maybe_fetch
+
+    def counted(self: ReplicaFetcher, answers: Iterator[Any]) -> None:
+        before = sum(at.partition(2, number).log_end_offset for number in range(count))
+        taken(self, answers)
+        after = sum(at.partition(2, number).log_end_offset for number in range(count))
+        if after > before:
+            steps.append(after - before)
+
+    def asked(self: ReplicaFetcher) -> bool:
+        # Never before all that came is in the logs.
+        assert sum(steps) in (0, count)
+        return fetched(self)
+
+    monkeypatch.setattr(ReplicaFetcher, "_take_answers", counted)
+    monkeypatch.setattr(ReplicaFetcher, "_maybe_fetch", asked)
+    end = at.cluster.hold(lambda message: message.is_request and message.receiver == 1)
+    at.pass_time(1_000)
+    for number in range(count):
+        append(at, 1, b"v", number=number)
+    end()
+    for message in at.cluster.held():
+        at.cluster.release(message)
+    at.pass_time(1_000)
+    assert steps == [ANSWERS_A_STEP, ANSWERS_A_STEP, 3]
+    assert all(same(at, number) == [b"v"] for number in range(count))
 
 
 def test_a_leaders_partitions_are_spread_over_its_fetchers() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kreplica._core.disk_thread import DiskJob, Lane
-from kreplica.runtime.disk_threads import NodeDisks
+from kreplica.runtime.disk_threads import JOBS_A_TURN, NodeDisks
 from kreplica.runtime.event_loop import EventLoopThread, NodeLoops
 
 WAIT_S = 30
@@ -42,6 +42,34 @@ def test_what_is_done_is_told_in_the_event_loop(life: NodeLoops) -> None:
     assert all_told.wait(WAIT_S)
     assert told == [(job, True) for job in jobs]
     assert disk.waiting_ms == 0
+    life.leave()
+    disks.leave()
+
+
+def test_of_many_that_are_done_at_once_each_turn_of_the_loop_tells_some(life: NodeLoops) -> None:
+    disks = NodeDisks(life)
+    disk, lane = disks.disk("/one"), Lane()
+    order: list[object] = []
+    all_told = threading.Event()
+    jobs = [DiskJob() for _ in range(2 * JOBS_A_TURN + 1)]
+
+    def done(job: DiskJob) -> None:
+        order.append(job)
+        if job is jobs[0]:
+            life.thread.post(lambda: order.append("another task"))
+        if job is jobs[-1]:
+            all_told.set()
+
+    def submit() -> None:
+        # In the loop, so that all are done before the first one can be told.
+        for job in jobs:
+            disk.submit(job, done, lane)
+        disk.settle(lane)
+
+    life.thread.post(submit)
+    assert all_told.wait(WAIT_S)
+    assert [each for each in order if each != "another task"] == jobs
+    assert order.index("another task") == JOBS_A_TURN
     life.leave()
     disks.leave()
 
