@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from tests.conformance.kafka_peer import Node, PeerError, free_ports, missing, run_java
+from tests.conformance.kafka_peer import Node, PeerError, missing, run_java
+from tests.support.ports import free_ports
 
 __all__ = ["KafkaCluster", "missing"]
 
