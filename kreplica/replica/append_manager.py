@@ -19,6 +19,7 @@ from kreplica.common.errors import (
     KreplicaError,
     LogClosed,
     NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
 )
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
+NANOSECONDS_PER_MS = 1_000_000
 PRODUCE_TIMEOUT_MS = 30_000
 # Appends of one step, for which heartbeats wait: a request may have thousands.
 APPENDS_A_STEP = 64
@@ -61,7 +63,8 @@ class AppendManager:
     `on_appended(partition, change)`: records were appended, and the high watermark may have moved.
     `on_error` (topic partition, error): an append failed, perhaps because of the disk. Both are called with
     no lock held. `disk_loop`: where the logs have queues, by which a disk thread appends, the node's loop;
-    None where whoever appends makes the append.
+    None where whoever appends makes the append. `silence_ms`: a leader whose followers have not fetched for
+    longer is in doubt of its role.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class AppendManager:
         on_appended: Callable[[Partition, LeaderHwChange], None],
         on_error: Callable[[TopicPartition, KreplicaError], None],
         disk_loop: Loop | None = None,
+        silence_ms: int,
     ) -> None:
         self._disk_loop = disk_loop
+        self._silence_ms = silence_ms
         # Requests of many partitions of which some are not submitted; requests behind them wait for their
         # turn, so that appends to a partition stay in their order. The loop's own.
         self._begun: deque[QueuedProduce] = deque()
@@ -298,4 +303,23 @@ class AppendManager:
         if isinstance(error, LogClosed):
             # The replica was stopped after the look at its role.
             return NotLeaderOrFollower(f"{topic_partition}: stopped on broker {self._broker_id}")
+        if isinstance(error, OutOfOrderSequenceNumber) and self._is_unheard(topic_partition):
+            return NotLeaderOrFollower(
+                f"{topic_partition}: no follower fetches from broker {self._broker_id}"
+            )
         return error
+
+    def _is_unheard(self, topic_partition: TopicPartition) -> bool:
+        """Whether no other member of the ISR has fetched of late.
+
+        A leader that stood still may have been replaced without having heard of it, and lack what the
+        producer has sent to the next one: an error that ends the producer is not for it to give.
+        """
+        partition = self._partitions.get(topic_partition)
+        if partition is None:
+            return False
+        others = [each for each in partition.remote_replicas if each.broker_id in partition.isr]
+        if not others:
+            return False
+        now_ms = partition.clock.monotonic_ns() // NANOSECONDS_PER_MS
+        return now_ms - max(each.heard_ms for each in others) > self._silence_ms

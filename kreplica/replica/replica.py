@@ -137,6 +137,13 @@ class Replica:
             if self.last_fetch_time_ms > self.last_caught_up_time_ms:
                 self.last_caught_up_time_ms = self.last_fetch_time_ms
 
+    @property
+    def heard_ms(self) -> int:
+        """When it last fetched, whether its session spelled that out or not."""
+        clock = self.fetch_clock
+        fetched_ms = self.last_fetch_time_ms
+        return fetched_ms if clock is None else max(fetched_ms, clock.last_fetch_time_ms)
+
     def asks_again(self, fetch_offset: int) -> bool:
         """Whether its fetch before was from there, too, and there were records for it to take."""
         return self.log_end_offset == fetch_offset < self.last_fetch_leader_log_end_offset

@@ -119,6 +119,8 @@ class ReplicaManager:
             on_appended=self._appended,
             on_error=self._check_storage,
             disk_loop=None if log_manager.disk is None else loop,
+            # One that waits for records asks again after half of that.
+            silence_ms=2 * config.replica_fetch_wait_max_ms,
         )
         # Without a step in between.
         self.append_records = self.appends.append_records

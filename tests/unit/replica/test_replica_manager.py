@@ -15,6 +15,7 @@ from kreplica.common.errors import (
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     OffsetOutOfRange,
+    OutOfOrderSequenceNumber,
     RequestTimedOut,
     StaleControllerEpoch,
     StorageIOError,
@@ -24,6 +25,7 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import CONSUMER, FetchParams
 from kreplica.replica.fetch_session import CachedPartition, FetchSession
 from kreplica.replica.produce import ACKS_LEADER, ACKS_NONE
+from tests.support.batches import build
 from tests.support.replicas import Replicas, batch
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -122,6 +124,31 @@ def test_each_error_has_its_type_and_nothing_is_appended() -> None:
     at.tell(at.controller.decide(T0, isr=(1,)))
     assert isinstance(error_of(manager.append(T0, batch(b"a"))), NotEnoughReplicas)
     assert manager.append(T0, batch(b"a"), required_acks=ACKS_LEADER).result(0).base_offset == 0
+
+
+@pytest.mark.parametrize("with_disks", [False, True])
+def test_a_leader_that_no_follower_fetches_from_ends_no_producer(with_disks: bool) -> None:
+    """It may have stood still, and have been replaced: another leader has what it takes for a gap."""
+
+    def send(sequence: int) -> BaseException | None:
+        sent = build(
+            [b"v"], producer_id=7, producer_epoch=0, base_sequence=sequence, now_ms=1_600_000_000_000
+        )
+        future = at.manager().append(T0, sent)
+        at.settle()
+        return error_of(future)
+
+    at = Replicas(with_disks=with_disks)
+    assert send(0) is None
+    at.pass_time(1_100)
+    assert isinstance(send(5), OutOfOrderSequenceNumber)
+    at.cluster.kill(2)
+    at.pass_time(1_100)
+    assert isinstance(send(5), OutOfOrderSequenceNumber)
+    at.cluster.kill(3)
+    at.pass_time(1_100)
+    assert at.partition().isr == (1, 2, 3)
+    assert isinstance(send(5), NotLeaderOrFollower)
 
 
 def test_the_first_thing_that_is_wrong_is_told() -> None:
