@@ -47,6 +47,8 @@ cdef extern from "file.h" nogil:
     ctypedef struct kr_file:
         kr_descriptor *descriptor
         int zeros
+    int64_t kr_descriptor_budget()
+    void kr_set_descriptor_budget(int64_t descriptors)
     void kr_file_init(kr_file *file)
     void kr_file_destroy(kr_file *file)
     int kr_file_open(kr_file *file, const char *path, int writable, int create, int64_t *size)

@@ -14,9 +14,10 @@ from libc.stdint cimport int64_t, uint8_t
 import os
 
 from kreplica._core.backing cimport (
-    KR_PAGE_FAULT, guard_call, guard_install, kr_fetch_add, kr_file_destroy, kr_file_flush, kr_file_init,
-    kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed, kr_file_replace,
-    kr_file_resize, kr_file_settle, kr_file_size, kr_file_write, kr_file_write_along, kr_generation_address, kr_grow,
+    KR_PAGE_FAULT, guard_call, guard_install, kr_descriptor_budget, kr_fetch_add, kr_file_destroy, kr_file_flush,
+    kr_file_init, kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed,
+    kr_file_replace, kr_file_resize, kr_file_settle, kr_file_size, kr_file_write, kr_file_write_along,
+    kr_generation_address, kr_grow, kr_set_descriptor_budget,
     kr_growth_advance, kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded,
     kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
     kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy, pthread_mutex_init,
@@ -56,19 +57,27 @@ cdef void drop_mapping(kr_mapping *mapping) noexcept nogil:
     kr_mapping_release(mapping)
 
 
-def map_budget():
-    """How many file mappings this process may hold (default: four fifths of vm.max_map_count)."""
-    return kr_map_budget()
-
-
-def set_map_budget(int64_t maps):
-    """Let this process hold so many file mappings; readers beyond it copy with pread."""
-    kr_set_map_budget(maps)
+def map_budget(maps=None):
+    """How many file mappings this process may hold (default: four fifths of vm.max_map_count); `maps` from now on, if
+    given. Readers beyond it copy with pread."""
+    cdef int64_t before = kr_map_budget()
+    if maps is not None:
+        kr_set_map_budget(maps)
+    return before
 
 
 def maps_held():
     """How many file mappings this process holds now."""
     return kr_maps_held()
+
+
+def descriptor_budget(descriptors=None):
+    """How many descriptors regions may keep (default: three quarters of RLIMIT_NOFILE), likewise. Beyond it a file is
+    opened for each use."""
+    cdef int64_t before = kr_descriptor_budget()
+    if descriptors is not None:
+        kr_set_descriptor_budget(descriptors)
+    return before
 
 
 cdef class Region:
@@ -404,10 +413,6 @@ cdef class Region:
         return self.file.descriptor != NULL
 
     @property
-    def is_closed(self):
-        return self.closed
-
-    @property
     def fault(self):
         """The status that took the region out of use, or 0."""
         return kr_load_acquire32(&self.r.fault)
@@ -516,13 +521,6 @@ cdef class Region:
         kr_file_renamed(&self.file, name)
         self.name = name
         self.path = os.fspath(path)
-
-    def unmap(self):
-        """Let the mapping go; the last pin unmaps. The next use maps the file again."""
-        self.raise_for(self.usable(False), "unmapping")
-        with nogil:
-            self.r.watermark = kr_growth_stop(&self.growth, load_length(&self.r))
-        self.let_go(True)
 
     def idle(self):
         """Hold no slack, no descriptor and, unless it is pinned, no mapping until the next use."""

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -54,6 +55,7 @@ def run(
     InvalidFile, LogDirLocked and more.
     """
     end = _End()
+    _take_all_descriptors()
     server = KafkaRaftServer(properties, end.fail)
     logs.set_up(options.log_format, options.log_level, f"node-{server.config.node.node_id}")
     end.take_signals()
@@ -82,6 +84,12 @@ def run(
     if metrics is not None:
         metrics.close()
     return 0 if end.failure is None else 1
+
+
+def _take_all_descriptors() -> None:
+    # As many as the system lets this process have: the usual bound is meant for programs that select().
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _metrics_listener(listen: str | None) -> MetricsListener | None:

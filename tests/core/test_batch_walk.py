@@ -14,7 +14,7 @@ from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record_filter import RecordFilter
 from kreplica._core.records import RecordBatch
-from kreplica._core.region import Region, map_budget, set_map_budget
+from kreplica._core.region import Region, map_budget
 from kreplica._core.time_index import TimeIndex
 from kreplica.common import errors
 from kreplica.record.compression import compress
@@ -227,20 +227,20 @@ def test_a_page_of_the_target_that_is_lost(files):
 def test_a_source_that_may_not_be_mapped(files):
     old, made, _, batches = files
     budget = map_budget()
-    set_map_budget(0)
+    map_budget(0)
     try:
         offset_map = put(old)
         assert not old.region.is_mapped
     finally:
-        set_map_budget(budget)
+        map_budget(budget)
     assert offset_map.latest_offset == 2
     old.region.idle()
     made.region.ensure(1)
-    set_map_budget(0)
+    map_budget(0)
     try:
         RecordFilter(offset_map, 1, 1).filter_batches(old, 0, old.size, 1 << 30, made)
     finally:
-        set_map_budget(budget)
+        map_budget(budget)
     assert read(made) == batches
 
 

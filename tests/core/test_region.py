@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import random
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,8 +36,13 @@ def log(path: Path) -> Iterator[Region]:
 def budget() -> Iterator[Callable[[int], None]]:
     """Sets how many mappings there may be beyond those that are there."""
     before = regions.map_budget()
-    yield lambda more: regions.set_map_budget(regions.maps_held() + more)
-    regions.set_map_budget(before)
+    yield lambda more: regions.map_budget(regions.maps_held() + more)
+    regions.map_budget(before)
+
+
+def descriptors() -> int:
+    """How many files are open."""
+    return len(os.listdir("/dev/fd"))
 
 
 # ---- growth --------------------------------------------------------------------------------------
@@ -291,7 +297,7 @@ def test_truncate_that_cannot_make_its_file_changes_nothing(log: Region, path: P
             st.tuples(st.just("truncate"), st.floats(0, 1)),
             st.tuples(st.just("pin"), st.floats(0, 1)),
             st.tuples(st.just("unpin"), st.floats(0, 1)),
-            st.tuples(st.sampled_from(["idle", "trim", "unmap", "flush"]), st.none()),
+            st.tuples(st.sampled_from(["idle", "trim", "flush"]), st.none()),
         ),
         max_size=30,
     )
@@ -314,7 +320,7 @@ def test_any_course_keeps_bytes_and_pins(tmp_path_factory: pytest.TempPathFactor
                 pins.append((memoryview(region.slice(start, len(model) - start)), bytes(model[start:])))
             elif name == "unpin" and pins:
                 pins.pop(int(value * (len(pins) - 1)))
-            elif name in ("idle", "trim", "unmap", "flush"):
+            elif name in ("idle", "trim", "flush"):
                 getattr(region, name)()
             assert region.length == len(model)
             assert all(view == data for view, data in pins)
@@ -336,19 +342,46 @@ def test_idle_region_holds_nothing(log: Region, path: Path) -> None:
     assert log.read(0, 6) == b"abcdef"
 
 
+def test_beyond_the_budget_no_descriptor_is_kept(tmp_path: Path) -> None:
+    kept_at_first = regions.descriptor_budget()
+    assert kept_at_first <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    everything = [Region(tmp_path / str(number), MIB, writable=True, create=True) for number in range(6)]
+    first, *others = everything
+    append(first, b"first")
+    assert first.holds_descriptor
+    before = descriptors()
+    try:
+        regions.descriptor_budget(0)
+        for region in others:
+            append(region, b"abc")
+            region.flush()
+            region.flush(along=first)
+        assert descriptors() == before
+        assert first.holds_descriptor
+        pinned = others[0].slice(0, 3)
+        others[0].truncate(1)  # goes on in a new file
+        append(others[0], b"d" * 100_000)
+        others[1].trim()
+        assert descriptors() == before
+        assert bytes(pinned) == b"abc"
+    finally:
+        assert regions.descriptor_budget(kept_at_first) == 0
+    assert others[0].read(0, 4) == b"addd"
+    append(others[2], b"d")
+    others[2].flush()
+    assert others[2].holds_descriptor
+    assert descriptors() == before + 1
+    for region in everything:
+        region.close()
+    assert descriptors() == before - 1
+    assert (tmp_path / "3").read_bytes() == b"abcd"
+
+
 def test_idle_region_keeps_what_is_pinned(log: Region) -> None:
     append(log, b"abc")
     view = memoryview(log.slice(0, 3))
     log.idle()
     assert (view, log.is_mapped, log.holds_descriptor) == (b"abc", True, False)
-
-
-def test_unmapped_region_wakes(log: Region) -> None:
-    append(log, b"abc")
-    view = memoryview(log.slice(0, 3))
-    log.unmap()
-    assert not log.is_mapped
-    assert log.read(0, 3) == view == b"abc"
 
 
 def test_renamed_region_wakes_under_its_new_name(log: Region, path: Path) -> None:
@@ -445,10 +478,8 @@ def test_readers_beside_a_writer_that_truncates_and_idles(log: Region) -> None:
             match chance.randrange(8):
                 case 0:
                     log.truncate(chance.randrange(log.length + 1))
-                case 1:
+                case 1 | 2:
                     log.idle()
-                case 2:
-                    log.unmap()
     finally:
         done.set()
         for reader in readers:

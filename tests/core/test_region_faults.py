@@ -383,7 +383,6 @@ def test_use_after_fork(log: Region, path: Path) -> None:
             log.flush,
             log.trim,
             log.idle,
-            log.unmap,
         ]
         for use in uses:
             with pytest.raises(errors.UseAfterFork):

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -48,24 +49,51 @@ static int open_regular(const char *path, int flags, kr_descriptor **out) {
     return 0;
 }
 
-/* A reference to the descriptor, which the caller drops. */
+static int64_t kept;
+static int64_t budget = -1; /* not asked for yet */
+
+static int64_t default_budget(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return 768;
+    return limit.rlim_cur > INT32_MAX ? INT32_MAX : (int64_t)limit.rlim_cur / 4 * 3;
+}
+
+int64_t kr_descriptor_budget(void) {
+    int64_t found = __atomic_load_n(&budget, __ATOMIC_RELAXED);
+    if (found < 0) kr_set_descriptor_budget(found = default_budget());
+    return found;
+}
+
+void kr_set_descriptor_budget(int64_t descriptors) { __atomic_store_n(&budget, descriptors, __ATOMIC_RELAXED); }
+
+static int may_keep(void) {
+    if (__atomic_add_fetch(&kept, 1, __ATOMIC_RELAXED) <= kr_descriptor_budget()) return 1;
+    __atomic_sub_fetch(&kept, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+/* A reference to the descriptor, which the caller drops; the file keeps it, too, if there may be one more. */
 static int take(kr_file *file, kr_descriptor **out) {
     int error = 0;
     pthread_mutex_lock(&file->lock);
-    if (!file->descriptor) error = open_regular(file->path, file->writable ? O_RDWR : O_RDONLY, &file->descriptor);
-    if (!error) {
-        *out = file->descriptor;
-        __atomic_add_fetch(&file->descriptor->references, 1, __ATOMIC_RELAXED);
+    kr_descriptor *found = file->descriptor;
+    if (!found) {
+        error = open_regular(file->path, file->writable ? O_RDWR : O_RDONLY, &found);
+        if (!error && may_keep()) file->descriptor = found;
     }
+    if (!error && file->descriptor) __atomic_add_fetch(&found->references, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&file->lock);
+    *out = found;
     return error;
 }
 
 static void put(kr_file *file, kr_descriptor *descriptor) {
     pthread_mutex_lock(&file->lock);
     kr_descriptor *former = file->descriptor;
-    file->descriptor = descriptor;
+    if (former) __atomic_sub_fetch(&kept, 1, __ATOMIC_RELAXED);
+    file->descriptor = descriptor && may_keep() ? descriptor : NULL;
     __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED); /* the next one may be of another file */
+    if (!file->descriptor) drop(descriptor);
     pthread_mutex_unlock(&file->lock);
     drop(former);
 }
@@ -76,7 +104,7 @@ void kr_file_init(kr_file *file) {
 }
 
 void kr_file_destroy(kr_file *file) {
-    drop(file->descriptor);
+    put(file, NULL);
     pthread_mutex_destroy(&file->lock);
 }
 

@@ -25,6 +25,11 @@ typedef struct {
     int settled; /* atomic: where its blocks lie is on disk, and the file system writes them in place */
 } kr_file;
 
+/* How many descriptors files may keep open between two uses, by default three quarters of what the process may have.
+ * Beyond it a file is opened for each use: a mapping needs none. */
+int64_t kr_descriptor_budget(void);
+void kr_set_descriptor_budget(int64_t descriptors);
+
 void kr_file_init(kr_file *file);
 void kr_file_destroy(kr_file *file);
 
