@@ -25,15 +25,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from rich.console import Console
 from rich.table import Table
 
 import kreplica
 from bench.peers.connections import request_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
-from bench.peers.librdkafka import WAIT_S, create_topic, latencies_us, leader_of, produce_rate
+from bench.peers.librdkafka import WAIT_S, SilentCluster, create_topic, latencies_us, leader_of, produce_rate
 from bench.peers.rows import KAFKA, OURS
 from tests.support.node_processes import NodeProcesses
 
@@ -42,11 +42,13 @@ DIRECTORY, RESULT = BUILD / "bench-curves", BUILD / "bench-curves.json"
 SETTLE_S = 2.0
 # What one point writes at most: enough to last seconds, little enough for all points of a curve.
 POINT_BYTES, POINT_RECORDS = 256 << 20, 300_000
-PARTITIONS = (1, 10, 100, 1_000)
+PARTITIONS = (1, 10, 100, 1_000, 10_000)
 RECORD_BYTES = (10, 100, 1_000, 10_000, 100_000, 900_000)
 BATCH_RECORDS = (1, 10, 100, 1_000, 10_000)
 CONNECTIONS = (1, 10, 100, 1_000)
 REPLICAS = (1, 3, 5)
+# Kafka takes less than 10,000 in one request.
+PARTITIONS_A_REQUEST = 5_000
 # All of them come from one address, of which a node takes 500 by default; Kafka has no bound.
 ROOM = {"max_connections": 2_000, "max_connections_per_ip": 2_000}
 GIB = 1 << 30
@@ -138,9 +140,11 @@ class Curves:
         for partitions in PARTITIONS:
             for who, cluster in self._turns(clusters):
                 topic = self._topic()
-                create_wide_topic(cluster.bootstrap, topic, partitions)
-                rates.add(who, partitions, spread_rate(cluster.bootstrap, topic, partitions, POINT_RECORDS))
-                latency.add(who, partitions, latencies_us(cluster.bootstrap, topic, records=500)[0])
+                with unless_a_peer_fails(who, f"{partitions:,} partitions"):
+                    create_wide_topic(cluster.bootstrap, topic, partitions)
+                    rate = spread_rate(cluster.bootstrap, topic, partitions, POINT_RECORDS)
+                    rates.add(who, partitions, rate)
+                    latency.add(who, partitions, latencies_us(cluster.bootstrap, topic, records=500)[0])
 
     def _replicas(self) -> None:
         curve = self._new("produce, 100 B, five processes", "replicas", "records/s")
@@ -235,12 +239,27 @@ def both_clusters() -> Iterator[dict[str, Any]]:
         shutil.rmtree(DIRECTORY, ignore_errors=True)
 
 
+@contextmanager
+def unless_a_peer_fails(who: str, what: str) -> Iterator[None]:
+    """A peer's failure costs it its point; ours is raised."""
+    try:
+        yield
+    except (KafkaException, SilentCluster, TimeoutError) as error:
+        if who == OURS:
+            raise
+        print(f"{who} fails at {what}: {error}", flush=True)
+
+
 def create_wide_topic(bootstrap: str, topic: str, partitions: int, replicas: int = 3) -> None:
     """A topic all of whose partitions have leaders."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     config = {"min.insync.replicas": str(min(2, replicas)), "segment.bytes": str(16 << 20)}
-    made = admin.create_topics([NewTopic(topic, partitions, replicas, config=config)], request_timeout=WAIT_S)
+    first = min(partitions, PARTITIONS_A_REQUEST)
+    made = admin.create_topics([NewTopic(topic, first, replicas, config=config)], request_timeout=WAIT_S)
     made[topic].result(WAIT_S)
+    for total in range(first + PARTITIONS_A_REQUEST, partitions + 1, PARTITIONS_A_REQUEST):
+        more = admin.create_partitions([NewPartitions(topic, total)], request_timeout=WAIT_S)
+        more[topic].result(WAIT_S)
     if replicas == 3:
         leader_of(bootstrap, topic)
     until = time.monotonic() + WAIT_S

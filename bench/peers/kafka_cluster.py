@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.conformance.kafka_peer import Node, PeerError, missing, run_java
-from tests.support.ports import free_ports
+from tests.support.ports import free_addresses
 
 __all__ = ["KafkaCluster", "missing"]
 
@@ -30,7 +30,7 @@ class KafkaCluster:
 
     def __init__(self, directory: Path) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="kafka-cluster-", dir=directory))
-        ports = free_ports(2 * len(NODES))
+        ports = [port for _, port in free_addresses(2 * len(NODES))]
         clients = dict(zip(NODES, ports[::2], strict=True))
         controllers = dict(zip(NODES, ports[1::2], strict=True))
         voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in controllers.items())
