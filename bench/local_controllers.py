@@ -112,7 +112,12 @@ class LocalControllers:
     def wait_until_led(self, node_id: int, topic: str, leader: int) -> None:
         """Return when the node knows that `leader` leads the topic's first partition."""
         loader = self.nodes[node_id].loader
-        self.wait_for(lambda: loader.published.topics[topic].partitions[0].leader == leader)
+
+        def is_led() -> bool:
+            found = loader.published.topics.get(topic)
+            return found is not None and found.partitions[0].leader == leader
+
+        self.wait_for(is_led)
 
     def send(self, request: Any) -> Future[Any]:
         """Send a request to the active controller."""
