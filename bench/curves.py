@@ -1,13 +1,13 @@
 """How cost grows: `python -m bench.curves` (make bench-curves).
 
 Each curve changes one thing and keeps the rest: partitions, size of a record, records of an append,
-connections, replicas, size of a log. Those over the wire are measured on three processes, and on three of
-Kafka's where Java and Maven are there, point by point in turns. Prints tables and writes
+connections, replicas, size of a log, what Spark reads. Those over the wire are measured on three processes,
+and on three of Kafka's where Java and Maven are there, point by point in turns. Prints tables and writes
 build/bench-curves.json.
 
     --rounds N      of each point (1)
     --curves a,b    only these, and the others as they were: partitions, record-size, batch-size, connections,
-                    replicas, log-size
+                    replicas, log-size, spark
     --log-gib N     the largest log of the curve log-size (20)
 """
 
@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import kreplica
+from bench import spark_memory
 from bench.peers.connections import request_rate
 from bench.peers.kafka_cluster import KafkaCluster, missing
 from bench.peers.librdkafka import WAIT_S, SilentCluster, create_topic, latencies_us, leader_of, produce_rate
@@ -89,7 +90,12 @@ class Curves:
 
     def run(self, names: list[str]) -> None:
         """Those that were asked for, or all."""
-        alone = {"batch-size": self._batch_size, "replicas": self._replicas, "log-size": self._log_size}
+        alone = {
+            "batch-size": self._batch_size,
+            "replicas": self._replicas,
+            "log-size": self._log_size,
+            "spark": self._spark,
+        }
         shared = {
             "record-size": self._record_size,
             "connections": self._connections,
@@ -207,6 +213,19 @@ class Curves:
             with kreplica.Log.open(str(path), read_only=True) as log:
                 took = timed(lambda log=log, at=start: sum(len(bytes(b)) for b in log.batches(at)))
             reading.add(OURS, gib, size / took / 1e6)
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+
+    def _spark(self) -> None:
+        """What Spark's processes hold while they read ever more."""
+        jvm = self._new("the JVM's own memory in a read by Spark, JVM reader", "GiB", "MiB at most")
+        workers = self._new("the workers' own memory in a read by Spark, Python reader", "GiB", "MiB at most")
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        with spark_memory.spark_with_both_readers() as spark:
+            for gib in (size for size in (1, 2, 5, 10) if size <= self._log_gib):
+                records = spark_memory.grow(DIRECTORY, gib)
+                for _ in range(self._rounds):
+                    jvm.add(OURS, gib, spark_memory.peaks_mib(spark, DIRECTORY, "jvm", records)[0])
+                    workers.add(OURS, gib, spark_memory.peaks_mib(spark, DIRECTORY, "python", records)[1])
         shutil.rmtree(DIRECTORY, ignore_errors=True)
 
     def _opened(self, path: Path) -> None:
