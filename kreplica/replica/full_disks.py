@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 # Between two words about one directory, whose logs are all refused again and again.
 TELL_INTERVAL_MS = 30_000
-# A follower whose disk has so much more left than when it was refused, or that was not refused for so long,
-# may have room though nothing came to show it.
+# A follower may have room, though nothing came to show it, whose disk has so much more left than when it was
+# refused; or that was not refused for a while, which doubles with each refusal in a row, and is at most that.
 ROOM_BYTES, HOPE_MS = 16 << 20, 30_000
 
 
 class _Refusal:
-    """There was no room at `refused_ms`. `end`: of the log then; `free_bytes`: what the disk had left;
-    `has_room`: what the leader has heard.
+    """There was no room at `refused_ms`. `end`: of the log then; `free_bytes`: what the disk had left, at the
+    least; `hope_ms`: how long after that there may be room again; `has_room`: what the leader has heard.
 
     `led_since_ms`: when the leader, or who was to lead, was refused first, None for a follower;
     `patience_ms`: how long after that it asks for another one.
@@ -56,6 +56,7 @@ class _Refusal:
         "end",
         "free_bytes",
         "has_room",
+        "hope_ms",
         "leader_epoch",
         "led_since_ms",
         "patience_ms",
@@ -66,6 +67,7 @@ class _Refusal:
         self.leader_epoch = leader_epoch
         self.patience_ms = patience_ms
         self.end = self.refused_ms = self.free_bytes = 0
+        self.hope_ms = 0
         self.has_room: bool | None = None
         self.led_since_ms: int | None = None
 
@@ -105,13 +107,21 @@ class FullDisks:
         partition = self._partitions.get(topic_partition)
         if partition is not None:
             # Its end as it is now: by the time that the loop comes to it, there may have been room again.
-            self._loop.post(partial(self._refused, partition, _end_of(partition), now_ms))
+            end, free = _end_of(partition), _free_bytes(partition)
+            self._loop.post(partial(self._refused, partition, end, free, now_ms))
 
-    def _refused(self, partition: Partition, end: int, now_ms: int) -> None:
+    def _refused(self, partition: Partition, end: int, free_bytes: int, now_ms: int) -> None:
         known = self._refusals.get(partition)
-        refusal = known or _Refusal(partition.leader_epoch, self._config.replica_fetch_backoff_ms)
+        backoff_ms = self._config.replica_fetch_backoff_ms
+        refusal = known or _Refusal(partition.leader_epoch, backoff_ms)
         self._refusals[partition] = refusal
-        refusal.end, refusal.refused_ms, refusal.free_bytes = end, now_ms, _free_bytes(partition)
+        if known is not None and end <= refusal.end:
+            # One more in a row. A disk thread's may be told when there is room again: so the least counts.
+            refusal.hope_ms = min(2 * refusal.hope_ms, HOPE_MS)
+            refusal.free_bytes = min(refusal.free_bytes, free_bytes)
+        else:
+            refusal.hope_ms, refusal.free_bytes = backoff_ms, free_bytes
+        refusal.end, refusal.refused_ms = end, now_ms
         if not self._is_to_lead(partition):
             if known is None:
                 self._look(partition)
@@ -177,7 +187,7 @@ class FullDisks:
         return True
 
     def _may_have_room(self, partition: Partition, refusal: _Refusal) -> bool:
-        if self._now_ms() - refusal.refused_ms >= HOPE_MS:
+        if self._now_ms() - refusal.refused_ms >= refusal.hope_ms:
             return True
         return _free_bytes(partition) >= refusal.free_bytes + ROOM_BYTES
 

@@ -1,0 +1,47 @@
+"""A replica that was refused room, and what it says of that while nobody writes."""
+
+from __future__ import annotations
+
+from kreplica.common.errors import StorageFull
+from kreplica.replica.full_disks import HOPE_MS
+from kreplica.sim.node import DIRECTORY
+from tests.support.replicas import Replicas, batch
+
+
+def refused(at: Replicas, broker_id: int) -> None:
+    """A disk thread tells late that there was no room: by now there is."""
+    manager = at.manager(broker_id)
+    manager.full_disks.refused(DIRECTORY, at.partitions[0], StorageFull("no room"))
+    at.settle()
+
+
+def test_a_follower_that_has_room_again_when_it_hears_of_none_is_soon_in_sync() -> None:
+    at = Replicas()
+    at.manager(1).append(at.partitions[0], batch(b"a"))
+    at.pass_time(100)
+    refused(at, 2)
+    at.pass_time(10)
+    assert at.partition(1).isr == (1, 3)
+    backoff_ms = at.manager(2).config.replica_fetch_backoff_ms
+    at.pass_time(5 * backoff_ms)
+    assert 5 * backoff_ms < HOPE_MS
+    assert sorted(at.partition(1).isr) == [1, 2, 3]
+
+
+def test_refusals_in_a_row_are_believed_longer_each_time() -> None:
+    at = Replicas()
+    at.manager(1).append(at.partitions[0], batch(b"a"))
+    at.pass_time(100)
+    backoff_ms = at.manager(2).config.replica_fetch_backoff_ms
+    for _ in range(4):
+        refused(at, 2)
+    at.pass_time(5 * backoff_ms)
+    assert at.partition(1).isr == (1, 3)
+    at.pass_time(8 * backoff_ms)
+    assert sorted(at.partition(1).isr) == [1, 2, 3]
+    # What goes through ends the row.
+    at.manager(1).append(at.partitions[0], batch(b"b"))
+    at.pass_time(100)
+    refused(at, 2)
+    at.pass_time(5 * backoff_ms)
+    assert sorted(at.partition(1).isr) == [1, 2, 3]
