@@ -169,7 +169,9 @@ class BrokerMetadataPublisher:
             self._is_first = False
             yield from self._move_strays_aside(metadata)
         yield from self._stop_replicas(delta)
-        yield from self._take_roles([*self._again(metadata), *self._roles(delta.partitions)], applied)
+        changes = [*self._again(metadata), *self._roles(delta.partitions)]
+        # What failed before may be among what has changed.
+        yield from self._take_roles(list({each.topic_partition: each for each in changes}.values()), applied)
         if delta.brokers:
             self._replicas.brokers_changed()
         self.published = applied
@@ -271,6 +273,8 @@ class BrokerMetadataPublisher:
             self._loop.post_later(self._retry, RETRY_MS)
 
     def _take_some(self, changes: Sequence[PartitionChange], applied: OffsetAndEpoch) -> None:
+        # A directory may have failed since the step before: its logs are not to be made anew elsewhere.
+        changes = [each for each in changes if not self._is_failed(each, {})]
         states = {
             each.topic_partition: each.new.leader_and_isr(each.topic_partition, each.topic_id)
             for each in changes
@@ -373,9 +377,13 @@ class BrokerMetadataPublisher:
 
     def _retry(self) -> None:
         self._is_retrying = False
-        applied = self.published
-        if self._failed and applied is not None:
-            self._begin(self._take_roles(self._again(self._cache.metadata), applied))
+        if self._failed:
+            self._begin(self._take_failed())
+
+    def _take_failed(self) -> Steps[None]:
+        # As the cluster is when its turn comes: what was published meanwhile counts.
+        if self.published is not None:
+            yield from self._take_roles(self._again(self._cache.metadata), self.published)
 
     def _tell_failed(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
         self.error_count += 1

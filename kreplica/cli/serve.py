@@ -8,6 +8,7 @@ a crash would leave. Exit code 1: it cannot go on, and says why.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -89,7 +90,8 @@ def run(
 def _take_all_descriptors() -> None:
     # As many as the system lets this process have: the usual bound is meant for programs that select().
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(OSError, ValueError):  # a bound that the system takes for none
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _metrics_listener(listen: str | None) -> MetricsListener | None:

@@ -59,7 +59,8 @@ class NewLogs:
 
     def get_or_create(self, wanted: Iterable[NewLog]) -> Logs:
         """Each partition's log, one made now if need be, or what LogManager.get_or_create_log would raise."""
-        wanted = list(wanted)
+        # One that is wanted twice is made once: two workers, or two directories, would lose it.
+        wanted = list({each.partition: each for each in wanted}.values())
         logs, missing = self._found(wanted)
         if missing:
             with self._making:

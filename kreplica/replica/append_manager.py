@@ -230,32 +230,29 @@ class AppendManager:
         return future
 
     def _submit(self, queued: QueuedProduce, loop: Loop) -> None:
-        if self._begun:
-            self._begun.append(queued)
-            return
-        queued.submit(APPENDS_A_STEP)
-        if queued.remaining:
-            self._begun.append(queued)
-            loop.post(partial(self._go_on, loop))
+        self._begun.append(queued)
+        if len(self._begun) == 1:
+            self._go_on(loop)
 
     def _go_on(self, loop: Loop) -> None:
         room = APPENDS_A_STEP
-        while self._begun and room:
-            queued = self._begun[0]
-            before = queued.remaining
-            try:
-                queued.submit(room)
-            except Exception as error:
-                # Nobody foresaw that; whoever waits for the request is told, and those behind it go on.
-                LOGGER.exception("a produce request was not carried out")
-                self._begun.popleft()
-                queued.future.set_exception(error)
-                continue
-            room -= before - queued.remaining
-            if not queued.remaining:
-                self._begun.popleft()
-        if self._begun:
-            loop.post(partial(self._go_on, loop))
+        try:
+            while self._begun and room > 0:
+                queued = self._begun[0]
+                before = queued.remaining
+                try:
+                    queued.submit(room)
+                except Exception as error:
+                    # Nobody foresaw that; whoever waits for the request is told, and those behind it go on.
+                    LOGGER.exception("a produce request was not carried out")
+                    queued.remaining = 0
+                    queued.future.set_exception(error)
+                room -= max(1, before - queued.remaining)
+                if not queued.remaining:
+                    self._begun.popleft()
+        finally:
+            if self._begun:
+                loop.post(partial(self._go_on, loop))
 
     def append_to_local_log(
         self,

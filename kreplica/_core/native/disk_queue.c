@@ -73,17 +73,19 @@ static int place(kr_disk_queue *queue, const cpu_set_t *processors) {
 static void hold_here(kr_disk_queue *queue) {
     int processor = sched_getcpu();
     if (processor == queue->processor || processor < 0 || processor >= CPU_SETSIZE) return;
-    cpu_set_t one;
+    cpu_set_t one, *own = (cpu_set_t *)queue->processors;
+    _Static_assert(sizeof one == sizeof queue->processors, "a set of processors");
+    if (queue->processor < 0 && pthread_getaffinity_np(queue->thread, sizeof *own, own)) return;
+    if (!CPU_ISSET(processor, own)) return; /* where somebody wants the thread not to be */
     CPU_ZERO(&one);
     CPU_SET(processor, &one);
     if (place(queue, &one) == 0) queue->processor = processor;
 }
 
-/* Called under the lock: the thread may run wherever the caller may. */
+/* Called under the lock: the thread may run wherever it might before it was held. */
 static void hold_nowhere(kr_disk_queue *queue) {
-    cpu_set_t all;
-    if (queue->processor < 0 || pthread_getaffinity_np(pthread_self(), sizeof all, &all)) return;
-    if (place(queue, &all) == 0) queue->processor = -1;
+    if (queue->processor < 0) return;
+    if (place(queue, (cpu_set_t *)queue->processors) == 0) queue->processor = -1;
 }
 #else
 static void hold_here(kr_disk_queue *queue) { (void)queue; }

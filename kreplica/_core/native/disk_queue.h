@@ -49,6 +49,7 @@ typedef struct kr_disk_queue {
     int dozing; /* nothing to do for a moment: it looks again by itself soon */
     int asleep; /* nothing to do: it must be woken */
     int processor; /* where the thread is held, -1: anywhere */
+    unsigned long processors[128 / sizeof(unsigned long)]; /* where it might run before: a cpu_set_t */
     int64_t crowded_ns; /* when a job was submitted last that was not brief, or not the only one */
     int wakes[2]; /* a descriptor to watch, and the one to write to; the same where there is eventfd */
     pthread_t thread;

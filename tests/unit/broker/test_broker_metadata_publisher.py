@@ -16,6 +16,8 @@ from kreplica.log.log_creation import NewLog
 from kreplica.log.new_logs import Logs
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata import records as kinds
+from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.metadata_delta import difference
 from kreplica.sim.node import DIRECTORY
 from tests.support.metadata_log import topic
 from tests.support.published import Published
@@ -390,6 +392,81 @@ def test_logs_are_made_beside_the_loop_that_takes_roles(
     assert broker.publisher.metadata_offset() == stage.offset - 1
     for name in "uv":
         assert broker.broker.replica_manager.partitions.get_or_error(TopicPartition(name, 0)).is_leader
+
+
+def test_what_failed_and_is_changed_meanwhile_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Published(directories=2)
+    logs = stage.on(1).broker.log_manager
+    make, wanted_at_once = logs.get_or_create_logs, []
+
+    def refused(wanted: Iterable[NewLog]) -> Logs:
+        return {each.partition: StorageIOError("not now") for each in wanted}
+
+    def made(wanted: Iterable[NewLog]) -> Logs:
+        wanted = list(wanted)
+        wanted_at_once.append([str(each.partition) for each in wanted])
+        return make(wanted)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "get_or_create_logs", refused)
+        stage.apply(*topic(B, "u"))
+    monkeypatch.setattr(logs, "get_or_create_logs", made)
+    stage.apply(kinds.PartitionChangeRecord(partition_id=0, topic_id=B, leader=2))
+    assert ["u-0", "u-0"] not in wanted_at_once
+    assert wanted_at_once[0] == ["u-0"]
+    assert len([log for log in logs.logs() if log.topic_partition.topic == "u"]) == 1
+
+
+def test_a_directory_that_fails_between_two_steps_gets_no_empty_logs_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Published(directories=2)
+    stage.apply(*topic(B, "u", partitions=4 * ROLES_A_STEP))
+    stage.cluster.kill(1)
+    stage.cluster.start(1)
+    broker = stage.on(1).broker
+    logs, manager = broker.log_manager, broker.replica_manager
+    [path, other] = sorted(logs.directory_ids)
+    take = manager.become_leader_or_follower
+
+    def failing(states: Any, epoch: int) -> Any:
+        result = take(states, epoch)
+        # What is to take its partitions offline has not had its turn when the next step comes.
+        logs.on_failure = lambda _: None
+        logs.fail(path, StorageIOError("the disk is gone"))
+        return result
+
+    before = {log.topic_partition for log in logs.logs() if log.local.directory.startswith(f"{path}/")}
+    assert len(before) > ROLES_A_STEP
+    monkeypatch.setattr(manager, "become_leader_or_follower", failing)
+    everything = difference(ClusterMetadata(), stage.metadata)
+    stage.on(1).publisher.on_metadata_update(everything, stage.metadata.copy(), stage.applied)
+    stage.cluster.settle()
+    elsewhere = {log.topic_partition for log in logs.logs() if log.local.directory.startswith(f"{other}/")}
+    assert not before & elsewhere
+
+
+def test_a_retry_behind_a_deletion_brings_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Published()
+    logs, publisher = stage.on(1).broker.log_manager, stage.on(1).publisher
+
+    def refused(wanted: Iterable[NewLog]) -> Logs:
+        return {each.partition: StorageIOError("not now") for each in wanted}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "get_or_create_logs", refused)
+        stage.apply(*topic(B, "u"))
+    show = publisher._cache.set_image
+
+    def due(image: ClusterMetadata) -> None:
+        # The time of the retry comes while the deletion is under way.
+        publisher._retry()
+        show(image)
+
+    monkeypatch.setattr(publisher._cache, "set_image", due)
+    stage.apply(kinds.RemoveTopicRecord(topic_id=B))
+    assert logs.get_log(TopicPartition("u", 0)) is None
+    assert publisher.metadata_offset() == stage.offset - 1
 
 
 def test_a_replica_is_made_in_the_directory_that_the_controller_chose() -> None:

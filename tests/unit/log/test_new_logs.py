@@ -47,7 +47,7 @@ def workers() -> Interrupted:
 def logs(tmp_path: Path, workers: Interrupted) -> Iterator[LogManager]:
     clock = ManualClock()
     manager = LogManager(
-        [str(tmp_path / "d")],
+        [str(tmp_path / "d"), str(tmp_path / "e")],
         cluster_id="dpbFJ6ZBRoSUiuWQ5q1v1w",
         node_id=1,
         config=LogConfig(),
@@ -95,6 +95,12 @@ def test_a_log_that_two_want_is_made_once(logs: LogManager, workers: Interrupted
     assert workers.runs == runs + 1
 
 
+def test_a_log_that_is_wanted_twice_at_once_is_made_once(logs: LogManager) -> None:
+    found = logs.get_or_create_logs([NewLog(ORDERS), NewLog(ORDERS), NewLog(OTHER)])
+    assert list(found) == [ORDERS, OTHER]
+    assert sorted(log.topic_partition for log in logs.logs()) == [ORDERS, OTHER]
+
+
 def test_a_setting_that_is_changed_meanwhile_counts(logs: LogManager, workers: Interrupted) -> None:
     config = LogConfig.parse({"segment_bytes": 2_000})
     workers.meanwhile = lambda: logs.configs.change({"orders": config})
@@ -104,6 +110,8 @@ def test_a_setting_that_is_changed_meanwhile_counts(logs: LogManager, workers: I
 def test_a_directory_that_fails_meanwhile_takes_the_new_log_along(
     logs: LogManager, workers: Interrupted
 ) -> None:
+    for path in list(logs.directory_ids)[1:]:
+        logs.fail(path, StorageIOError("the disk is gone"))
     [path] = logs.directory_ids
     workers.meanwhile = lambda: logs.fail(path, StorageIOError("the disk is gone"))
     made = logs.get_or_create_logs([NewLog(ORDERS), NewLog(OTHER)])
