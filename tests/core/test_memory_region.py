@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +43,15 @@ def test_regions_of_a_file_share_its_bytes(file: MemoryFile) -> None:
     assert reader.read(0, 6) == b"abcdef"
     with pytest.raises(errors.ReadOnlyLog):
         reader.write(0, b"x")
+
+
+def test_what_is_reserved_and_not_written_does_not_keep_a_child_from_being_forked() -> None:
+    files = [MemoryFile(1 << 30) for _ in range(64)]
+    regions = [file.open("log", 1 << 30, writable=True) for file in files]
+    for region in regions:
+        append(region, b"a")
+    command = [sys.executable, "-c", ""]
+    assert subprocess.run(command, preexec_fn=lambda: None, check=False).returncode == 0
 
 
 def test_full_disk(file: MemoryFile) -> None:

@@ -61,10 +61,11 @@ int kr_map(int fd, int64_t size, int writable, int32_t *fault, kr_mapping **out)
     return error;
 }
 
-/* Anonymous pages are zeroed as they are touched; memory that malloc hands out again, all at once. */
+/* Anonymous pages are zeroed as they are touched; memory that malloc hands out again, all at once. Most of them never
+ * are: so the system counts only those that were, for a child that is forked, too. */
 static uint8_t *zeroed_memory(int64_t size) {
     if (size < LARGE_MEMORY) return calloc(1, size > 0 ? (size_t)size : 1);
-    void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? NULL : base;
 }
 
