@@ -13,7 +13,6 @@ the states, and is held while an answer is applied to a partition, so that nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -234,23 +233,21 @@ class ReplicaFetcher:
         now_ns = self._clock.monotonic_ns()
         self.metrics.request_time.update((now_ns - started_ns) / 1e6)
         if reply.exception() is None:
-            with self._unforeseen():
+            try:
                 answered(reply.result())
+            except Exception:
+                self._begin_anew()
+                raise
         else:
             self._session.failed(is_unknown=False)
             self._back_off()
         self.metrics.total_time.update((self._clock.monotonic_ns() - started_ns) / 1e6)
         self.do_work()
 
-    @contextmanager
-    def _unforeseen(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            # It is told, and the fetcher's other partitions go on after a while.
-            self._session.failed(is_unknown=False)
-            self._back_off()
-            raise
+    def _begin_anew(self) -> None:
+        # Nobody foresaw that. It is told, and the fetcher's other partitions go on after a while.
+        self._session.failed(is_unknown=False)
+        self._back_off()
 
     # ---- truncate -----------------------------------------------------------------------------------------
 
@@ -444,8 +441,11 @@ class ReplicaFetcher:
         self._has_rest = False
         if self._closed:
             return
-        with self._unforeseen():
+        try:
             self._take_answers(answers)
+        except Exception:
+            self._begin_anew()
+            raise
         self.do_work()
 
     def _take_answer(self, topic_partition: TopicPartition, answer: FetchAnswer) -> None:
