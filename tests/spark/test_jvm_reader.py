@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import zipfile
@@ -141,6 +142,48 @@ def test_a_session_without_a_jvm_has_the_python_reader(caplog: pytest.LogCapture
         spark_connector.register(session)
     assert session.registered == ["kreplica"]
     assert "there is no JVM reader: a session of Spark Connect" in caplog.text
+
+
+# ---- directories that cannot be listed --------------------------------------------------------------------
+
+
+def link_in_a_circle(path: Path) -> None:
+    """What is refused to root, too; a directory without permission is refused in the same place."""
+    path.symlink_to(path.name)
+
+
+def test_a_partition_that_cannot_be_listed_is_not_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    for name in ("t-0", "t-1", "u-0"):
+        fill(node / name, 2)
+    link_in_a_circle(node / "t-2")
+    (node / "file-0").touch()
+    refused = re.escape(f"{node / 't-2'}: ") + "Too many levels of symbolic links"
+    for options in ({}, {"subscribe": "t"}, {"reader": "jvm"}):
+        with pytest.raises(PySparkException, match=refused):
+            read(spark, node, **options).count()
+    assert read(spark, node, subscribe="u").count() == 10
+    query = (
+        spark.readStream.format("kreplica")
+        .options(subscribe="t", startingOffsets="earliest")
+        .load(str(node))
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    with pytest.raises(PySparkException, match=refused):
+        query.start().awaitTermination()
+    # A link to a disk that is not mounted is no empty partition either.
+    (node / "t-2").unlink()
+    (node / "t-2").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(PySparkException, match="t-2: no such file or directory"):
+        read(spark, node, subscribe="t").count()
+
+
+def test_a_log_directory_that_cannot_be_listed(spark: SparkSession, tmp_path: Path) -> None:
+    link_in_a_circle(tmp_path / "node")
+    with pytest.raises(PySparkException, match="node: Too many levels of symbolic links"):
+        read(spark, tmp_path / "node").count()
 
 
 # ---- what Spark is spared ---------------------------------------------------------------------------------

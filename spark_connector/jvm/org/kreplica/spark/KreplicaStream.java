@@ -1,7 +1,6 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.Iterator;
@@ -49,7 +48,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
             SortedMap bounds = planner.bounds(planner.subscribed(true));
             return new LogOffsets(planner.resolve(options.starting, bounds, true));
         } catch (IOException error) {
-            throw new UncheckedIOException(error);
+            throw ReadException.of(error);
         }
     }
 
@@ -119,7 +118,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
                 }
             }
         } catch (IOException error) {
-            throw new UncheckedIOException(error);
+            throw ReadException.of(error);
         }
         return found;
     }
@@ -148,7 +147,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
                 }
             }
         } catch (IOException error) {
-            throw new UncheckedIOException(error);
+            throw ReadException.of(error);
         }
         return found;
     }

@@ -6,7 +6,6 @@ import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Paths;
-import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.Map;
@@ -94,8 +93,7 @@ final class LogEnd {
 
     /** The offset of the newest whole snapshot, whose open transactions are put into `open`; else the log start. */
     private static long newestSnapshot(PartitionLog log, long end, Map open) throws IOException {
-        String[] names = new File(log.directory).list();
-        Arrays.sort(names);
+        String[] names = Listing.names(log.directory);
         for (int i = names.length - 1; i >= 0; i--) {
             if (!names[i].matches("\\d{20}\\.snapshot")) {
                 continue;

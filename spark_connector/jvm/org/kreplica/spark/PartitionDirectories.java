@@ -2,8 +2,10 @@ package org.kreplica.spark;
 
 import java.io.File;
 import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.NotDirectoryException;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
@@ -12,75 +14,89 @@ import java.util.TreeMap;
 
 /**
  * Which partitions lie in which directories. A path is a partition's directory, or one that holds several, as a node's
- * log directory does. Immutable.
+ * log directory does. Immutable once it is found.
  */
 final class PartitionDirectories {
     private final List paths;
-    private final SortedMap directories;
+    private final SortedMap directories = new TreeMap();
+    /** Why a partition's directory could not be listed, by partition. */
+    private final SortedMap unreadable = new TreeMap();
 
-    private PartitionDirectories(List paths, SortedMap directories) {
+    private PartitionDirectories(List paths) {
         this.paths = paths;
-        this.directories = directories;
     }
 
-    /** Look into the paths. Raises ReadException for one that is no directory or holds no partition. */
+    /** Look into the paths. Raises ReadException for one that cannot be listed or holds no partition. */
     static PartitionDirectories find(List paths) throws IOException {
-        SortedMap found = new TreeMap();
+        PartitionDirectories found = new PartitionDirectories(paths);
         for (Iterator i = paths.iterator(); i.hasNext();) {
-            File path = new File((String) i.next()).getCanonicalFile();
-            if (!path.isDirectory()) {
-                throw new ReadException(path + ": there is no such directory");
-            }
-            if (isPartition(path)) {
-                add(found, path, true);
-                continue;
-            }
-            File[] inside = path.listFiles();
-            Arrays.sort(inside);
-            int before = found.size();
-            for (int j = 0; j < inside.length; j++) {
-                if (!inside[j].getName().endsWith("-delete") && isPartition(inside[j])) {
-                    add(found, inside[j], false);
-                }
-            }
-            if (found.isEmpty() || before == found.size() && !holdsKnown(found, path)) {
-                throw new ReadException(path + ": neither a partition's directory nor one that holds any");
-            }
+            found.look((String) i.next());
         }
-        return new PartitionDirectories(paths, found);
+        return found;
     }
 
-    private static boolean holdsKnown(SortedMap found, File path) {
-        for (Iterator i = found.values().iterator(); i.hasNext();) {
-            for (Iterator j = ((List) i.next()).iterator(); j.hasNext();) {
-                if (new File((String) j.next()).getParentFile().equals(path)) {
-                    return true;
-                }
+    private void look(String given) throws IOException {
+        String[] names;
+        File path;
+        try {
+            path = new File(given).getCanonicalFile();
+            names = Listing.names(path.getPath());
+        } catch (IOException error) {
+            if (error instanceof NoSuchFileException || error instanceof NotDirectoryException) {
+                throw new ReadException(given + ": there is no such directory", error);
             }
+            throw ReadException.of(error);
         }
-        return false;
-    }
-
-    private static void add(SortedMap found, File directory, boolean isNamed) {
-        TopicPartition at = TopicPartition.ofDirectory(directory.getName());
-        if (at == null) {
-            if (isNamed) {
-                throw new ReadException(directory + ": no partition's directory is named so, as topic-0 would be");
+        if (holdsSegment(names)) {
+            TopicPartition at = TopicPartition.ofDirectory(path.getName());
+            if (at == null) {
+                throw new ReadException(path + ": no partition's directory is named so, as topic-0 would be");
             }
+            add(at, path);
             return;
         }
-        if (!found.containsKey(at)) {
-            found.put(at, new ArrayList());
+        boolean isEmpty = true;
+        for (int i = 0; i < names.length; i++) {
+            TopicPartition at = TopicPartition.ofDirectory(names[i]);
+            File directory = new File(path, names[i]);
+            if (at != null && isPartition(at, directory)) {
+                add(at, directory);
+                isEmpty = false;
+            }
         }
-        List replicas = (List) found.get(at);
+        if (isEmpty) {
+            throw new ReadException(path + ": neither a partition's directory nor one that holds any");
+        }
+    }
+
+    private void add(TopicPartition at, File directory) {
+        if (!directories.containsKey(at)) {
+            directories.put(at, new ArrayList());
+        }
+        List replicas = (List) directories.get(at);
         if (!replicas.contains(directory.getPath())) {
             replicas.add(directory.getPath());
         }
     }
 
-    private static boolean isPartition(File directory) {
-        String[] names = directory.list();
-        for (int i = 0; names != null && i < names.length; i++) {
+    /** Whether it holds a log, for all that is known: one that cannot be listed does, and nothing reads around it. */
+    private boolean isPartition(TopicPartition at, File directory) {
+        try {
+            return holdsSegment(Listing.names(directory.getPath()));
+        } catch (IOException error) {
+            // A file, or a directory that was removed since the look into its parent; but a link that leads nowhere
+            // may be a disk that is not mounted.
+            boolean isNone = error instanceof NotDirectoryException
+                || error instanceof NoSuchFileException && !Files.isSymbolicLink(directory.toPath());
+            if (!isNone && !unreadable.containsKey(at)) {
+                unreadable.put(at, error);
+            }
+            return !isNone;
+        }
+    }
+
+    private static boolean holdsSegment(String[] names) {
+        for (int i = 0; i < names.length; i++) {
             if (names[i].matches("\\d{20}\\.log")) {
                 return true;
             }
@@ -92,11 +108,17 @@ final class PartitionDirectories {
         return directories.keySet();
     }
 
-    /** The directory to read: of several the one with the highest high watermark, then the longest log. */
+    /**
+     * The directory to read: of several the one with the highest high watermark, then the longest log. Raises
+     * ReadException where one of them cannot be listed.
+     */
     String directory(TopicPartition at) throws IOException {
         List replicas = (List) directories.get(at);
         if (replicas == null) {
             throw new ReadException(at + ": no such partition in " + this);
+        }
+        if (unreadable.containsKey(at)) {
+            throw ReadException.of((IOException) unreadable.get(at));
         }
         String best = (String) replicas.get(0);
         LogStanding standing = null;

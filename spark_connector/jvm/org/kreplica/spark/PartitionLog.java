@@ -59,7 +59,7 @@ final class PartitionLog {
             }
             pause();
         }
-        throw new NotForThisReader(last.getMessage());
+        throw new NotForThisReader(ReadException.of(last).getMessage());
     }
 
     /** Files of before and after a replacement do not fit together. */
@@ -90,12 +90,12 @@ final class PartitionLog {
         return log;
     }
 
-    private static String[] names(String directory) {
-        String[] names = new File(directory).list();
-        if (names == null) {
-            throw new ReadException(directory + ": there is no such directory");
+    private static String[] names(String directory) throws IOException {
+        try {
+            return Listing.names(directory);
+        } catch (NoSuchFileException error) {
+            throw new ReadException(directory + ": there is no such directory", error);
         }
-        return names;
     }
 
     private static void requireSound(String directory, String[] names, LogStanding standing) throws IOException {
@@ -119,11 +119,13 @@ final class PartitionLog {
 
     /** Whether a node that runs, Kafka's or kreplica's, has locked the log directory for itself. */
     static boolean isTaken(String parent) throws IOException {
-        if (!new File(parent, ".lock").exists()) {
+        FileChannel channel;
+        try {
+            channel = FileChannel.open(Paths.get(parent, new String[] {".lock"}),
+                new OpenOption[] {StandardOpenOption.READ});
+        } catch (NoSuchFileException error) {
             return false;
         }
-        FileChannel channel = FileChannel.open(Paths.get(parent, new String[] {".lock"}),
-            new OpenOption[] {StandardOpenOption.READ});
         try {
             // Shared, for a moment: there is no other way to ask from here.
             FileLock lock = channel.tryLock(0, Long.MAX_VALUE, true);

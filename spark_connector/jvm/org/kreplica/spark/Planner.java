@@ -1,7 +1,6 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.nio.file.NoSuchFileException;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -32,7 +31,7 @@ final class Planner {
     /** A file that a plan is about to look into may be taken by retention, a cleaner or a roll: all else is raised. */
     static void requireAnotherLook(IOException error, int attempt) {
         if (!(error instanceof NoSuchFileException) || attempt >= LOOKS) {
-            throw new UncheckedIOException(error.getMessage(), error);
+            throw ReadException.of(error);
         }
     }
 

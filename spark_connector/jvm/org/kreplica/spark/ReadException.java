@@ -1,5 +1,10 @@
 package org.kreplica.spark;
 
+import java.io.IOException;
+import java.nio.file.AccessDeniedException;
+import java.nio.file.FileSystemException;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.NotDirectoryException;
 import java.util.Collections;
 import java.util.Map;
 import org.apache.spark.SparkThrowable;
@@ -22,6 +27,23 @@ class ReadException extends IllegalArgumentException implements SparkThrowable {
 
     ReadException(String message, Throwable cause) {
         super(message, cause);
+    }
+
+    /** What the operating system refused, with the file's name and the reason. */
+    static ReadException of(IOException error) {
+        if (!(error instanceof FileSystemException)) {
+            return new ReadException(String.valueOf(error.getMessage()), error);
+        }
+        FileSystemException refused = (FileSystemException) error;
+        String reason = refused.getReason();
+        if (error instanceof AccessDeniedException) {
+            reason = "permission denied";
+        } else if (error instanceof NotDirectoryException) {
+            reason = "not a directory";
+        } else if (reason == null) {
+            reason = error instanceof NoSuchFileException ? "no such file or directory" : error.toString();
+        }
+        return new ReadException(refused.getFile() + ": " + reason, error);
     }
 
     public String getCondition() {

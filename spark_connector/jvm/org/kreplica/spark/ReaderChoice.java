@@ -1,7 +1,6 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.util.Iterator;
 import java.util.Map;
 
@@ -61,7 +60,7 @@ final class ReaderChoice {
         } catch (NotForThisReader error) {
             return error.getMessage();
         } catch (IOException error) {
-            throw new UncheckedIOException(error.getMessage(), error);
+            throw ReadException.of(error);
         }
     }
 }

@@ -1,7 +1,6 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
@@ -40,7 +39,7 @@ final class ReaderFactory implements PartitionReaderFactory {
             }
             return new RangeReader(range, schema, settings, limit);
         } catch (IOException error) {
-            throw new UncheckedIOException(range.at + ": " + error.getMessage(), error);
+            throw ReadException.of(error);
         }
     }
 }
