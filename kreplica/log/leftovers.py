@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from kreplica.common.errors import InvalidFile
+from kreplica._core.log_segment import LogSegment
+from kreplica._core.log_state import LogStanding
+from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.log import swap_files
 from kreplica.log.file_names import (
     CLEANED_SUFFIX,
@@ -21,6 +23,7 @@ from kreplica.log.file_names import (
     parse_file_name,
 )
 from kreplica.log.local_log import LocalLog
+from kreplica.log.log_tail import LogTail, only_zeros
 
 
 def tidied(local: LocalLog, names: list[str]) -> list[str]:
@@ -45,6 +48,38 @@ def remove_orphans(local: LocalLog, names: list[str], bases: set[int]) -> None:
             and found[1] in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
         ):
             local.storage.remove(f"{local.directory}/{name}")
+
+
+def drop_strays(local: LocalLog, tail: LogTail, standing: LogStanding | None, *, is_current: bool) -> None:
+    """Take segments out of the log that were begun below its end, and never became part of it.
+
+    A roll that failed, or another program, leaves such files. Where the log ends is told by the records
+    before them; to believe the files would cost those. `standing`: where the log's writer said that it
+    stands; `is_current`: no power cut has come in between. Then a stray that has bytes is known, too, and
+    they are kept aside.
+    """
+    segments = list(local.segments)
+    last_base = -1 if standing is None else standing.active_base_offset
+    following: int | None = None
+    for index in range(len(segments) - 1, 0, -1):
+        segment = segments[index]
+        base = segment.base_offset
+        if standing is not None and is_current and last_base < base < standing.log_end_offset:
+            tail.drop_from(segments[: index + 1], index, "the log's writer never began this segment")
+        elif base != last_base and only_zeros(segment, 0) and _covers(segments[:index], base, following):
+            tail.drop_from(segments[: index + 1], index, "begun below the end of the segment before")
+        else:
+            following = base
+
+
+def _covers(segments: list[LogSegment], base: int, following: int | None) -> bool:
+    """Whether the records of these segments go on above `base`, and up to `following` if that is given."""
+    filled = next((segment for segment in reversed(segments) if segment.size), None)
+    try:
+        end = None if filled is None else filled.next_offset()
+    except CorruptMessage:
+        return False
+    return end is not None and end > base and (following is None or end >= following)
 
 
 def first_torn(local: LocalLog, first: int, bases: Container[int], unreadable: list[str]) -> int:

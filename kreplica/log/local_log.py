@@ -7,7 +7,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from kreplica._core.crc32c import checksum
@@ -19,7 +19,7 @@ from kreplica._core.records import batches
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import CorruptMessage, InvalidFile, KafkaStorageError, StorageFull
+from kreplica.common.errors import CorruptMessage, InvalidFile, KafkaStorageError, StorageIOError
 from kreplica.common.ports import Storage
 from kreplica.log import swap_files
 from kreplica.log.file_names import (
@@ -203,29 +203,53 @@ class LocalLog:
         return index
 
     def roll(self, base_offset: int) -> LogSegment:
-        """Close the active segment for writing and begin a new one at `base_offset`."""
+        """Close the active segment for writing and begin a new one at `base_offset`: all of that or nothing.
+
+        Raises KafkaStorageError; where it is StorageFull or OutOfDescriptors, the log goes on in the segment
+        that it had.
+        """
         if self.segments and self._indexes_left_out is self.segments.active:
             # Where the segment is flushed, its indexes are before there is a next one: recovery, which begins
             # with the segment of the flush point, believes those before it.
             for region in self.segments.active.regions()[1:]:
                 region.flush()
-        segment = self.open_segment(base_offset, create=True)
         if self.segments:
+            # Before there is a new file. A segment that was sealed takes appends like any other.
             self.segments.active.seal()
+        segment = self._begin_segment(base_offset)
         self.segments = self.segments.with_added(segment)
         return segment
+
+    def _begin_segment(self, base_offset: int) -> LogSegment:
+        """Create the files of a segment. No file is left where one of them could not be made: appends go on
+        in the segment before, and an empty one would seem to say that the log ends here.
+
+        Raises StorageFull, OutOfDescriptors, StorageIOError; this also where a file could not be removed.
+        """
+        try:
+            return self.open_segment(base_offset, create=True)
+        except BaseException as error:
+            try:
+                for suffix in reversed(SEGMENT_SUFFIXES):
+                    self.storage.remove(self.path(base_offset, suffix))
+            except KafkaStorageError as left:
+                raise StorageIOError(
+                    f"{self.directory}: the segment at {base_offset} could be neither begun ({error}) "
+                    f"nor removed ({left})"
+                ) from error
+            raise
 
     def begin_anew(self, base_offset: int) -> list[str]:
         """Put one empty segment at `base_offset` in the place of all; the names of the files that went.
 
-        Raises KafkaStorageError; where it is StorageFull, the segments are as before.
+        Raises KafkaStorageError; where it is StorageFull or OutOfDescriptors, the segments are as before.
         """
-        moved = self._renamed(list(self.segments)[::-1])  # a crash leaves no hole
+        moved: list[str] = []
         try:
-            segment = self.open_segment(base_offset, create=True)
-        except StorageFull:
-            for suffix in SEGMENT_SUFFIXES:
-                self.storage.remove(self.path(base_offset, suffix))
+            for path in self._renamed(list(self.segments)[::-1]):  # a crash leaves no hole
+                moved.append(path)
+            segment = self._begin_segment(base_offset)
+        except BaseException:
             for path in reversed(moved):
                 self.storage.rename(path, path.removesuffix(DELETED_SUFFIX))
             raise
@@ -240,20 +264,17 @@ class LocalLog:
         """
         gone = list(segments)
         self.segments = self.segments.without({segment.base_offset for segment in gone})
-        return self._renamed(gone)
+        return list(self._renamed(gone))
 
-    def _renamed(self, segments: list[LogSegment]) -> list[str]:
-        return [path for each in segments for path in self.rename_for_deletion(each.base_offset)]
-
-    def rename_for_deletion(self, base_offset: int) -> list[str]:
-        renamed = []
-        for suffix in SEGMENT_SUFFIXES:
-            path = self.path(base_offset, suffix)
-            if self.storage.exists(path):
-                self.storage.rename(path, path + DELETED_SUFFIX)
-                renamed.append(path + DELETED_SUFFIX)
-                self.names_changed = True
-        return renamed
+    def _renamed(self, segments: Iterable[LogSegment]) -> Iterator[str]:
+        """Rename the segments' files to .deleted, one by one; the new names."""
+        for segment in segments:
+            for suffix in SEGMENT_SUFFIXES:
+                path = self.path(segment.base_offset, suffix)
+                if self.storage.exists(path):
+                    self.storage.rename(path, path + DELETED_SUFFIX)
+                    self.names_changed = True
+                    yield path + DELETED_SUFFIX
 
     def flush(self, from_offset: int, *, whole: bool = False, along: Region | None = None) -> None:
         """Put on disk what the segments hold from `from_offset` on, and the directory if names changed in

@@ -30,6 +30,7 @@ from kreplica.log.file_names import (
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_segments import LogSegments
+from kreplica.log.log_tail import LogTail
 from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.recovery_scan import Recovery, RecoveryScan
 from kreplica.log.swap_files import Listing
@@ -113,6 +114,12 @@ class _LogLoader:
             standing_base = self.options.standing.active_base_offset if self.options.standing else bases[-1]
             self.local.require_unchanged(listing, standing_base)
         self.local.segments = LogSegments(tuple(segments))
+        if not (standing is not None and standing.clean and standing.segments == len(segments)):
+            is_current = standing is not None and (same_boot or standing.clean)
+            leftovers.drop_strays(
+                self.local, LogTail(self.local, self.recovery.cut), standing, is_current=is_current
+            )
+            segments = list(self.local.segments)
         self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
         self.epochs_on_disk = self.epochs.entries
         self.producers = ProducerStateManager(self.storage, self.local.directory, names)

@@ -15,7 +15,8 @@ producer comes, for most logs of most nodes are idle.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -262,18 +263,40 @@ class ProducerStateManager:
     def take_snapshot(self, sync: bool = False) -> str | None:
         """Write the state at `map_end_offset`, if there is news since the last time; returns the path.
 
-        With `sync` the file outlives a power cut; without, a damaged file may be left and is told as such.
+        With `sync` the file outlives a power cut; without, a power cut may leave a damaged one, which its
+        checksum tells. Raises KafkaStorageError; no file is left then.
         """
         offset = self.map_end_offset
         if offset <= self._last_snapshot_offset:
             return None
         path = self.snapshot_path(offset)
         write = self._storage.write_file_atomically if sync else self._storage.write_file
-        write(path, format_snapshot(self.active_producers.values()))
+        try:
+            write(path, format_snapshot(self.active_producers.values()))
+        except BaseException:
+            # A disk that is full takes the name, and no bytes.
+            self._storage.remove(path)
+            raise
         if offset not in self.snapshot_offsets:
             insort(self.snapshot_offsets, offset)
         self._last_snapshot_offset = offset
         return path
+
+    @contextmanager
+    def snapshot_at(self, offset: int, *, sync: bool) -> Iterator[None]:
+        """Take a snapshot for a log that will end at `offset` once what is done meanwhile succeeds."""
+        before, last = self.map_end_offset, self._last_snapshot_offset
+        self.map_end_offset = offset
+        try:
+            self.take_snapshot(sync)
+            yield
+        except BaseException:
+            self.map_end_offset = before
+            if offset > before and offset in self.snapshot_offsets:
+                # The records below it may be others than those that it knows.
+                self._last_snapshot_offset = last
+                self._remove_snapshot(offset)
+            raise
 
     def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> None:
         """Keep the snapshots at the segments' beginnings, and the newest other one if newer than these."""

@@ -17,6 +17,7 @@ from kreplica.common.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
     OffsetOutOfRange,
+    OutOfDescriptors,
     StorageFull,
 )
 from kreplica.log import damage_search, log_reader, producer_batches
@@ -130,11 +131,14 @@ def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
     try:
         log.epochs.clear()
         gone = local.begin_anew(offset)
-    except StorageFull:
-        # The disk has no room for what the log is to begin with: it stands where it stood.
+    except (StorageFull, OutOfDescriptors):
+        # There is no room for what the log is to begin with: it stands where it stood.
         log.epochs.restore(epochs)
         log.state.update(**standing)
         log.flush_state()
+        raise
+    except KafkaStorageError as error:
+        log.fail(error)
         raise
     with _all_or_nothing(log):
         log.active = local.segments.active

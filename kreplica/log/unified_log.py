@@ -28,6 +28,7 @@ from kreplica.common.errors import (
     LogClosed,
     OffsetOutOfRange,
     ReadOnlyLog,
+    StorageIOError,
 )
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk
@@ -426,17 +427,24 @@ class UnifiedLog:
 
     def roll(self, base_offset: int | None = None) -> None:
         """Begin a new segment, at `base_offset` or at the log's end; nothing happens where the active one is
-        empty and begins there already."""
+        empty and begins there already.
+
+        Raises StorageFull, OutOfDescriptors; the log is as it was then. Any other KafkaStorageError takes it
+        offline.
+        """
         with self.lock:
             self.require_writable()
             state = self.state
             base = max(state.log_end_offset, -1 if base_offset is None else base_offset)
             if self.active.base_offset == base and self.active.size == 0:
                 return
-            # A restart replays producers from the last snapshot, so each roll leaves one.
-            self.producers.map_end_offset = base
-            self.producers.take_snapshot(sync=self.durable)
-            self.active = self.local.roll(base)
+            try:
+                # A restart replays producers from the last snapshot, so each roll leaves one.
+                with self.producers.snapshot_at(base, sync=self.durable):
+                    self.active = self.local.roll(base)
+            except StorageIOError as error:
+                self.fail(error)
+                raise
             state.update(active_base_offset=base, valid_length=0, log_end_offset=base)
 
     def delete_old_segments(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 from kreplica import Log
 from kreplica.common.errors import OffsetOutOfRange, StorageFull, StorageIOError
 from kreplica.log import truncation
-from kreplica.log.local_log import LocalLog
+from kreplica.runtime.storage import FileStorage
 from kreplica.sim.storage import SimStorage
 from tests.support.logs import open_log
 
@@ -64,8 +64,8 @@ def _kill_at(monkeypatch, owner, name, call):
 
 
 STEPS = [
-    (LocalLog, "rename_for_deletion", 0),
-    (LocalLog, "rename_for_deletion", 2),
+    (FileStorage, "rename", 0),
+    (FileStorage, "rename", 7),
     (truncation, "ended_at", 0),
 ]
 CUTS = {
