@@ -262,16 +262,19 @@ def truncate_to(partition: Partition, offset: int) -> bool:
         # Nothing stays. What a replica has deleted that may be elected, its leader had, too. Another one may
         # have deleted other records than the leader has there, after an unclean election: it fetches all that
         # the leader has, or it would count as having them.
-        start = offset if _may_be_elected(partition) else 0
-        if start == log.log_start_offset == log.log_end_offset and not log.size:
-            return log.truncate_to(start)
-        # What was deleted may still be in the first segment: it must go too, or nothing of an epoch before
-        # its own could ever follow it.
-        log.truncate_fully_and_start_at(start)
-        return True
+        return _begin_at(log, offset if _may_be_elected(partition) else 0)
 
 
 def truncate_fully_and_start_at(partition: Partition, offset: int) -> None:
     """As Partition.truncate_fully_and_start_at."""
     with partition.leader_isr_update_lock:
-        _follower_log(partition).truncate_fully_and_start_at(offset)
+        _begin_at(_follower_log(partition), offset)
+
+
+def _begin_at(log: UnifiedLog, start: int) -> bool:
+    if start == log.log_start_offset == log.log_end_offset and not log.size:
+        return log.truncate_to(start)
+    # What was deleted may still be in the first segment: it must go too, or nothing of an epoch before its
+    # own could ever follow it.
+    log.truncate_fully_and_start_at(start)
+    return True

@@ -34,6 +34,7 @@ from kreplica.replica.partition_state import (
 from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, Replica
 
 if TYPE_CHECKING:
+    from kreplica.log.unified_log import UnifiedLog
     from kreplica.replica.partition import Partition
 
 # Errors that say that the change was not made and never will be: what was committed before still holds.
@@ -67,11 +68,24 @@ def what_keeps_out(partition: Partition, replica: Replica) -> str | None:
         return "its log diverges from the leader's"
     if replica.log_end_offset < term.log.high_watermark:
         return f"it is below the high watermark {term.log.high_watermark}"
+    if begins_too_low(replica, term.log):
+        return (
+            f"its log begins at {replica.log_start_offset}, below the leader's at {term.log.log_start_offset}"
+        )
     if replica.log_end_offset < term.epoch_start_offset:
         # Committed is also what a leader before may have committed and this one does not know of
         # (KAFKA-7128).
         return f"it is below {term.epoch_start_offset}, where leader epoch {term.leader_epoch} begins"
     return None
+
+
+def begins_too_low(replica: Replica, log: UnifiedLog) -> bool:
+    """Whether the follower has records below the leader's log start.
+
+    The leader knows no epochs there, so they may be others than those that were committed. The follower
+    deletes them when the answer to its fetch tells it the log start.
+    """
+    return 0 <= replica.log_start_offset < log.log_start_offset
 
 
 def what_makes_ineligible(partition: Partition, replica: Replica) -> str | None:

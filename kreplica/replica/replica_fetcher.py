@@ -33,7 +33,7 @@ from kreplica.common.future import Future
 from kreplica.common.locks import RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import NO_OFFSET, TopicPartition
 from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kreplica.replica.fetch_session_handler import FetchSessionHandler
 from kreplica.replica.fetcher_metrics import FetcherMetrics
@@ -288,22 +288,36 @@ class ReplicaFetcher:
                     self._refused(state, answer.error_code)
                 else:
                     end = (answer.leader_epoch, answer.end_offset)
-                    self._apply(state, partial(self._truncate_to_epoch, state, end))
+                    self._apply(state, partial(self._truncate_to_epoch, state, end, NO_OFFSET))
         self._tell()
 
     def _truncate_to_epoch(
-        self, state: PartitionFetchState, leader_end: tuple[int, int], partition: Partition
+        self,
+        state: PartitionFetchState,
+        leader_end: tuple[int, int],
+        leader_start: int,
+        partition: Partition,
     ) -> bool:
+        if 0 <= leader_end[1] <= leader_start:
+            # The leader has deleted the records up to there and knows their epochs no more. Those here may be
+            # others, which were never committed.
+            partition.truncate_fully_and_start_at(leader_start)
+            return self._go_on_from_end(state, partition, is_completed=True)
         return self._truncate(state, offset_truncation_state(partition.local_log, *leader_end), partition)
 
     def _truncate(
         self, state: PartitionFetchState, truncation: OffsetTruncationState, partition: Partition
     ) -> bool:
-        log = partition.local_log
         partition.truncate_to(truncation.offset)
+        return self._go_on_from_end(state, partition, is_completed=truncation.completed)
+
+    def _go_on_from_end(
+        self, state: PartitionFetchState, partition: Partition, *, is_completed: bool
+    ) -> bool:
+        log = partition.local_log
         epoch = log.latest_epoch
         # A fetch tells the leader the last epoch, so it finds by itself whether more is to be cut.
-        done = truncation.completed or (self._config.truncation_on_fetch and epoch is not None)
+        done = is_completed or (self._config.truncation_on_fetch and epoch is not None)
         self._states.put(
             state._replace(
                 fetch_offset=log.log_end_offset,
@@ -361,20 +375,11 @@ class ReplicaFetcher:
         return self._partitions.get(state.topic_partition)
 
     def _begin_at(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
-        log = partition.local_log
-        if leader_start >= log.log_end_offset:
+        if leader_start >= partition.log_end_offset:
             # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether
             # what comes next joins on to it.
             partition.truncate_fully_and_start_at(leader_start)
-        epoch = log.latest_epoch
-        self._states.put(
-            state._replace(
-                fetch_offset=max(leader_start, log.log_end_offset),
-                last_fetched_epoch=-1 if epoch is None else epoch,
-                state=FETCHING,
-            )
-        )
-        return True
+        return self._go_on_from_end(state, partition, is_completed=True)
 
     # ---- fetch --------------------------------------------------------------------------------------------
 
@@ -462,9 +467,9 @@ class ReplicaFetcher:
         if answer.error_code:
             self._refused(state, answer.error_code)
         elif answer.diverging_epoch.end_offset >= 0:
-            # Nothing else in such an answer counts, its high watermark least of all (KAFKA-14704).
+            # Only the log start counts besides; the high watermark must not (KAFKA-14704).
             diverging = (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
-            self._apply(state, partial(self._truncate_to_epoch, state, diverging))
+            self._apply(state, partial(self._truncate_to_epoch, state, diverging, answer.log_start_offset))
         else:
             self._apply(state, partial(self._process_partition_data, state, answer))
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower
+from kreplica.common.types import NO_OFFSET
 from kreplica.log import log_reader, truncation
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
@@ -66,6 +67,26 @@ def take_the_mark_of_diverging_answers(take_answer: Replacement) -> Replacement:
         take_answer(fetcher, topic_partition, answer)
 
     return take
+
+
+@history_mutant(ReplicaFetcher, "_truncate_to_epoch")
+def keep_what_the_leader_cannot_check(truncate_to_epoch: Replacement) -> Replacement:
+    """A follower cut to its leader's log start keeps what it has below."""
+
+    def truncate(fetcher: Any, state: Any, leader_end: Any, _: int, partition: Any) -> Any:
+        return truncate_to_epoch(fetcher, state, leader_end, NO_OFFSET, partition)
+
+    return truncate
+
+
+@history_mutant(partition_isr, "begins_too_low")
+def join_below_the_log_start(_: Replacement) -> Replacement:
+    """A replica joins the ISR with records below the leader's log start, whose epochs the leader forgot."""
+
+    def begins_too_low(*_: Any) -> bool:
+        return False
+
+    return begins_too_low
 
 
 @history_mutant(Partition, "update_follower_fetch_state")

@@ -71,6 +71,11 @@ CAUGHT = [
         "produce_completion",
         "c1: acknowledged at offset 1",
     ),
+    (
+        "keep_what_the_leader_cannot_check and join_below_the_log_start",
+        "records_below_the_leaders_log_start",
+        "NeverBack",
+    ),
     ("apply_stale_answers", "stale_answer_of_an_earlier_epoch", "2  e0: 0=b0 1=m0"),
     ("name_epochs_before_their_flush", "kafka_16541_power_cut_at_an_epoch_checkpoint", "WeakIsr"),
     # ---- whole nodes

@@ -62,3 +62,9 @@ def test_the_same_seed_gives_the_same_events_in_another_process(seed):
             check=True,
         )
         assert ran.stdout.strip() == driver.cluster.scheduler.event_hash
+
+
+def test_a_follower_does_not_lead_with_records_that_its_leader_could_not_check():
+    # A follower keeps records of epochs that its leader no longer knows, and is elected before it hears where
+    # the leader's log begins.
+    RandomDriver(331014, with_disks=True).run(EVENTS)

@@ -179,6 +179,27 @@ def test_below_the_high_watermark_nobody_joins():
     assert "below the high watermark 1" in replicas.leader.why_not_in_isr(2).keeps_out
 
 
+def test_a_follower_with_records_below_the_log_start_does_not_join():
+    """The leader knows no epochs there, so it cannot tell whether they are those that were committed."""
+    replicas = Replicas()
+    replicas.lead(1)
+    replicas.append(b"void", b"void")
+    replicas.lead(2, isr=(2, 3))
+    replicas.append(b"a")
+    replicas.append(b"b")
+    replicas.catch_up(3)
+    replicas.node(2).partition.delete_records_on_leader(2)
+    node = replicas.node(1)
+    read = replicas.read(1)
+    assert (read.diverging_epoch, read.fetch_offset, node.log.log_start_offset) == (None, 2, 0)
+    assert replicas.note(1, read).isr_change is None
+    assert "begins at 0, below the leader's at 2" in replicas.leader.why_not_in_isr(1).keeps_out
+    replicas.take(1, read)
+    node.partition.maybe_increment_log_start_offset(read.log_start_offset, node.partition.leader_epoch)
+    assert node.log.log_start_offset == node.log.log_end_offset == 2
+    assert replicas.fetch(1).isr_change.leader_and_isr.isr == (2, 3, 1)
+
+
 @pytest.mark.parametrize("ineligible", ["fenced", "shutting down", "unknown"])
 def test_a_broker_that_may_not_lead_does_not_join(ineligible):
     """KIP-841."""

@@ -229,6 +229,40 @@ def test_an_in_sync_follower_without_records_stays_where_it_is() -> None:
     assert at.values(3) == at.values(2) == [b"d"]
 
 
+@both_ways_of_truncation
+def test_a_follower_whose_records_the_leader_has_deleted_keeps_none_of_them(config: ReplicaConfig) -> None:
+    """The leader knows no epoch below its log start, so it cannot say which of the follower's records there
+    were never committed. As the next leader the follower would serve them."""
+    at = Replicas(config=config, settings={"unclean.leader.election.enable": True})
+    append(at, 1, b"a")
+    at.settle()
+    for other in (2, 3):
+        at.cluster.cut(1, other)
+    for value in (b"void", b"void", b"void"):
+        append(at, 1, value)
+    at.tell(at.controller.elect(T0, 2, (2, 3), unclean=True), [2, 3])
+    append(at, 2, b"b")
+    at.settle()
+    at.tell(at.controller.elect(T0, 2, (2, 3)), [2, 3])
+    append(at, 2, b"c")
+    at.settle()
+    at.pass_time(100)
+    at.manager(2).delete_records({T0: 2})
+    assert at.partition(2).local_log.epochs.entries[0].epoch > 0
+    ends: list[tuple[int, int]] = []
+    at.cluster.scheduler.after_event = lambda _: ends.append(
+        (at.partition(1).log_start_offset, at.partition(1).log_end_offset)
+    )
+    at.tell(at.controller.partitions[T0], [1])
+    at.cluster.heal_all()
+    at.pass_time(60_000)
+    assert at.values(1) == at.values(2) == [b"c"]
+    assert at.partition(2).isr == (2, 3, 1)
+    if config.truncation_on_fetch:
+        assert (2, 2) in ends
+        assert (0, 2) not in ends
+
+
 # ---- answers that come too late ----------------------------------------------------------------------------
 
 
