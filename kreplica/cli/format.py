@@ -7,12 +7,14 @@ import re
 
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_format import KRAFT_VERSION, directory_ids, format_node, is_formatted
+from kreplica.broker.node_recovery import recover_election
 from kreplica.cli.output import console, print_json
 from kreplica.common.errors import InvalidConfig, InvalidRequest
 from kreplica.common.types import Uuid
 from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.kafka_config import DEFAULT_CONTROLLER_LISTENER
+from kreplica.runtime.kafka_raft_server import cluster_id_of
 from kreplica.runtime.storage import FileStorage
 
 # Kafka makes them of 22 letters and digits, and takes others.
@@ -60,6 +62,24 @@ def run(
             )
         else:
             print(f"{path}: node {node_id} of cluster {cluster_id}, directory {ids[path]}")
+    return 0
+
+
+def recover(directories: list[str], node_id: int, as_json: bool) -> int:
+    """Mend the stored election of a voter that no start can read or go on from; returns the exit code.
+
+    Raises as `recover_election`.
+    """
+    cluster_id = cluster_id_of(directories[0])
+    config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=tuple(directories))
+    found = recover_election(config, storage=FileStorage(), clock=SystemClock())
+    if as_json:
+        print_json({"path": directories[0], "former_epoch": found.former_epoch, "epoch": found.epoch})
+    elif found.is_changed:
+        former = "an epoch that cannot be read" if found.former_epoch is None else str(found.former_epoch)
+        print(f"{directories[0]}: the quorum goes on from epoch {found.epoch}, instead of {former}")
+    else:
+        print(f"{directories[0]}: epoch {found.epoch} is sound; nothing is changed")
     return 0
 
 

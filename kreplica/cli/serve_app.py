@@ -45,12 +45,24 @@ def format_directories(
     ignore_formatted: Annotated[
         bool, typer.Option("--ignore-formatted", help="Leave a directory of this node as it is.")
     ] = False,
+    is_recovery: Annotated[
+        bool,
+        typer.Option(
+            "--recover",
+            help="Format nothing: mend an epoch of the quorum that is too large to be read or to go on from."
+            " For every voter, while none of them runs.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Make directories those of a node: each gets its meta.properties, as Kafka writes it."""
     from kreplica.cli import format as command
 
     paths = [str(path.absolute()) for path in directory]
+    if is_recovery:
+        if cluster_id is not None or initial_controllers is not None or ignore_formatted:
+            raise typer.BadParameter("--recover goes with --directory, --node-id and --json alone")
+        raise typer.Exit(command.recover(paths, node_id, as_json))
     code = command.run(paths, node_id, cluster_id, ignore_formatted, as_json, initial_controllers)
     raise typer.Exit(code)
 

@@ -25,6 +25,9 @@ FILE_NAME = "quorum-state"
 LOWEST_VERSION = 0
 HIGHEST_VERSION = 1
 NO_NODE = -1
+# An int32 on the wire and in the file. No election may follow it.
+LAST_EPOCH = INT32_MAX
+RECOVER = "stop all nodes of the quorum and run `kreplica format --recover` on each voter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,10 @@ def parse_quorum_state(data: bytes, path: str = FILE_NAME) -> QuorumStateData:
         raise UnsupportedVersion(
             f"{path}: version {version}; {LOWEST_VERSION} to {HIGHEST_VERSION} are known"
         )
-    epoch = integer(fields, "leaderEpoch", 0, INT32_MAX, path)
+    try:
+        epoch = integer(fields, "leaderEpoch", 0, LAST_EPOCH, path)
+    except InvalidFile as error:
+        raise InvalidFile(f"{error}; {RECOVER}") from None
     leader_id = integer(fields, "leaderId", NO_NODE, INT32_MAX, path)
     voted_id = integer(fields, "votedId", NO_NODE, INT32_MAX, path)
     if version == 0:

@@ -124,7 +124,7 @@ class Elections:
             return wait_ms
         if self._quorum.is_sole_voter or state.has_timed_out(now_ms):
             # In the epoch that it led itself it can neither follow nor vote.
-            self._quorum.transition_to_unattached(state.epoch + 1)
+            self._quorum.transition_to_unattached(self._quorum.next_epoch())
             return 0
         return min(wait_ms, state.remaining_ms(now_ms))
 
@@ -215,6 +215,7 @@ class Elections:
         self._require_epoch(epoch)
 
     def _require_epoch(self, epoch: int) -> None:
+        self._context.require_plausible(epoch)
         if epoch < self._quorum.epoch:
             raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {self._quorum.epoch}")
 

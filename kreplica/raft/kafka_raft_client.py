@@ -31,6 +31,7 @@ from kio.schema.vote.v2.request import VoteRequest
 from kreplica.common.errors import (
     BrokerNotAvailable,
     InconsistentClusterId,
+    InvalidRequest,
     KreplicaError,
     NotLeader,
     StorageFull,
@@ -399,7 +400,11 @@ class KafkaRaftClient:
         if handler is None:
             return failed(UnsupportedVersion(f"no handler for {kind.__name__}"))
         try:
-            if request.cluster_id is not None and request.cluster_id != self._context.cluster_id:
+            if request.cluster_id is None:
+                raise InvalidRequest(
+                    f"{kind.__name__} without a cluster id; this is {self._context.cluster_id}"
+                )
+            if request.cluster_id != self._context.cluster_id:
                 raise InconsistentClusterId(f"this is {self._context.cluster_id}, not {request.cluster_id}")
             partition = only_partition(request)
         except KreplicaError as error:

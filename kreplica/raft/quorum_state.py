@@ -19,7 +19,7 @@ from kreplica.common.errors import (
     InconsistentVoterSet,
 )
 from kreplica.common.ports import Clock, Random
-from kreplica.common.quorum_state import FILE_NAME, NO_NODE, QuorumStateData
+from kreplica.common.quorum_state import FILE_NAME, LAST_EPOCH, NO_NODE, RECOVER, QuorumStateData
 from kreplica.common.types import Uuid
 from kreplica.raft.batch_accumulator import BatchAccumulator
 from kreplica.raft.candidate_state import CandidateState
@@ -215,7 +215,7 @@ class QuorumState:
         if not self.is_electable or not (isinstance(state, ProspectiveState) or is_sole):
             raise self._illegal("Candidate")
         retries = state.retries + 1 if isinstance(state, ProspectiveState) else 1
-        self._enter(self._candidate(state.epoch + 1, retries))
+        self._enter(self._candidate(self.next_epoch(), retries))
 
     def transition_to_leader(self, epoch_start_offset: int, accumulator: BatchAccumulator) -> LeaderState:
         """The voters have elected this node."""
@@ -255,6 +255,13 @@ class QuorumState:
         self._enter(self._resigned(self.state.epoch, preferred_successors))
 
     # ---- within -------------------------------------------------------------------------------------------
+
+    def next_epoch(self) -> int:
+        """The epoch after this one. Raises IllegalQuorumTransition where an int32 holds no later one: it must
+        never be written, since no start could read it."""
+        if self.state.epoch >= LAST_EPOCH:
+            raise self._illegal(f"anything in an epoch after {LAST_EPOCH}: {RECOVER}")
+        return self.state.epoch + 1
 
     def _election_deadline(self) -> int:
         return self.now_ms() + self.random_election_timeout_ms() if self.is_electable else NEVER_MS

@@ -19,6 +19,7 @@ from kreplica.common.errors import (
     KreplicaError,
 )
 from kreplica.common.ports import Clock, Disk, Random
+from kreplica.common.quorum_state import LAST_EPOCH
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
 from kreplica.raft.epoch_state import same_replica
@@ -37,6 +38,10 @@ from kreplica.raft.threshold_purgatory import ThresholdPurgatory
 from kreplica.raft.voter_set import ReplicaKey
 
 LOGGER = logging.getLogger(__name__)
+# A request may name an epoch so far ahead of this node's. Epochs begin one at a time, each after a majority
+# has granted pre-votes, so a request with more is a forged one: 2,147,483,647 would leave no epoch for the
+# next election. A voter that really is further ahead is believed when it answers what this node asked it.
+MOST_EPOCHS_AHEAD = 1_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +138,15 @@ class RaftContext:
         if sender not in voters.voters or not voters.contains(self.key):
             raise InconsistentVoterSet(f"node {sender} and this one, {self.key}, are not both in {voters!r}")
 
+    def require_plausible(self, epoch: int) -> None:
+        """Raises InvalidRequest where a request names an epoch that no election has led to."""
+        known = self.quorum.epoch
+        if epoch - known > MOST_EPOCHS_AHEAD or epoch >= LAST_EPOCH:
+            raise InvalidRequest(
+                f"a request names epoch {epoch}, and node {self.key.node_id} is in epoch {known}: epochs more"
+                f" than {MOST_EPOCHS_AHEAD} ahead, or from {LAST_EPOCH} on, are refused"
+            )
+
     # ---- transitions --------------------------------------------------------------------------------------
 
     def take_standing(self, sender: int, standing: Standing) -> bool:
@@ -144,6 +158,14 @@ class RaftContext:
         if leader_id == self.key.node_id:
             # Somebody remembers this node as the leader of an epoch; it knows better itself.
             leader_id = None
+        if standing.leader_epoch >= LAST_EPOCH > state.epoch:
+            LOGGER.warning(
+                "node %d: node %d answers with epoch %d, which leaves none for the next election",
+                self.key.node_id,
+                sender,
+                standing.leader_epoch,
+            )
+            return False
         if standing.leader_epoch > state.epoch:
             self.begin_epoch(standing.leader_epoch, leader_id)
             return False

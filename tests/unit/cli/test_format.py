@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kreplica import Cluster
 from kreplica.broker.node_config import NodeConfig
-from kreplica.broker.node_format import read_properties
+from kreplica.broker.node_format import METADATA_LOG, read_properties
 from kreplica.cli import format as command
-from kreplica.common.errors import InvalidConfig
+from kreplica.cli.app import app
+from kreplica.common.errors import InvalidConfig, InvalidFile, LogDirLocked
 from kreplica.common.types import Uuid
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.runtime.storage import FileStorage
@@ -63,3 +67,47 @@ def test_what_names_no_voters_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidConfig, match="--initial-controllers"):
         command.run([str(tmp_path / "1")], 1, CLUSTER, False, False, text)
     assert not (tmp_path / "1").exists()
+
+
+# ---- the way back ----------------------------------------------------------------------------------------
+
+
+def recover(directory: Path, node_id: int, *more: str) -> str:
+    flags = ["--directory", str(directory), "--node-id", str(node_id), "--recover", *more]
+    done = CliRunner().invoke(app, ["format", *flags], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("stored", [[2**31] * 3, [2**31 - 1] * 3, [2**31, 2**31 - 2, 2**31 - 1]])
+def test_a_cluster_whose_epochs_are_used_up_comes_back_with_all_its_records(
+    tmp_path: Path, stored: list[int]
+) -> None:
+    with Cluster(brokers=3, directory=tmp_path) as cluster:
+        cluster.create_topic("orders")
+        cluster.append("orders", 0, [b"before"]).result(60)
+    for node_id, epoch in enumerate(stored, 1):
+        file = tmp_path / f"node-{node_id}" / METADATA_LOG / "quorum-state"
+        fields = {**json.loads(file.read_text()), "leaderEpoch": epoch, "leaderId": -1, "votedId": -1}
+        file.write_text(json.dumps(fields))
+    if 2**31 in stored:
+        with pytest.raises(InvalidFile, match="format --recover"):
+            Cluster(brokers=3, directory=tmp_path)
+    for node_id in (1, 2, 3):
+        assert "goes on from epoch" in recover(tmp_path / f"node-{node_id}", node_id)
+        # What is sound stays as it is.
+        assert json.loads(recover(tmp_path / f"node-{node_id}", node_id, "--json"))["epoch"] < 2**22
+    with Cluster(brokers=3, directory=tmp_path) as cluster:
+        cluster.append("orders", 0, [b"after"]).result(60)
+        assert [record.value for record in cluster.read("orders", 0, 0)] == [b"before", b"after"]
+
+
+def test_a_node_that_runs_is_not_recovered(tmp_path: Path) -> None:
+    with Cluster(brokers=1, directory=tmp_path), pytest.raises(LogDirLocked):
+        command.recover([str(tmp_path / "node-1")], 1, False)
+
+
+def test_another_nodes_directory_is_not_recovered(tmp_path: Path) -> None:
+    formatted(tmp_path / "1", 1)
+    with pytest.raises(InvalidFile, match="of node 1, not 2"):
+        command.recover([str(tmp_path / "1")], 2, False)

@@ -1,0 +1,102 @@
+"""RaftContext: which requests of the quorum are believed, and which epochs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kreplica.common.errors import IllegalQuorumTransition, InvalidRequest
+from kreplica.common.quorum_state import LAST_EPOCH
+from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.file_based_state_store import FileBasedStateStore
+from kreplica.raft.raft_context import MOST_EPOCHS_AHEAD
+from kreplica.raft.raft_messages import (
+    FetchPosition,
+    make_begin_request,
+    make_end_request,
+    make_fetch_request,
+    make_snapshot_request,
+)
+from kreplica.raft.voter_set import ReplicaKey
+from kreplica.sim.quorum.quorum_node import CLUSTER_ID, LOG_DIRECTORY
+from kreplica.sim.quorum.sim_quorum import directory_id_of
+from tests.unit.raft.test_kafka_raft_client import all_have, answer_of, others_of, started, vote
+
+
+def test_a_request_without_the_cluster_id_is_refused():
+    quorum, leader = started()
+    follower, third = others_of(quorum, leader)
+    to, sender = ReplicaKey(follower, directory_id_of(follower)), ReplicaKey(third, directory_id_of(third))
+    state = quorum.client(follower).quorum.state
+    position = FetchPosition(1, 0, 0, 0)
+    for node_id, request in (
+        (follower, vote(to, sender, cluster_id=None)),
+        (follower, make_begin_request(None, to, third, 2)),
+        (follower, make_end_request(None, third, 2, [])),
+        (leader, make_fetch_request(None, sender, position, max_wait_ms=0, max_bytes=100)),
+        (leader, make_snapshot_request(None, sender, 1, OffsetAndEpoch(1, 1), 0, 100)),
+    ):
+        assert answer_of(quorum, node_id, request).error_code.value == InvalidRequest.code, request
+    assert quorum.client(follower).quorum.state is state
+
+
+@pytest.mark.parametrize("epoch", [1 + MOST_EPOCHS_AHEAD + 1, LAST_EPOCH - 1, LAST_EPOCH])
+def test_a_request_from_an_epoch_that_no_election_led_to_is_refused(epoch):
+    quorum, leader = started()
+    follower, third = others_of(quorum, leader)
+    to, sender = ReplicaKey(follower, directory_id_of(follower)), ReplicaKey(third, directory_id_of(third))
+    state = quorum.client(follower).quorum.state
+    for request in (
+        vote(to, sender, epoch=epoch),
+        make_begin_request(CLUSTER_ID, to, third, epoch),
+        make_end_request(CLUSTER_ID, third, epoch, []),
+    ):
+        found = answer_of(quorum, follower, request).topics[0].partitions[0]
+        assert found.error_code.value == InvalidRequest.code, request
+        assert quorum.client(follower).quorum.state is state
+
+
+def test_a_request_of_the_highest_plausible_epoch_is_taken():
+    quorum, leader = started()
+    follower, third = others_of(quorum, leader)
+    to, sender = ReplicaKey(follower, directory_id_of(follower)), ReplicaKey(third, directory_id_of(third))
+    found = answer_of(quorum, follower, vote(to, sender, epoch=1 + MOST_EPOCHS_AHEAD))
+    assert found.topics[0].partitions[0].vote_granted
+
+
+def store_epoch(quorum, node_id, epoch):
+    """Let a voter that does not run have stored an epoch without a leader."""
+    store = FileBasedStateStore(quorum.machines[node_id].storage, LOG_DIRECTORY)
+    store.write(replace(store.read(), leader_epoch=epoch, leader_id=-1, voted_id=-1))
+    return store
+
+
+@pytest.mark.parametrize("with_all", [True, False])
+def test_a_voter_that_is_far_ahead_is_followed_by_the_others(with_all):
+    # Where another one is gone, the one that is far ahead is needed for any election.
+    quorum, leader = started()
+    quorum.append(leader, "a")
+    assert all_have(quorum, "a")
+    far, other = others_of(quorum, leader)
+    for node_id in (leader, far, other):
+        quorum.kill(node_id)
+    store_epoch(quorum, far, 9_000_000)
+    for node_id in (far, leader, other) if with_all else (far, leader):
+        quorum.start(node_id)
+    assert quorum.run_until(
+        lambda: quorum.leader is not None and quorum.client(quorum.leader).quorum.epoch > 9_000_000
+    )
+    quorum.append(quorum.leader, "b")
+    assert all_have(quorum, "a", "b")
+
+
+def test_no_election_follows_the_last_epoch_of_all_which_stays_readable():
+    quorum, leader = started(voters=1)
+    quorum.pass_time(100)
+    quorum.kill(leader)
+    store = store_epoch(quorum, leader, LAST_EPOCH)
+    quorum.start()
+    with pytest.raises(IllegalQuorumTransition, match="format --recover"):
+        quorum.pass_time(1_000)
+    assert store.read().leader_epoch == LAST_EPOCH
