@@ -97,10 +97,18 @@ class CachedPartition:
         self.topic_id = newer.topic_id
         self.fetch_offset = newer.fetch_offset
         self.max_bytes = newer.max_bytes
-        self.current_leader_epoch = newer.current_leader_epoch
+        if newer.current_leader_epoch != self.current_leader_epoch:
+            self.begin_epoch(newer.current_leader_epoch)
         self.last_fetched_epoch = newer.last_fetched_epoch
         self.log_start_offset = newer.log_start_offset
         self.is_unanswered = True
+
+    def begin_epoch(self, leader_epoch: int) -> None:
+        """The fetcher takes this for the leader epoch from now on. What it was told before is sent again: the
+        answer may have come while its role changed, when the fetcher did not have the partition."""
+        self.current_leader_epoch = leader_epoch
+        self.high_watermark_sent = NO_OFFSET
+        self.log_start_sent = NO_OFFSET
 
     def listen(self, partition: Partition | None) -> None:
         """Hear of the moves of `partition` from now on, and of no other's."""
@@ -210,7 +218,8 @@ class FetchSession:
                 return False
             known.fetch_offset = fetch_offset
             known.max_bytes = max_bytes
-            known.current_leader_epoch = current_leader_epoch
+            if current_leader_epoch != known.current_leader_epoch:
+                known.begin_epoch(current_leader_epoch)
             known.last_fetched_epoch = last_fetched_epoch
             known.log_start_offset = log_start_offset
             known.is_unanswered = True

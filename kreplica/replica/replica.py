@@ -79,6 +79,8 @@ class Replica:
         """
         self.fetched_in_epoch = False
         self.diverged = False
+        # The follower may have dropped the answer that told it, while its role changed.
+        self.last_sent_high_watermark = NO_OFFSET
         self.last_caught_up_time_ms = now_ms if is_in_sync else NEVER_MS
         if is_new_leader:
             self.log_end_offset = NO_OFFSET
@@ -86,7 +88,6 @@ class Replica:
             self.last_fetch_leader_log_end_offset = NO_OFFSET
             self.last_fetch_time_ms = NEVER_MS
             self.broker_epoch = UNKNOWN_BROKER_EPOCH
-            self.last_sent_high_watermark = NO_OFFSET
             self.damaged = False
             self.fetch_clock = None
         else:

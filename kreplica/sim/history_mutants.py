@@ -19,6 +19,7 @@ from kreplica.log import log_reader, truncation
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import damage_repair, partition_fetch, partition_isr, partition_role, replica_fetcher
+from kreplica.replica.fetch_session import CachedPartition
 from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_fetch_state import ReplicaState
@@ -87,6 +88,16 @@ def join_below_the_log_start(_: Replacement) -> Replacement:
         return False
 
     return begins_too_low
+
+
+@history_mutant(CachedPartition, "begin_epoch")
+def tell_marks_once(_: Replacement) -> Replacement:
+    """A leader does not repeat in a new leader epoch what a follower was told, and dropped, in the last."""
+
+    def begin(cached: Any, leader_epoch: int) -> None:
+        cached.current_leader_epoch = leader_epoch
+
+    return begin
 
 
 @history_mutant(Partition, "update_follower_fetch_state")

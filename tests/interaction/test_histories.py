@@ -76,6 +76,11 @@ CAUGHT = [
         "records_below_the_leaders_log_start",
         "NeverBack",
     ),
+    (
+        "tell_marks_once",
+        "answer_during_a_change_of_role",
+        "2       follower  2      0      1   2",
+    ),
     ("apply_stale_answers", "stale_answer_of_an_earlier_epoch", "2  e0: 0=b0 1=m0"),
     ("name_epochs_before_their_flush", "kafka_16541_power_cut_at_an_epoch_checkpoint", "WeakIsr"),
     # ---- whole nodes

@@ -42,3 +42,8 @@ def test_the_same_seed_gives_the_same_events_in_another_process(seed):
     driver.run(600)
     for hash_seed in ("1", "2"):
         assert hash_elsewhere(PROGRAM, seed, hash_seed) == driver.cluster.scheduler.event_hash
+
+
+def test_a_follower_hears_the_high_watermark_that_it_was_told_during_a_change_of_role():
+    # The answer finds the partition removed from the fetcher, which adds it again before its next fetch.
+    NodeDriver(821539).run(EVENTS)

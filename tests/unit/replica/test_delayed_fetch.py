@@ -287,6 +287,33 @@ def test_a_follower_that_was_told_where_to_cut_hears_the_high_watermark_after_th
     assert fetch_as_follower(at, 2, session, 1, last_epoch=0, max_wait_ms=0).result(0) == []
 
 
+@pytest.mark.parametrize("way", ["by a request", "by a request of one partition", "without a session"])
+def test_a_follower_hears_the_marks_anew_in_each_leader_epoch(way: str) -> None:
+    """It may have dropped what it was told while its role changed."""
+    at = Replicas(brokers=2)
+    committed(at, b"a")
+    session = played_follower(at)
+    if way == "without a session":
+        session = FetchSession(now_ms=at.manager().fetches.now_ms(), is_privileged=True)
+    first = fetch_as_follower(at, 2, session, 1, max_wait_ms=0)
+    assert data_of(first).high_watermark == 1
+    at.elect(1)
+    if way == "by a request of one partition":
+        key = (at.controller.topic_id("t"), 0)
+        asked = {"fetch_offset": 1, "max_bytes": 1, "last_fetched_epoch": 0, "log_start_offset": 0}
+        assert session.ask_again(key, current_leader_epoch=1, **asked)
+        told = fetch_as_follower(at, 2, session, max_wait_ms=0)
+    elif way == "by a request":
+        told = fetch_as_follower(at, 2, session, 1, max_wait_ms=0)
+    else:
+        anew = FetchSession(now_ms=at.manager().fetches.now_ms(), is_privileged=True)
+        told = fetch_as_follower(at, 2, anew, 1)
+        at.pass_time(10)
+    assert data_of(told).high_watermark == 1
+    if way != "without a session":
+        assert fetch_as_follower(at, 2, session, 1, max_wait_ms=0).result(0) == []
+
+
 @pytest.mark.parametrize("is_lasting", [True, False])
 @pytest.mark.parametrize(("offset", "epoch"), [(0, -1), (2, 0)])
 def test_a_session_that_goes_on_is_believed_again_after_a_fetch_that_came_late(
