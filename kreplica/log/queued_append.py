@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 class LeaderAppend:
-    """A producer's batch for a log that is led in `leader_epoch`, as long as `is_led()`.
+    """A producer's batch for a log that is led in `leader_epoch`.
 
-    `appended(info)` is called once it is in the log, or with the error for which nobody waits for that any
-    more; `declined()` where the caller has to append it by
-    itself.
+    `may_be_made()`: whether the log's owner would still make it, asked when its turn comes. `appended(info)`
+    is called once it is in the log, or with the error for which nobody waits for that any more; `declined()`
+    where the caller has to append it, or to refuse it.
     """
 
     __slots__ = (
         "_appended",
         "_declined",
-        "_is_led",
         "_job",
         "_leader_epoch",
         "_log",
+        "_may_be_made",
         "_origin",
         "_producer",
         "_records",
@@ -54,13 +54,13 @@ class LeaderAppend:
         origin: AppendOrigin,
         appended: Callable[[LogAppendInfo | KreplicaError], None],
         declined: Callable[[], None],
-        is_led: Callable[[], bool] = lambda: True,
+        may_be_made: Callable[[], bool] = lambda: True,
     ) -> None:
         self._log = log
         self._records = records
         self._leader_epoch = leader_epoch
         self._origin = origin
-        self._is_led = is_led
+        self._may_be_made = may_be_made
         self._appended = appended
         self._declined = declined
         self._job: AppendJob | None = None
@@ -68,8 +68,7 @@ class LeaderAppend:
 
     def make_job(self, queue: AppendQueue) -> AppendJob | None:
         self._producer = None
-        # One that has waited may come to its turn when another broker leads.
-        if not self._is_led() or not self._log.may_append(self._leader_epoch):
+        if not self._may_be_made() or not self._log.may_append(self._leader_epoch):
             return None
         try:
             self._job = self._made(queue)

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
     from kreplica.replica.fetch_session import CachedPartition
 
-PARTITION_ACKS_ALL = -1
-
 
 class Partition(PartitionStanding):
     """`topic_partition` on broker `broker_id`; a replica without a role until it is made leader or follower.
@@ -265,7 +263,10 @@ class Partition(PartitionStanding):
         log = term.log
         if not term.leads or log is None:
             raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} does not lead it")
-        if required_acks == PARTITION_ACKS_ALL and len(self.state.isr) < log.config.min_insync_replicas:
+        if (
+            required_acks == partition_append.ACKS_ALL
+            and len(self.state.isr) < log.config.min_insync_replicas
+        ):
             partition_append.require_enough_in_sync(self, log)
         return log
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Appended = Callable[[LogAppendInfo | KreplicaError, LeaderHwChange], None]
     Followed = Callable[[LogAppendInfo | KreplicaError | None], None]
 
+# The acks of a producer that waits for all in-sync replicas.
+ACKS_ALL = -1
 # What a deletion of records is asked with instead of an offset: all that is committed.
 HIGH_WATERMARK = -1
 
@@ -97,10 +99,11 @@ def submit_to_leader(
         else:
             appended(info, change)
 
-    def is_led() -> bool:
-        return partition.term is term
+    def may_be_made() -> bool:
+        # One that has waited may come to its turn when another broker leads, or too few are in sync.
+        return partition.term is term and not (required_acks == ACKS_ALL and partition.is_under_min_isr)
 
-    log.queue.submit(LeaderAppend(log, records, term.leader_epoch, origin, made, declined, is_led))
+    log.queue.submit(LeaderAppend(log, records, term.leader_epoch, origin, made, declined, may_be_made))
 
 
 def _bare(error: KreplicaError) -> KreplicaError:

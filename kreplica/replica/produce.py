@@ -131,11 +131,14 @@ class DelayedProduce:
 
 def after_append(partition: Partition) -> KreplicaError | None:
     """Whether records that the high watermark has come to cover are as safe as min.insync.replicas asks."""
-    if not partition.has_enough_in_sync:
-        return NotEnoughReplicasAfterAppend(
-            f"{partition.topic_partition}: appended, but fewer replicas are in sync than min.insync.replicas"
-        )
-    return None
+    return None if partition.has_enough_in_sync else not_enough_replicas_after_append(partition)
+
+
+def not_enough_replicas_after_append(partition: Partition) -> NotEnoughReplicasAfterAppend:
+    """What to answer where records are in the leader's log, and too few replicas are in sync."""
+    return NotEnoughReplicasAfterAppend(
+        f"{partition.topic_partition}: appended, but fewer replicas are in sync than min.insync.replicas"
+    )
 
 
 def no_longer_leader(partition: Partition) -> KreplicaError:

@@ -22,6 +22,7 @@ from kreplica.replica.produce import (
     ACKS_ALL,
     PartitionResponse,
     ProducePartitionStatus,
+    not_enough_replicas_after_append,
     response_of,
     response_to,
 )
@@ -118,10 +119,14 @@ class QueuedProduce:
             self._responses[topic_partition] = response_to(self._policy.refused(topic_partition, result))
         else:
             response = self._responses[topic_partition] = response_of(result)
-            self._waiting[topic_partition] = ProducePartitionStatus(
-                partition, mark, result.last_offset + 1, response
-            )
+            status = ProducePartitionStatus(partition, mark, result.last_offset + 1, response)
             self._policy.appended(partition, result, change)
+            if self._required_acks == ACKS_ALL and partition.is_under_min_isr:
+                # The ISR has shrunk since the disk thread was given the append, which would not be made now.
+                status.settle(not_enough_replicas_after_append(partition))
+                self._responses[topic_partition] = status.response
+            else:
+                self._waiting[topic_partition] = status
         self._one_less()
 
     def _one_less(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kreplica.common.errors import NotLeaderOrFollower
+from kreplica.common.errors import NotEnoughReplicas, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.append_manager import APPENDS_A_STEP
 from kreplica.replica.partition import Partition
@@ -87,6 +87,54 @@ def test_what_waits_when_a_term_ends_is_not_appended() -> None:
     at.settle()
     assert log_of(at, 1).log_end_offset == end
     assert [type(future.exception(0)) for future in futures] == [NotLeaderOrFollower] * 3
+
+
+def shrink_isr(at: Replicas, *isr: int) -> None:
+    """Let the leader hear of another ISR, in the same leader epoch."""
+    at.tell(at.controller.decide(at.partitions[0], isr=isr), to=[1])
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_the_isr_is_looked_at_when_an_append_is_made(is_alone: bool) -> None:
+    """It may shrink while the append waits for the disk. The second batch does not fit into the segment: the
+    disk declines it, and gives the third one back."""
+    at = Replicas(with_disks=True, settings={"segment_bytes": 100, "min_insync_replicas": 2})
+    disk = stalled(at, 1)
+    manager, topic_partition = at.broker(1).replica_manager, at.partitions[0]
+    values = (b"a", b"b", b"c")
+    if is_alone:
+        futures = [manager.append(topic_partition, batch(value)) for value in values]
+        errors = [future.exception for future in futures]
+    else:
+        answers = [manager.append_records({topic_partition: batch(value)}) for value in values]
+        errors = [lambda _, each=each: each.result(0)[topic_partition].error for each in answers]
+    unasked = manager.append(topic_partition, batch(b"d"), required_acks=1)
+    for other in (2, 3):
+        at.cluster.cut(1, other)
+    shrink_isr(at, 1)
+    disk.go_on()
+    at.settle()
+    expected = [NotEnoughReplicasAfterAppend, NotEnoughReplicas, NotEnoughReplicas]
+    assert [type(error(0)) for error in errors] == expected
+    assert unasked.result(0).base_offset == 1
+    assert at.values(1) == [b"a", b"d"]
+    assert at.partition(1).high_watermark == 0
+
+
+def test_an_append_whose_isr_shrinks_while_it_waits_for_followers_goes_on_waiting() -> None:
+    """As Kafka's does: the ISR may grow again in time."""
+    at = Replicas(with_disks=True, settings={"min_insync_replicas": 2})
+    end = at.cluster.hold(lambda message: not message.is_request and message.receiver in (2, 3))
+    future = at.broker(1).replica_manager.append(at.partitions[0], batch(b"a"))
+    at.pass_time(10)
+    shrink_isr(at, 1)
+    at.pass_time(10)
+    assert not future.done()
+    end()
+    for held in at.cluster.held():
+        at.cluster.release(held)
+    at.pass_time(1_000)
+    assert future.result(0).base_offset == 0
 
 
 def test_a_request_of_many_partitions_is_submitted_in_steps_and_nothing_overtakes_it() -> None:
