@@ -9,6 +9,7 @@
 #   make bench-spark  both of Spark's readers beside parquet and Spark's own source on real Kafka
 #   make bench-curves how cost grows with partitions, sizes, connections, replicas; twenty minutes, 20 GB of disk
 #   make bench-page   docs/BENCHMARKS.md anew from the last runs; bench-compare holds them to those on the page
+#   make settings     docs/SETTINGS.md anew from the settings themselves
 #   make pictures     those of the docs that come from runs of the code
 #   make soak         an hour of load on three processes, one killed every five minutes: nothing lost, all flat
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
@@ -52,7 +53,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_SELF := KREPLICA_PURE=1 $(INSTALL) --quiet --no-build-isolation
 
-.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page pictures bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
+.PHONY: build test lint format demo bench bench-peers bench-spark bench-curves bench-page settings pictures bench-compare soak sanitize conformance crash kills flips fuzz sim wheel-check constraints \
 	clean distclean
 
 # ---- environment and build ---------------------------------------------------------------------------
@@ -148,6 +149,9 @@ bench-curves: .make/build
 
 bench-page: .make/build .make/bench
 	$(BIN)/python -m bench.page
+
+settings: build
+	$(BIN)/python -m kreplica.cli.settings_page > docs/SETTINGS.md
 
 pictures: .make/build .make/bench
 	$(BIN)/python -m bench.pictures

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import BOOLEAN, TEXT, Settings, int32, optional, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
-    """Times in ms; the defaults are Kafka's. Raises InvalidConfig for one that makes no sense.
+class BrokerConfig(Settings):
+    """Times in ms; the defaults are Kafka's. Raises InvalidConfig."""
 
-    `broker_heartbeat_timeout_ms` is kreplica's own: how long an answer is waited for before the heartbeat is
-    sent again, maybe to another controller.
-    """
-
-    broker_heartbeat_interval_ms: int = 2_000
-    broker_heartbeat_timeout_ms: int = 4_500
-    broker_registration_retry_backoff_ms: int = 100
-    initial_broker_registration_timeout_ms: int = 60_000
-    broker_rack: str | None = None
-    auto_create_topics_enable: bool = True
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-                raise InvalidConfig(f"{name} must be above 0, not {value}")
+    broker_heartbeat_interval_ms: int = setting(
+        2_000, int32(1), "How often a broker sends a heartbeat; below broker.session.timeout.ms."
+    )
+    broker_heartbeat_timeout_ms: int = setting(
+        4_500,
+        int32(1),
+        "A heartbeat without an answer is sent again, maybe to another controller.",
+        is_ours=True,
+    )
+    broker_registration_retry_backoff_ms: int = setting(
+        100, int32(1), "The pause before a registration is sent again.", is_ours=True
+    )
+    initial_broker_registration_timeout_ms: int = setting(
+        60_000, int32(1), "A broker that could not register for this long after its start ends."
+    )
+    broker_rack: str | None = setting(
+        None, optional(TEXT), "The broker's rack, for placing replicas and for reading from near ones."
+    )
+    auto_create_topics_enable: bool = setting(
+        True, BOOLEAN, "Create a topic that a client asks for or writes to."
+    )

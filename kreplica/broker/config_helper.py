@@ -34,8 +34,7 @@ from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, 
 # Where a setting comes from (DescribeConfigsResponse.ConfigSource).
 OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, OF_NODE, DEFAULT = 1, 2, 3, 4, 5
 # ConfigDef.Type, as the answer has it.
-TYPES = {bool: 1, str: 2, int: 5, float: 6, tuple: 7, frozenset: 7}
-UNKNOWN_TYPE = 0
+TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
 
 NO_THROTTLE = timedelta(0)
 
@@ -62,7 +61,7 @@ class ConfigHelper:
         self._defaults = {name: text for name, text in known.items() if name in self._settings}
         self._topic_defaults = LogConfig().properties()
         self._topic_types = {
-            field.name.replace("_", "."): type(getattr(LogConfig(), field.name))
+            LogConfig.property_name(field.name): field.metadata["kind"].type
             for field in dataclasses.fields(LogConfig)
         }
         self._of_node_for_topics = config.log.overrides()
@@ -99,7 +98,7 @@ class ConfigHelper:
         if name == ALL_BROKERS:
             given = self._metadata().config(BROKER_RESOURCE, ALL_BROKERS)
             layers = (_Layer(OF_ALL_BROKERS, given),)
-            return (self._result(each, str, False, layers, with_synonyms) for each in sorted(given))
+            return (self._result(each, "string", False, layers, with_synonyms) for each in sorted(given))
         if name != str(self._node_id):
             raise InvalidRequest(f"this is broker {self._node_id}, not {name[:80]!r}")
         return self._of_broker(with_synonyms)
@@ -133,13 +132,13 @@ class ConfigHelper:
         names = {name for layer in layers for name in layer.values}
         for name in sorted(names):
             known = self._settings.get(name)
-            kind = str if known is None else known.kind
+            kind = "string" if known is None else known.type
             yield self._result(name, kind, not is_dynamic_for_brokers(name), layers, with_synonyms)
 
     def _result(
         self,
         name: str,
-        kind: type,
+        kind: str,
         is_read_only: bool,
         layers: Collection[_Layer],
         with_synonyms: bool,
@@ -156,7 +155,7 @@ class ConfigHelper:
             config_source=having[0].source,
             is_sensitive=False,
             synonyms=synonyms if with_synonyms else (),
-            config_type=TYPES.get(kind, UNKNOWN_TYPE),
+            config_type=TYPES[kind],
             documentation=None,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kreplica.broker.broker_config import BrokerConfig
+from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig, MetadataLogConfig
 from kreplica.common.errors import InvalidConfig
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
@@ -47,14 +48,24 @@ class NodeConfig:
     log_manager: LogManagerConfig = field(default_factory=LogManagerConfig)
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)
     metadata_log: MetadataLogConfig = field(default_factory=MetadataLogConfig)
+    server: SocketServerConfig = field(default_factory=SocketServerConfig)
 
     def __post_init__(self) -> None:
         if self.node_id < 0:
-            raise InvalidConfig(f"node.id is {self.node_id}; it has to be 0 at least")
+            raise InvalidConfig(f"node.id={self.node_id} is below the minimum of 0")
         if not self.roles or not self.roles <= BOTH:
             raise InvalidConfig(f"process.roles is {sorted(self.roles)}: broker, controller, or both")
         if not self.directories:
             raise InvalidConfig("a node needs a log directory (log.dirs)")
+        interval_ms, session_ms = (
+            self.broker.broker_heartbeat_interval_ms,
+            self.controller.broker_session_timeout_ms,
+        )
+        if interval_ms >= session_ms:
+            raise InvalidConfig(
+                f"broker.heartbeat.interval.ms={interval_ms} is not below"
+                f" broker.session.timeout.ms={session_ms}: brokers would be fenced between their heartbeats"
+            )
         self.raft.require_log_takes_batches(self.metadata_log.log_segment_bytes)
         if not self.metadata_directory:
             object.__setattr__(self, "metadata_directory", self.directories[0])

@@ -36,6 +36,7 @@ from kreplica.cluster.settings import (
     check_cluster_id,
     extended,
     new_layout,
+    node_config,
     read_layout,
 )
 from kreplica.cluster.views import describe_topics
@@ -102,7 +103,8 @@ class Cluster(ClusterAdministration):
             if serve:
                 from kreplica.cluster.listeners import ClusterListeners
 
-                self._listeners = ClusterListeners(layout, self._task_failed)
+                first = node_config(layout, next(iter(layout.roles)), self.directory, config or {})
+                self._listeners = ClusterListeners(layout, first.server, self._task_failed)
             self._nodes = ClusterNodes(
                 layout,
                 self.directory,

@@ -6,6 +6,7 @@ listeners. Thread rule: any thread.
 
 from __future__ import annotations
 
+from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.cluster.settings import Layout
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.local_listener import LocalListener
@@ -15,13 +16,13 @@ from kreplica.runtime.scheduler import OnError
 class ClusterListeners:
     """A port of 127.0.0.1 for each broker of the layout, taken at once. Raises OSError."""
 
-    def __init__(self, layout: Layout, on_error: OnError) -> None:
+    def __init__(self, layout: Layout, config: SocketServerConfig, on_error: OnError) -> None:
         self._thread = EventLoopThread("kreplica-clients", on_error)
         self._thread.start()
         self.by_node: dict[int, LocalListener] = {}
         try:
             for node_id, roles in layout.roles.items():
-                self.by_node[node_id] = LocalListener(self._thread, has_port="broker" in roles)
+                self.by_node[node_id] = LocalListener(self._thread, config, has_port="broker" in roles)
         except BaseException:
             self.close()
             raise

@@ -1,26 +1,29 @@
-"""A log's settings: Kafka's topic properties, their defaults and ranges, as one immutable object; and the
-settings of a node's cleaner and of its periodic work, as others.
+"""Settings of a log, and of a node's cleaner, periodic work and metadata log; each is an immutable object.
 
-A field has the name of its property with dots for underscores: `segment_bytes` is `segment.bytes`; both names
-are accepted wherever settings come in. Values come as Python values or as text, as Kafka's tools send them.
-`durability` is kreplica's own; tiered storage is not there.
-
-A LogConfig is shared by all partitions of a topic and by all threads; a change makes a new one.
+A LogConfig has Kafka's topic properties. It is shared by all partitions of a topic and by all threads; a
+change makes a new one. `durability` is kreplica's own; tiered storage is not supported.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
 import re
-import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.types import INT32_MAX, INT64_MAX
+from kreplica.common.settings import (
+    BOOLEAN,
+    Settings,
+    int32,
+    int64,
+    list_of,
+    number,
+    one_of,
+    setting,
+)
+from kreplica.common.types import INT64_MAX
 
 CLEANUP_POLICIES = ("compact", "delete")
 COMPRESSION_TYPES = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -50,223 +53,104 @@ BROKERS_NAMES = {
     "message.max.bytes": "max.message.bytes",
 }
 
-# A parser takes what was given and returns the field's value; ValueError's text completes "... must be ...".
-Parser = Callable[[object], Any]
-
-_INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _THROTTLED_REPLICA = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
 
+_CLEANUP_POLICY = list_of(
+    f"a list of {' and '.join(CLEANUP_POLICIES)}, which may be empty", set(CLEANUP_POLICIES).issuperset
+)
+_THROTTLED_REPLICAS = list_of(
+    "'*' or a list of partition:broker",
+    lambda words: words == ["*"] or all(_THROTTLED_REPLICA.fullmatch(word) for word in words),
+)
 
-def _integer(least: int, most: int, also: int | None = None) -> Parser:
-    words = f"an integer from {least} to {most}" + ("" if also is None else f", or {also}")
-
-    def parse(value: object) -> int:
-        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(words)
-        if not least <= value <= most and value != also:
-            raise ValueError(words)
-        return value
-
-    return parse
-
-
-def _fraction(value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, (str, int, float)) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
-    if not 0.0 <= number <= 1.0:
-        raise ValueError("a number from 0 to 1")
-    return number
-
-
-def _rate(value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, (str, int, float)) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
-    if not number > 0.0:
-        raise ValueError("a number above 0")
-    return number
-
-
-def _boolean(value: object) -> bool:
-    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-        return value.strip().lower() == "true"
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
-def _one_of(choices: tuple[str, ...]) -> Parser:
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or value.strip() not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return value.strip()
-
-    return parse
-
-
-def _words(value: object) -> list[str]:
-    """The items of a list, given as one text with commas or as the items; each once, in the order given."""
-    items = value.split(",") if isinstance(value, str) else value
-    if not isinstance(items, Iterable):
-        raise ValueError("a list")
-    words = [str(item).strip() for item in items]
-    return list(dict.fromkeys(word for word in words if word))
-
-
-def _cleanup_policy(value: object) -> tuple[str, ...]:
-    words = _words(value)
-    if not set(words) <= set(CLEANUP_POLICIES):
-        raise ValueError(f"a list of {', '.join(CLEANUP_POLICIES)}, which may be empty")
-    return tuple(words)
-
-
-def _throttled_replicas(value: object) -> tuple[str, ...]:
-    words = _words(value)
-    if words != ["*"] and not all(_THROTTLED_REPLICA.fullmatch(word) for word in words):
-        raise ValueError("'*' or a list of partition:broker")
-    return tuple(words)
-
-
-def _setting(default: object, parse: Parser) -> Any:
-    return dataclasses.field(default=default, metadata={"parse": parse})
-
-
-def _shown(value: object) -> str:
-    """The value as a message may carry it: short, and without writing out a huge number."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    return reprlib.repr(value)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
-class _Settings:
-    """What LogConfig and CleanerConfig share: dataclasses whose fields are Kafka's properties.
-
-    PREFIX: what stands before the field's name in the property's. Raises InvalidConfig for a value out of its
-    range, however the object is made.
-    """
-
-    __slots__ = ()
-    PREFIX: ClassVar[str] = ""
-
-    def _check(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            try:
-                parsed = field.metadata["parse"](value)
-            except ValueError as error:
-                name = self._property_name(field.name)
-                raise InvalidConfig(f"{name} must be {error}, not {_shown(value)}") from None
-            object.__setattr__(self, field.name, parsed)
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, object]) -> Self:
-        """The defaults with `settings` over them; InvalidConfig tells the name nearest to an unknown one."""
-        return cls().replace(settings)
-
-    def replace(self, settings: Mapping[str, object]) -> Self:
-        """This configuration with `settings` over it, checked as `parse` does."""
-        changes: dict[str, Any] = {}
-        for name, value in settings.items():
-            field_name = self._field_name(name)
-            if field_name in changes:
-                raise InvalidConfig(f"{self._property_name(field_name)} is given twice")
-            changes[field_name] = value
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
-
-    def properties(self) -> dict[str, str]:
-        """Every setting under Kafka's name, as text that `parse` reads back."""
-        return {self._property_name(name): _text(getattr(self, name)) for name in self._field_names()}
-
-    def overrides(self) -> dict[str, str]:
-        """The settings that differ from the defaults, as `properties` gives them."""
-        defaults = type(self)().properties()
-        return {name: text for name, text in self.properties().items() if text != defaults[name]}
-
-    @classmethod
-    def _field_names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
-
-    @classmethod
-    def _property_name(cls, field_name: str) -> str:
-        return cls.PREFIX + field_name.replace("_", ".")
-
-    @classmethod
-    def _field_name(cls, name: str) -> str:
-        """The field that a property's dotted name or a field's own name means."""
-        names = cls._field_names()
-        field_name = name.removeprefix(cls.PREFIX).replace(".", "_")
-        if field_name in names and name in (field_name, cls._property_name(field_name)):
-            return field_name
-        dotted = "." in name or "_" not in name
-        nearest = difflib.get_close_matches(field_name[:80], names, n=1)
-        hint = "".join(f"; the nearest is {cls._property_name(n) if dotted else n!r}" for n in nearest)
-        raise InvalidConfig(f"there is no setting {name[:80]!r}{hint}")
+DAY_MS, WEEK_MS = 86_400_000, 7 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig(_Settings):
+class LogConfig(Settings):
     """Settings of one log. Times in milliseconds, sizes in bytes, -1 for no limit where Kafka says so.
 
-    Raises InvalidConfig for a value out of its range, however the object is made.
+    `segment_bytes`: Kafka 4 wants at least 1 MiB (KIP-1030), and has `internal.segment.bytes` for its own
+    tests. An embedded log may well be smaller, so the bound of Kafka before 4 holds here.
     """
 
-    # Segments. Kafka 4 wants at least 1 MiB a segment; tests want small ones, so its older bound holds.
-    segment_bytes: int = _setting(1 << 30, _integer(14, INT32_MAX))
-    segment_ms: int = _setting(7 * 86_400_000, _integer(1, INT64_MAX))
-    segment_jitter_ms: int = _setting(0, _integer(0, INT64_MAX))
-    segment_index_bytes: int = _setting(10 << 20, _integer(4, INT32_MAX))
-    index_interval_bytes: int = _setting(4096, _integer(0, INT32_MAX))
-    preallocate: bool = _setting(False, _boolean)
+    # Segments.
+    segment_bytes: int = setting(1 << 30, int32(14), "The log begins a new segment at this size.")
+    segment_ms: int = setting(WEEK_MS, int64(1), "The log begins a new segment when one is this old.")
+    segment_jitter_ms: int = setting(
+        0, int64(0), "The most that is taken from segment.ms at random, so that logs do not roll together."
+    )
+    segment_index_bytes: int = setting(10 << 20, int32(4), "The largest size of an index of offsets.")
+    index_interval_bytes: int = setting(4096, int32(0), "One entry of the indexes for this much of the log.")
+    preallocate: bool = setting(False, BOOLEAN, "Allocate a segment's disk space when it is created.")
 
     # What is deleted, and when.
-    cleanup_policy: tuple[str, ...] = _setting(("delete",), _cleanup_policy)
-    retention_ms: int = _setting(7 * 86_400_000, _integer(-1, INT64_MAX))
-    retention_bytes: int = _setting(-1, _integer(-1, INT64_MAX))
-    file_delete_delay_ms: int = _setting(60_000, _integer(0, INT64_MAX))
-    delete_retention_ms: int = _setting(86_400_000, _integer(0, INT64_MAX))
-    min_cleanable_dirty_ratio: float = _setting(0.5, _fraction)
-    min_compaction_lag_ms: int = _setting(0, _integer(0, INT64_MAX))
-    max_compaction_lag_ms: int = _setting(INT64_MAX, _integer(1, INT64_MAX))
+    cleanup_policy: tuple[str, ...] = setting(
+        ("delete",), _CLEANUP_POLICY, "delete: by age and size; compact: keep the last record of each key."
+    )
+    retention_ms: int = setting(WEEK_MS, int64(-1), "Delete segments that are older. -1: no limit.")
+    retention_bytes: int = setting(
+        -1, int64(-1), "Delete the oldest segments of a partition beyond this. -1: no limit."
+    )
+    file_delete_delay_ms: int = setting(60_000, int64(0), "Keep the files of a deleted segment this long.")
+    delete_retention_ms: int = setting(DAY_MS, int64(0), "Keep tombstones in a compacted log this long.")
+    min_cleanable_dirty_ratio: float = setting(
+        0.5, number(0, 1), "Compact a log when this part of it was not compacted before."
+    )
+    min_compaction_lag_ms: int = setting(0, int64(0), "Do not compact records that are younger.")
+    max_compaction_lag_ms: int = setting(
+        INT64_MAX, int64(1), "Compact a log at the latest when a record in its dirty part is this old."
+    )
 
     # What is accepted, and how it is stored.
-    max_message_bytes: int = _setting((1 << 20) + 12, _integer(0, INT32_MAX))
-    message_timestamp_type: str = _setting("CreateTime", _one_of(TIMESTAMP_TYPES))
-    message_timestamp_before_max_ms: int = _setting(INT64_MAX, _integer(0, INT64_MAX))
-    message_timestamp_after_max_ms: int = _setting(3_600_000, _integer(0, INT64_MAX))
-    compression_type: str = _setting("producer", _one_of(COMPRESSION_TYPES))
-    compression_gzip_level: int = _setting(-1, _integer(1, 9, also=-1))
-    compression_lz4_level: int = _setting(9, _integer(1, 17))
-    compression_zstd_level: int = _setting(3, _integer(-131_072, 22))
+    max_message_bytes: int = setting((1 << 20) + 12, int32(0), "The largest batch that is accepted.")
+    message_timestamp_type: str = setting(
+        "CreateTime",
+        one_of(TIMESTAMP_TYPES),
+        "Whose clock gives records their time: the producer's or the log's.",
+    )
+    message_timestamp_before_max_ms: int = setting(
+        INT64_MAX, int64(0), "Refuse records whose time lies further before that of the broker."
+    )
+    message_timestamp_after_max_ms: int = setting(
+        3_600_000, int64(0), "Refuse records whose time lies further after that of the broker."
+    )
+    compression_type: str = setting(
+        "producer", one_of(COMPRESSION_TYPES), "How batches are stored; producer: as they came."
+    )
+    compression_gzip_level: int = setting(-1, int32(1, 9, also=-1), "The level of gzip. -1: zlib's default.")
+    compression_lz4_level: int = setting(9, int32(1, 17), "The level of lz4.")
+    compression_zstd_level: int = setting(3, int32(-131_072, 22), "The level of zstd.")
 
-    # When an append is safe. `durability`: acknowledged from the page cache, after an fsync of this log, or
-    # after one on a quorum of replicas.
-    durability: str = _setting("page_cache", _one_of(DURABILITIES))
-    flush_messages: int = _setting(INT64_MAX, _integer(1, INT64_MAX))
-    flush_ms: int = _setting(INT64_MAX, _integer(0, INT64_MAX))
-    min_insync_replicas: int = _setting(1, _integer(1, INT32_MAX))
-    unclean_leader_election_enable: bool = _setting(False, _boolean)
+    # When an append is safe.
+    durability: str = setting(
+        "page_cache",
+        one_of(DURABILITIES),
+        "What an acknowledged append has reached: the page cache, the disk by an fsync of this log, or the"
+        " disks of a quorum of replicas.",
+        is_ours=True,
+    )
+    flush_messages: int = setting(INT64_MAX, int64(1), "Flush the log after this many records.")
+    flush_ms: int = setting(INT64_MAX, int64(0), "Flush the log when records are this long unflushed.")
+    min_insync_replicas: int = setting(1, int32(1), "With fewer in-sync replicas acks=all is refused.")
+    unclean_leader_election_enable: bool = setting(
+        False, BOOLEAN, "Elect a replica that is not in sync, and lose records, rather than have no leader."
+    )
 
     # Replicas that obey the replication quota.
-    leader_replication_throttled_replicas: tuple[str, ...] = _setting((), _throttled_replicas)
-    follower_replication_throttled_replicas: tuple[str, ...] = _setting((), _throttled_replicas)
+    leader_replication_throttled_replicas: tuple[str, ...] = setting(
+        (), _THROTTLED_REPLICAS, "The replicas to which leader.replication.throttled.rate applies."
+    )
+    follower_replication_throttled_replicas: tuple[str, ...] = setting(
+        (), _THROTTLED_REPLICAS, "The replicas to which follower.replication.throttled.rate applies."
+    )
 
-    def __post_init__(self) -> None:
-        self._check()
+    def check_together(self) -> None:
+        """Raises InvalidConfig where the compaction lags contradict each other."""
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise InvalidConfig(
-                f"min.compaction.lag.ms ({self.min_compaction_lag_ms}) is above "
-                f"max.compaction.lag.ms ({self.max_compaction_lag_ms})"
+                f"min.compaction.lag.ms={self.min_compaction_lag_ms} is above "
+                f"max.compaction.lag.ms={self.max_compaction_lag_ms}"
             )
 
     @property
@@ -286,7 +170,7 @@ class LogConfig(_Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanerConfig(_Settings):
+class CleanerConfig(Settings):
     """Settings of a node's LogCleaner: Kafka's `log.cleaner.*` that are no defaults of a topic's settings.
 
     Sizes in bytes, times in milliseconds.
@@ -294,87 +178,106 @@ class CleanerConfig(_Settings):
 
     PREFIX: ClassVar[str] = "log.cleaner."
 
-    enable: bool = _setting(True, _boolean)
-    # What all logs share to know keys by; it bounds how many keys one pass can take in.
-    dedupe_buffer_size: int = _setting(128 << 20, _integer(32, INT64_MAX))
-    # What is read and written in one step, between two of which the cleaner may wait. (Kafka's default is
-    # smaller: there it is a buffer.)
-    io_buffer_size: int = _setting(8 << 20, _integer(1, INT32_MAX))
-    # Read and written together; without a limit by default.
-    io_max_bytes_per_second: float = _setting(math.inf, _rate)
-    # How long it rests when no log is dirty enough.
-    backoff_ms: int = _setting(15_000, _integer(0, INT64_MAX))
-
-    def __post_init__(self) -> None:
-        self._check()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogManagerConfig(_Settings):
-    """When a node's LogManager does what. `log.idle.ms`, `log.scrub.*` and `log.dir.stall.timeout.ms` are
-    kreplica's own.
-
-    Times in milliseconds, rates in bytes a second.
-    """
-
-    # How long after the start the first turn comes, so that a node first does what others wait for.
-    log_initial_task_delay_ms: int = _setting(30_000, _integer(0, INT64_MAX))
-    log_retention_check_interval_ms: int = _setting(300_000, _integer(1, INT64_MAX))
-    # How often it is looked whether flush.ms has passed for some log. (Kafka's default is never.)
-    log_flush_scheduler_interval_ms: int = _setting(1_000, _integer(1, INT64_MAX))
-    log_flush_offset_checkpoint_interval_ms: int = _setting(60_000, _integer(1, INT64_MAX))
-    log_flush_start_offset_checkpoint_interval_ms: int = _setting(60_000, _integer(1, INT64_MAX))
-
-    # A log that nobody has appended to for so long holds no mapping, descriptor or slack on disk.
-    log_idle_ms: int = _setting(600_000, _integer(1, INT64_MAX))
-
-    # A directory whose disk has been at one append for so long is offline. A disk that is merely busy takes
-    # less than a second; one behind a network may take ten.
-    log_dir_stall_timeout_ms: int = _setting(15_000, _integer(1, INT64_MAX))
-
-    # Closed segments are read again once in `interval`, at most so fast.
-    log_scrub_enable: bool = _setting(True, _boolean)
-    log_scrub_interval_ms: int = _setting(7 * 86_400_000, _integer(1, INT64_MAX))
-    log_scrub_max_bytes_per_second: int = _setting(32 << 20, _integer(1 << 10, INT64_MAX))
-
-    def __post_init__(self) -> None:
-        self._check()
+    enable: bool = setting(True, BOOLEAN, "Compact the logs of topics with cleanup.policy=compact.")
+    dedupe_buffer_size: int = setting(
+        128 << 20, int64(32), "The memory for the keys of one pass; it bounds how many one pass takes in."
+    )
+    # Kafka's default is smaller: there it is a buffer.
+    io_buffer_size: int = setting(
+        8 << 20,
+        int32(1),
+        "How much is read and written in one step, between two of which the cleaner may wait.",
+    )
+    io_max_bytes_per_second: float = setting(
+        math.inf, number(0, above=True), "The cleaner reads and writes no more than this together."
+    )
+    backoff_ms: int = setting(15_000, int64(0), "How long the cleaner rests when no log is dirty enough.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataLogConfig(_Settings):
+class LogManagerConfig(Settings):
+    """When a node's LogManager does what. Times in milliseconds, rates in bytes a second."""
+
+    log_initial_task_delay_ms: int = setting(
+        30_000,
+        int64(0),
+        "How long after the start periodic work begins, so that a node first serves clients.",
+    )
+    log_retention_check_interval_ms: int = setting(
+        300_000, int64(1), "How often segments to delete are looked for."
+    )
+    # Kafka's default is never.
+    log_flush_scheduler_interval_ms: int = setting(
+        1_000, int64(1), "How often logs for which flush.ms has passed are looked for."
+    )
+    log_flush_offset_checkpoint_interval_ms: int = setting(
+        60_000, int32(1), "How often recovery-point-offset-checkpoint is written."
+    )
+    log_flush_start_offset_checkpoint_interval_ms: int = setting(
+        60_000, int32(1), "How often log-start-offset-checkpoint is written."
+    )
+    log_idle_ms: int = setting(
+        600_000,
+        int64(1),
+        "A log without an append for this long keeps no mapping, descriptor or slack on disk.",
+        is_ours=True,
+    )
+    # A disk that is merely busy takes less than a second; one behind a network may take ten.
+    log_dir_stall_timeout_ms: int = setting(
+        15_000, int64(1), "A directory whose disk is this long at one append goes offline.", is_ours=True
+    )
+    log_scrub_enable: bool = setting(
+        True, BOOLEAN, "Read closed segments again and check their checksums.", is_ours=True
+    )
+    log_scrub_interval_ms: int = setting(WEEK_MS, int64(1), "How long one round of that takes.", is_ours=True)
+    log_scrub_max_bytes_per_second: int = setting(
+        32 << 20, int64(1 << 10), "The most that is read for that.", is_ours=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataLogConfig(Settings):
     """Settings of a node's metadata log and its snapshots: Kafka's `metadata.*`. Times in ms, sizes in bytes.
 
-    `max_retention_*`: beyond them the oldest snapshot goes, with the log below the next one; the latest
-    snapshot always stays.
+    `log_segment_bytes`: Kafka 4 wants at least 8 MiB. `max_retention_*`: beyond them the oldest snapshot
+    goes, with the log below the next one; the latest snapshot always stays.
     """
 
     PREFIX: ClassVar[str] = "metadata."
 
-    log_segment_bytes: int = _setting(1 << 30, _integer(1 << 10, INT32_MAX))
-    log_segment_ms: int = _setting(7 * 86_400_000, _integer(1, INT64_MAX))
-    max_retention_bytes: int = _setting(100 << 20, _integer(-1, INT64_MAX))
-    max_retention_ms: int = _setting(7 * 86_400_000, _integer(-1, INT64_MAX))
-    # A snapshot is made when the log has grown by so much since the last one, or after so long (0: never).
-    log_max_record_bytes_between_snapshots: int = _setting(20 << 20, _integer(1, INT64_MAX))
-    log_max_snapshot_interval_ms: int = _setting(3_600_000, _integer(0, INT64_MAX))
+    log_segment_bytes: int = setting(
+        1 << 30, int32(1 << 10), "The metadata log begins a new segment at this size."
+    )
+    log_segment_ms: int = setting(
+        WEEK_MS, int64(1), "The metadata log begins a new segment when one is this old."
+    )
+    max_retention_bytes: int = setting(
+        100 << 20,
+        int64(-1),
+        "Delete the oldest snapshots, and the log below the next, beyond this. -1: no limit.",
+    )
+    max_retention_ms: int = setting(
+        WEEK_MS, int64(-1), "Delete snapshots, and the log below the next, that are older. -1: no limit."
+    )
+    log_max_record_bytes_between_snapshots: int = setting(
+        20 << 20, int64(1), "Make a snapshot when the log has grown by this much."
+    )
+    log_max_snapshot_interval_ms: int = setting(
+        3_600_000, int64(0), "Make a snapshot when the last one is this old. 0: never for its age."
+    )
 
-    def __post_init__(self) -> None:
-        self._check()
 
-
-FIELD_NAMES: tuple[str, ...] = LogConfig._field_names()
 DEFAULTS = LogConfig()
 
 
 def topics_settings(of_broker: Mapping[str, str]) -> dict[str, str]:
     """Those of a broker's settings that are defaults of topics, under the names that topics have for them."""
     named = {BROKERS_NAMES.get(name, name): value for name, value in of_broker.items()}
-    known = LogConfig._field_names()
-    return {name: value for name, value in named.items() if name.replace(".", "_") in known}
+    known = LogConfig.property_names()
+    return {name: value for name, value in named.items() if name in known}
 
 
 def cleaners_settings(of_broker: Mapping[str, str]) -> dict[str, str]:
     """Those of a broker's settings that are its cleaner's."""
-    own = CleanerConfig().properties()
+    own = CleanerConfig.property_names()
     return {name: value for name, value in of_broker.items() if name in own}

@@ -10,6 +10,7 @@ the controller's loop.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -39,6 +40,7 @@ from kreplica.common.errors import (
     KreplicaError,
     UnknownTopicOrPartition,
 )
+from kreplica.common.settings import checked, int64
 from kreplica.controller.controller_result import ControllerResult, Records
 from kreplica.controller.feature_control import ELIGIBLE_LEADER_REPLICAS
 from kreplica.controller.topic_settings import MIN_ISR, settings_by
@@ -52,15 +54,16 @@ ALL_BROKERS = ""
 
 NO_THROTTLE = timedelta(0)
 LISTS = frozenset(
-    name.replace("_", ".")
-    for name, value in ((name, getattr(LogConfig(), name)) for name in LogConfig.__dataclass_fields__)
-    if isinstance(value, tuple)
+    LogConfig.property_name(field.name)
+    for field in dataclasses.fields(LogConfig)
+    if field.metadata["kind"].type == "list"
 )
-TOPIC_SETTINGS = frozenset(LogConfig().properties())
+TOPIC_SETTINGS = LogConfig.property_names()
 # What a broker takes on while it runs: the defaults of its logs, and what its cleaner and its replication
 # quota are set to.
 REPLICATION_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
-CLEANER_SETTINGS = frozenset(CleanerConfig().properties())
+RATE = int64(1)
+CLEANER_SETTINGS = CleanerConfig.property_names()
 BROKER_SETTINGS = TOPIC_SETTINGS | BROKERS_NAMES.keys() | CLEANER_SETTINGS | REPLICATION_RATES
 
 Change = Callable[[dict[str, str]], None]
@@ -187,8 +190,7 @@ def check_broker_settings(settings: Mapping[str, str]) -> None:
     LogConfig.parse(topics_settings(known))
     CleanerConfig.parse(_of(known, CLEANER_SETTINGS))
     for name, value in _of(known, REPLICATION_RATES).items():
-        if not value.isdecimal() or int(value) == 0:
-            raise InvalidConfig(f"{name} must be a number of bytes a second above 0, not {value[:40]!r}")
+        checked(name, value, RATE)
 
 
 def _known(settings: Mapping[str, str], names: Iterable[str]) -> Mapping[str, str]:

@@ -5,51 +5,72 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import BOOLEAN, Settings, int32, int64, optional, setting
+from kreplica.common.types import INT16_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerConfig:
+class ControllerConfig(Settings):
     """Times in ms but where the name says otherwise, sizes in bytes; the defaults are Kafka's.
 
-    `broker_session_hint_ms`, `..._failover_ms`, `..._max_timeout_ms` and `..._decay_ms` are kreplica's own;
-    see BrokerHeartbeatManager. Raises InvalidConfig for a value that makes no sense.
+    See BrokerHeartbeatManager for `broker_session_*`. Raises InvalidConfig.
     """
 
-    broker_session_timeout_ms: int = 9_000
-    # How long a broker may be silent once its connection has been closed.
-    broker_session_hint_ms: int = 1_000
-    # How long a broker may be silent after a fail-over before it is heard first: it has to find the new
-    # controller, which may take it a fetch timeout of the quorum. None: a session.
-    broker_session_failover_ms: int | None = None
-    # The longest session of a broker that was fenced too early again and again.
-    broker_session_max_timeout_ms: int = 72_000
-    # After so long without being fenced too early, one lengthening of a broker's session is taken back.
-    broker_session_decay_ms: int = 60_000
+    broker_session_timeout_ms: int = setting(
+        9_000, int32(1), "A broker without a heartbeat for this long is fenced."
+    )
+    broker_session_hint_ms: int = setting(
+        1_000, int32(1), "The same for a broker whose connection was closed.", is_ours=True
+    )
+    # It has to find the new controller, which may take it a fetch timeout of the quorum.
+    broker_session_failover_ms: int | None = setting(
+        None,
+        optional(int32(0)),
+        "The same after a controller's fail-over, until a broker is first heard. By default a session.",
+        is_ours=True,
+    )
+    broker_session_max_timeout_ms: int = setting(
+        72_000,
+        int32(1),
+        "The longest session of a broker that was fenced too early repeatedly.",
+        is_ours=True,
+    )
+    broker_session_decay_ms: int = setting(
+        60_000, int32(0), "After this long without that, one lengthening is taken back.", is_ours=True
+    )
 
-    auto_leader_rebalance_enable: bool = True
-    leader_imbalance_check_interval_seconds: int = 300
-    leader_imbalance_per_broker_percentage: int = 10
-    unclean_leader_election_interval_ms: int = 300_000
-    # An active controller with nothing to write writes a record all the same: a mark that all follow.
-    metadata_max_idle_interval_ms: int = 500
-    default_replication_factor: int = 1
-    num_partitions: int = 1
+    auto_leader_rebalance_enable: bool = setting(True, BOOLEAN, "Give leadership back to preferred replicas.")
+    leader_imbalance_check_interval_seconds: int = setting(
+        300, int64(1), "How often the balance of leaders is checked."
+    )
+    leader_imbalance_per_broker_percentage: int = setting(
+        10, int32(0), "Rebalance a broker that does not lead this part of what it should."
+    )
+    unclean_leader_election_interval_ms: int = setting(
+        300_000,
+        int64(1),
+        "How often partitions without leader are looked for where unclean elections are allowed.",
+    )
+    metadata_max_idle_interval_ms: int = setting(
+        500, int32(0), "An active controller with nothing to write writes a NoOpRecord this often. 0: never."
+    )
+    default_replication_factor: int = setting(
+        1, int32(1, INT16_MAX), "The replicas of a topic that is created without a number of them."
+    )
+    num_partitions: int = setting(
+        1, int32(1), "The partitions of a topic that is created without a number of them."
+    )
 
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InvalidConfig(f"{name} is negative: {value}")
-        for name in ("default_replication_factor", "num_partitions"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be 1 at least")
-        if not 0 < self.broker_session_hint_ms <= self.broker_session_timeout_ms:
+    def check_together(self) -> None:
+        """Raises InvalidConfig unless hint <= session <= longest session."""
+        session_ms = self.broker_session_timeout_ms
+        if self.broker_session_hint_ms > session_ms:
             raise InvalidConfig(
-                f"broker_session_hint_ms ({self.broker_session_hint_ms}) must be from 1 to "
-                f"broker_session_timeout_ms ({self.broker_session_timeout_ms})"
+                f"broker.session.hint.ms={self.broker_session_hint_ms} is above"
+                f" broker.session.timeout.ms={session_ms}"
             )
-        if self.broker_session_max_timeout_ms < self.broker_session_timeout_ms:
+        if self.broker_session_max_timeout_ms < session_ms:
             raise InvalidConfig(
-                f"broker_session_max_timeout_ms ({self.broker_session_max_timeout_ms}) is below "
-                f"broker_session_timeout_ms ({self.broker_session_timeout_ms})"
+                f"broker.session.max.timeout.ms={self.broker_session_max_timeout_ms} is below"
+                f" broker.session.timeout.ms={session_ms}"
             )

@@ -5,30 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import Settings, int16, int32, int64, setting
+from kreplica.common.types import INT32_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupConfig:
-    """Times in ms unless named otherwise; the defaults are Kafka's. Raises InvalidConfig for one that makes
-    no sense. `offsets_load_buffer_size`: bytes of the log that are replayed in one step.
-    """
+class GroupConfig(Settings):
+    """Times in ms unless named otherwise; the defaults are Kafka's. Raises InvalidConfig."""
 
-    group_min_session_timeout_ms: int = 6_000
-    group_max_session_timeout_ms: int = 1_800_000
-    group_initial_rebalance_delay_ms: int = 3_000
-    group_max_size: int = (1 << 31) - 1
-    offset_metadata_max_bytes: int = 4_096
-    offsets_load_buffer_size: int = 5 << 20
-    offsets_retention_minutes: int = 10_080
-    offsets_retention_check_interval_ms: int = 600_000
-    offsets_topic_num_partitions: int = 50
-    offsets_topic_replication_factor: int = 3
-    offsets_topic_segment_bytes: int = 100 << 20
+    group_min_session_timeout_ms: int = setting(6_000, int32(1), "The shortest session of a member.")
+    group_max_session_timeout_ms: int = setting(1_800_000, int32(1), "The longest session of a member.")
+    group_initial_rebalance_delay_ms: int = setting(
+        3_000, int32(0), "How long a new group waits for more members before it begins."
+    )
+    group_max_size: int = setting(INT32_MAX, int32(1), "The most members of a group.")
+    offset_metadata_max_bytes: int = setting(4_096, int32(1), "The most text beside a committed offset.")
+    offsets_load_buffer_size: int = setting(
+        5 << 20, int32(1), "How much of the offsets topic is replayed in one step."
+    )
+    offsets_retention_minutes: int = setting(
+        10_080, int32(1), "How long the offsets of a group without members are kept."
+    )
+    offsets_retention_check_interval_ms: int = setting(
+        600_000, int64(1), "How often offsets to forget are looked for."
+    )
+    offsets_topic_num_partitions: int = setting(50, int32(1), "The partitions of the offsets topic.")
+    offsets_topic_replication_factor: int = setting(3, int16(1), "The replicas of the offsets topic.")
+    offsets_topic_segment_bytes: int = setting(100 << 20, int32(14), "segment.bytes of the offsets topic.")
 
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if value < 0 or (value == 0 and name != "group_initial_rebalance_delay_ms"):
-                raise InvalidConfig(f"{name} must be above 0, not {value}")
+    def check_together(self) -> None:
+        """Raises InvalidConfig where the shortest session is above the longest."""
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
-            raise InvalidConfig("group.min.session.timeout.ms is above group.max.session.timeout.ms")
+            raise InvalidConfig(
+                f"group.min.session.timeout.ms={self.group_min_session_timeout_ms} is above"
+                f" group.max.session.timeout.ms={self.group_max_session_timeout_ms}"
+            )

@@ -3,52 +3,65 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import Settings, int32, int64, optional, setting
 from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaftConfig:
+class RaftConfig(Settings):
     """Times in ms, sizes in bytes; the defaults are Kafka's where Kafka has the setting.
 
     Raises InvalidConfig for times with which no quorum could settle, and batches that no log takes.
     """
 
-    # A voter that knows of no leader waits so long, and up to twice as long, before it asks for votes.
-    quorum_election_timeout_ms: int = 1_000
-    # A follower that has no answer from its leader for so long tries to become the leader itself.
-    quorum_fetch_timeout_ms: int = 2_000
-    # The longest pause of a candidate that was not elected.
-    quorum_election_backoff_max_ms: int = 1_000
-    # How long appends are collected while others are not committed yet; the first ones never wait.
-    quorum_append_linger_ms: int = 25
-    quorum_request_timeout_ms: int = 2_000
-    quorum_retry_backoff_ms: int = 20
-    # How long a leader that has nothing new holds a fetch: None for a quarter of the fetch timeout. It has to
-    # be well below that, or a quorum without writes never settles.
-    quorum_fetch_wait_max_ms: int | None = None
-    quorum_fetch_max_bytes: int = 8 << 20
-    quorum_fetch_snapshot_max_bytes: int = 8 << 20
-    # What the records of one event take at most; also at most what a segment of the metadata log holds.
-    quorum_max_batch_size_bytes: int = MAX_BATCH_SIZE_BYTES
-    # How often old snapshots, and the log below them, are looked for.
-    metadata_log_cleanup_interval_ms: int = 60_000
+    PREFIX: ClassVar[str] = "controller."
+    PREFIX_OF: ClassVar[str] = "quorum_"
 
-    def __post_init__(self) -> None:
-        for name in ("quorum_election_timeout_ms", "quorum_fetch_timeout_ms", "quorum_request_timeout_ms"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be 1 at least")
-        if not 0 <= self.fetch_wait_max_ms <= self.quorum_fetch_timeout_ms // 2:
-            raise InvalidConfig(
-                f"quorum_fetch_wait_max_ms is {self.fetch_wait_max_ms}; it has to be from 0 to half of"
-                f" quorum_fetch_timeout_ms, which is {self.quorum_fetch_timeout_ms}"
-            )
+    quorum_election_timeout_ms: int = setting(
+        1_000, int32(1), "A voter that knows of no leader waits up to twice this before it asks for votes."
+    )
+    quorum_fetch_timeout_ms: int = setting(
+        2_000, int32(1), "A follower without an answer from its leader for this long starts an election."
+    )
+    quorum_election_backoff_max_ms: int = setting(
+        1_000, int32(0), "The longest pause of a candidate that was not elected."
+    )
+    quorum_append_linger_ms: int = setting(
+        25, int32(0), "How long appends are collected while others are not committed; the first never wait."
+    )
+    quorum_request_timeout_ms: int = setting(2_000, int32(1), "How long the quorum waits for an answer.")
+    quorum_retry_backoff_ms: int = setting(20, int32(0), "The pause before a request is sent again.")
+    # It has to be well below the fetch timeout, or a quorum without writes never settles.
+    quorum_fetch_wait_max_ms: int | None = setting(
+        None,
+        optional(int32(0)),
+        "How long a leader with nothing new holds a fetch; at most half of the fetch timeout. By default a"
+        " quarter of it.",
+        is_ours=True,
+    )
+    quorum_fetch_max_bytes: int = setting(8 << 20, int32(1), "The most that one fetch of the log returns.")
+    quorum_fetch_snapshot_max_bytes: int = setting(
+        8 << 20, int32(1), "The most that one fetch of a snapshot returns."
+    )
+    quorum_max_batch_size_bytes: int = setting(
+        MAX_BATCH_SIZE_BYTES,
+        int32(1, MAX_BATCH_SIZE_BYTES),
+        "The largest batch of the metadata log; at most metadata.log.segment.bytes.",
+        is_ours=True,
+    )
+    metadata_log_cleanup_interval_ms: int = setting(
+        60_000, int64(1), "How often old snapshots, and the log below them, are looked for.", is_ours=True
+    )
 
-        if not 1 <= self.quorum_max_batch_size_bytes <= MAX_BATCH_SIZE_BYTES:
+    def check_together(self) -> None:
+        """Raises InvalidConfig where a fetch would be held for longer than followers wait."""
+        if self.fetch_wait_max_ms > self.quorum_fetch_timeout_ms // 2:
             raise InvalidConfig(
-                f"quorum_max_batch_size_bytes is {self.quorum_max_batch_size_bytes}; it has to be from 1 to"
-                f" {MAX_BATCH_SIZE_BYTES}, the largest batch that the metadata log takes"
+                f"controller.quorum.fetch.wait.max.ms={self.fetch_wait_max_ms} is above half of"
+                f" controller.quorum.fetch.timeout.ms={self.quorum_fetch_timeout_ms}"
             )
 
     def require_log_takes_batches(self, log_segment_bytes: int) -> None:
@@ -56,8 +69,8 @@ class RaftConfig:
         refuse it when a leader appends it, and end the leader."""
         if self.quorum_max_batch_size_bytes > log_segment_bytes:
             raise InvalidConfig(
-                f"quorum_max_batch_size_bytes is {self.quorum_max_batch_size_bytes}; it must not be above"
-                f" metadata.log.segment.bytes, which is {log_segment_bytes}"
+                f"controller.quorum.max.batch.size.bytes={self.quorum_max_batch_size_bytes} is above"
+                f" metadata.log.segment.bytes={log_segment_bytes}"
             )
 
     @property

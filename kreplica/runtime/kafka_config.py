@@ -13,21 +13,21 @@ part of a node has is refused, with the nearest one that there is. No state; any
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kreplica.broker.broker_config import BrokerConfig
+from kreplica.broker.kafka_settings import OF_PROCESS, check_known
 from kreplica.broker.node_config import NodeConfig, Role
 from kreplica.broker.node_settings import known_names, with_settings
 from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import checked, int32
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.metadata.records import Endpoint
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.voter_set import VoterSet
-from kreplica.runtime.tcp_server import SocketServerConfig
 from kreplica.runtime.tcp_transport import Address
 
 LOOPBACK = "127.0.0.1"
@@ -51,18 +51,6 @@ CONTROLLER = ControllerConfig(
 )
 BROKER = BrokerConfig(broker_heartbeat_interval_ms=100, broker_heartbeat_timeout_ms=500)
 
-# The properties that this file reads itself; the others are those of a node's parts.
-OWN_NAMES = (
-    "node.id",
-    "process.roles",
-    "log.dir",
-    "log.dirs",
-    "metadata.log.dir",
-    "listeners",
-    "advertised.listeners",
-    "controller.listener.names",
-    "controller.quorum.voters",
-)
 # Kafka's properties for what is told otherwise here, and how.
 ELSEWHERE = {
     "controller.quorum.bootstrap.servers": (
@@ -84,7 +72,6 @@ class KafkaConfig:
     listen: Address
     controller_listen: Address | None
     voters: Mapping[int, Address]
-    server: SocketServerConfig
 
     @classmethod
     def parse(cls, properties: Mapping[str, object], cluster_id: str) -> KafkaConfig:
@@ -102,13 +89,8 @@ class _Parser:
     """One reading of the properties."""
 
     def __init__(self, properties: Mapping[str, object]) -> None:
-        self._own = {name: properties[name] for name in OWN_NAMES if name in properties}
-        self._server = {name: properties[name] for name in _server_names() if name in properties}
-        self._others = {
-            name: value
-            for name, value in properties.items()
-            if name not in self._own and name not in self._server
-        }
+        self._own = {name: properties[name] for name in OF_PROCESS if name in properties}
+        self._others = {name: value for name, value in properties.items() if name not in self._own}
 
     @property
     def directories(self) -> list[str]:
@@ -136,7 +118,7 @@ class _Parser:
             roles=roles,
             metadata_directory=self.metadata_directory,
             voters=voters,
-            endpoints=self._advertised(listeners) if "broker" in roles else (),
+            endpoints=self._advertised(listeners, controllers) if "broker" in roles else (),
             raft=RAFT,
             controller=CONTROLLER,
             broker=BROKER,
@@ -147,15 +129,15 @@ class _Parser:
             listen=every[0],
             controller_listen=every[1] if len(every) > 1 else None,
             voters={} if voters is None else _addresses(voters),
-            server=self._socket_server(),
         )
 
     def _with_others(self, node: NodeConfig) -> NodeConfig:
-        known = {*OWN_NAMES, *_server_names(), *known_names(node)}
+        known = {*OF_PROCESS, *known_names(node)}
         for name in self._others:
             if name in ELSEWHERE:
                 raise InvalidConfig(f"there is no setting {name!r}: {ELSEWHERE[name]}")
             if name not in known:
+                check_known(name)
                 near = difflib.get_close_matches(name, sorted(known), 1)
                 hint = f"; is it {near[0]!r}?" if near else ""
                 raise InvalidConfig(f"there is no setting {name!r}{hint}")
@@ -205,15 +187,42 @@ class _Parser:
             raise InvalidConfig(f"listeners: a controller listens as {names[0]} alone, not as {list(found)}")
         if len(others) > 1 or len(controllers) > 1:
             raise InvalidConfig(f"listeners: one for clients and one for controllers, not {list(found)}")
+        self._check_protocols(others, controllers)
         return others, controllers
 
-    def _advertised(self, listeners: Mapping[str, Address]) -> tuple[Endpoint, ...]:
+    def _check_protocols(self, others: Mapping[str, Address], controllers: Mapping[str, Address]) -> None:
+        """Raises InvalidConfig where a listener would have another protocol than PLAINTEXT, or brokers
+        another listener than clients."""
+        for word in self._words("listener.security.protocol.map"):
+            name, separator, protocol = word.partition(":")
+            if not name or not separator:
+                raise InvalidConfig(f"listener.security.protocol.map: {word[:80]!r} is not NAME:PROTOCOL")
+            if protocol != PLAINTEXT and (name in others or name in controllers):
+                raise InvalidConfig(
+                    f"listener.security.protocol.map: listener {name} cannot have {protocol[:40]};"
+                    " connections are neither encrypted nor authenticated here"
+                )
+        protocol = self._text("security.inter.broker.protocol")
+        if protocol not in ("", PLAINTEXT):
+            raise InvalidConfig(f"security.inter.broker.protocol={protocol[:40]} is not {PLAINTEXT}")
+        name = self._text("inter.broker.listener.name")
+        if name and others and name not in others:
+            raise InvalidConfig(
+                f"inter.broker.listener.name={name[:80]} is not the listener of clients, {', '.join(others)}"
+            )
+
+    def _advertised(
+        self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
+    ) -> tuple[Endpoint, ...]:
+        """What clients and other brokers are told. A controller's may be named, too, as Kafka allows."""
         given = _parse_listeners("advertised.listeners", self._words("advertised.listeners"))
         for name in given:
-            if name not in listeners:
+            if name not in listeners and name not in controllers:
                 raise InvalidConfig(f"advertised.listeners: there is no listener {name}")
         endpoints = []
         for name, address in {**listeners, **given}.items():
+            if name in controllers:
+                continue
             if address[0] in ANY_HOST:
                 raise InvalidConfig(f"advertised.listeners: nobody can connect to {address[0]}; name a host")
             endpoints.append(Endpoint(name=name, host=address[0], port=address[1], security_protocol=0))
@@ -230,23 +239,7 @@ class _Parser:
         return [word for item in items if (word := str(item).strip())]
 
     def _integer(self, name: str) -> int:
-        text = self._text(name)
-        if not (text.isascii() and text.isdecimal() and int(text) <= 0x7FFFFFFF):
-            raise InvalidConfig(f"{name} must be an integer from 0 to 2147483647, not {text[:40]!r}")
-        return int(text)
-
-    def _socket_server(self) -> SocketServerConfig:
-        changes = {}
-        for name, value in self._server.items():
-            text = str(value).strip()
-            if not (text.isascii() and text.isdecimal() and 0 < int(text) <= 0x7FFFFFFF):
-                raise InvalidConfig(f"{name} must be an integer from 1 to 2147483647, not {text[:40]!r}")
-            changes[name.replace(".", "_")] = int(text)
-        return SocketServerConfig(**changes)
-
-
-def _server_names() -> list[str]:
-    return [field.name.replace("_", ".") for field in dataclasses.fields(SocketServerConfig)]
+        return int(checked(name, self._own.get(name, ""), int32(0)))
 
 
 def _parse_listeners(what: str, words: list[str]) -> dict[str, Address]:

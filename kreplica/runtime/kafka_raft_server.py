@@ -43,7 +43,6 @@ class KafkaRaftServer:
             self.config.listen,
             self._address,
             on_failure,
-            self.config.server,
             controller_listen=self.config.controller_listen,
         )
 

@@ -21,6 +21,7 @@ from kio.schema.envelope.v0.request import EnvelopeRequest
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.request_channel import RequestChannel
+from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop
 from kreplica.runtime.event_loop import EventLoopThread
@@ -38,15 +39,16 @@ class LocalListener:
     Takes a free port at once. Raises OSError.
     """
 
-    def __init__(self, thread: EventLoopThread, *, has_port: bool) -> None:
+    def __init__(self, thread: EventLoopThread, config: SocketServerConfig, *, has_port: bool) -> None:
         self._thread = thread
+        self._config = config
         self._server: TcpServer | None = None
         self._channel: RequestChannel | None = None
         self._loop: Loop | None = None
         self._held: socket.socket | None = None
         self.address: Address | None = None
         if has_port:
-            self._server = TcpServer(thread, self._receive)
+            self._server = TcpServer(thread, self._receive, config)
             try:
                 if sys.platform == "linux":
                     self._held = _held_port()
@@ -62,7 +64,7 @@ class LocalListener:
         Raises OSError where somebody else took the port meanwhile.
         """
         if self._server is None and self.address is not None:
-            server = TcpServer(self._thread, self._receive)
+            server = TcpServer(self._thread, self._receive, self._config)
             server.bind(*self.address)
             self._server = server
         self._loop = endpoint.loop("listener")

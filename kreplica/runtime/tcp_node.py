@@ -30,7 +30,7 @@ from kreplica.runtime.lmdb_store import LmdbImageDirectory
 from kreplica.runtime.published_topics import PublishedTopics
 from kreplica.runtime.revocable_storage import RevocableStorage
 from kreplica.runtime.storage import FileStorage
-from kreplica.runtime.tcp_server import SocketServerConfig, TcpServer
+from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address, TcpTransport
 from kreplica.runtime.workers import ThreadWorkers
 
@@ -60,14 +60,12 @@ class TcpNode:
         listen: Address,
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
-        server_config: SocketServerConfig | None = None,
         controller_listen: Address | None = None,
     ) -> None:
         self.config = config
         self._listen = [listen] if controller_listen is None else [listen, controller_listen]
         self._address = address
         self._on_failure = on_failure
-        self._server_config = server_config
         self._life: _Life | None = None
 
     @property
@@ -87,7 +85,7 @@ class TcpNode:
         """
         if self._life is not None:
             raise InvalidRequest(f"node {self.config.node_id} runs already")
-        life = _Life(self.config, self._listen, self._address, self._on_failure, self._server_config)
+        life = _Life(self.config, self._listen, self._address, self._on_failure)
         life.start()
         self._life = life
         return life.node
@@ -128,7 +126,6 @@ class _Life:
         listen: Sequence[Address],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
-        server_config: SocketServerConfig | None,
     ) -> None:
         self.storage = RevocableStorage(FileStorage())
         self._address = address
@@ -163,7 +160,7 @@ class _Life:
         channel = RequestChannel(self._handle, PublishedTopics(self.node), forwarding=forwarding)
         self._metadata_loop = self._loops.loop("metadata")
         self._servers = [
-            (address, TcpServer(self._thread, channel.serve, server_config, self._client_left))
+            (address, TcpServer(self._thread, channel.serve, config.server, self._client_left))
             for address in listen
         ]
 

@@ -22,11 +22,11 @@ import os
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kreplica.common.errors import InvalidConfig, KreplicaError
+from kreplica.broker.socket_server_config import SocketServerConfig
+from kreplica.common.errors import KreplicaError
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import FrameReader
@@ -42,34 +42,6 @@ BACKLOG = 512
 Answered = Callable[[list[Any] | None, BaseException | None], object]
 Receive = Callable[[memoryview, str, Answered], object]
 OnClosed = Callable[[str], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketServerConfig:
-    """Bounds of a listener. Kafka has no bound for most of them.
-
-    `max_connections_per_ip`: of those, from one address. `queued_max_request_bytes`: of the requests of all
-    connections, see MemoryPool. `max_in_flight_requests` and `max_in_flight_bytes`: of one connection, beyond
-    which it is not read from. `max_unsent_bytes`: so much of its answers may wait for its reading before
-    that. A connection is closed that has asked nothing for `connections_max_idle_ms`, got no frame whole, or
-    taken nothing of an answer. Raises InvalidConfig for bounds that contradict each other.
-    """
-
-    socket_request_max_bytes: int = 100 << 20
-    max_connections: int = 1000
-    max_connections_per_ip: int = 500
-    queued_max_request_bytes: int = 256 << 20
-    connections_max_idle_ms: int = 600_000
-    max_in_flight_requests: int = 64
-    max_in_flight_bytes: int = 16 << 20
-    max_unsent_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        if self.queued_max_request_bytes < self.socket_request_max_bytes:
-            raise InvalidConfig(
-                f"queued.max.request.bytes is {self.queued_max_request_bytes}, less than one request may"
-                f" take: socket.request.max.bytes is {self.socket_request_max_bytes}"
-            )
 
 
 class TcpServer:

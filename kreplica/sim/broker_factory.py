@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 from kreplica.broker.broker import Broker
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import InvalidConfig
 from kreplica.replica.partition import Partition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
@@ -19,17 +17,6 @@ CLUSTER_ID = "simulated-cluster-----"
 # Small enough that thousands of logs fit, large enough that segments roll only where a test wants that.
 LONGEST_APPEND_MS = 6
 LOG_CONFIG = LogConfig(segment_bytes=65_536, segment_index_bytes=4_096)
-
-
-def replica_config_of(settings: Mapping[str, str]) -> ReplicaConfig:
-    """Settings under Kafka's names. Raises InvalidConfig."""
-    fields = {name.replace("_", "."): name for name in ReplicaConfig.__dataclass_fields__}
-    changes: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name not in fields or not value.isdigit():
-            raise InvalidConfig(f"{name}={value}")
-        changes[fields[name]] = int(value)
-    return ReplicaConfig(**changes)
 
 
 def broker_factory(

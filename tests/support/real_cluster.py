@@ -10,9 +10,10 @@ import time
 from functools import partial
 from pathlib import Path
 
+from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.workers import ThreadWorkers
-from kreplica.sim.broker_factory import broker_factory, replica_config_of
+from kreplica.sim.broker_factory import broker_factory
 from kreplica.sim.cluster import CLIENT_ID
 from kreplica.sim.controller import CONTROLLER_ID, ScriptedController
 from kreplica.sim.machines import SETTLE_MS
@@ -86,7 +87,7 @@ class RealCluster:
         self.brokers = {}
         self.failures = []
         self._root = root
-        self._make_broker = broker_factory(replica_config_of(settings))
+        self._make_broker = broker_factory(ReplicaConfig.parse(settings))
         self._time = SharedTime()
         self._network = LocalNetwork(ShiftedClock(self._time), lambda *failure: self.failures.append(failure))
         self._network.gate = self._gate

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kreplica.sim.broker_factory import broker_factory, replica_config_of
+from kreplica.replica.replica_config import ReplicaConfig
+from kreplica.sim.broker_factory import broker_factory
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.checker import InvariantChecker
 from kreplica.sim.nodes.node_checker import NodeChecker
@@ -21,7 +22,7 @@ MODULES = (client_commands, cluster_commands, damage_commands, network_commands)
 
 def simulated_cluster(settings: Mapping[str, str]) -> SimCluster:
     """A cluster in which things happen in the order in which they are said."""
-    cluster = SimCluster(broker_factory(replica_config_of(settings)), shuffle=False)
+    cluster = SimCluster(broker_factory(ReplicaConfig.parse(settings)), shuffle=False)
     InvariantChecker(cluster)
     return cluster
 

@@ -81,7 +81,11 @@ def test_items_are_added_to_a_list_and_taken_from_it(stage: OneController) -> No
     ("changed", "error", "words"),
     [
         (resource(("retention.mz", SET, "1")), ErrorCode.invalid_config, "the nearest is 'retention.ms'"),
-        (resource(("retention.ms", SET, "soon")), ErrorCode.invalid_config, "must be an integer"),
+        (
+            resource(("retention.ms", SET, "soon")),
+            ErrorCode.invalid_config,
+            "retention.ms=soon is not an integer",
+        ),
         (resource(("retention_ms", SET, "1")), ErrorCode.invalid_config, "no setting"),
         (resource(("retention.ms", APPEND, "1")), ErrorCode.invalid_config, "no list"),
         (resource(("retention.ms", SET, None)), ErrorCode.invalid_request, "no value"),

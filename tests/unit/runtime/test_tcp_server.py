@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from kreplica._core.region import Region
+from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.future import Future, failed, resolved
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import RECEIVE_BYTES
-from kreplica.runtime.tcp_server import Answered, Receive, SocketServerConfig, TcpServer
+from kreplica.runtime.tcp_server import Answered, Receive, TcpServer
 from tests.support.sockets import connected, framed, read_exactly, read_frame, until
 
 WAIT_S = 20.0

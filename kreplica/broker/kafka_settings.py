@@ -1,0 +1,143 @@
+"""Kafka's properties that no part of a node has: read by the node's process, ignored, or refused.
+
+What is ignored tunes something that is done otherwise here, so a node without it does all that was asked. It
+is held to Kafka's range all the same. What is refused would promise something that is not there. No state;
+any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import BOOLEAN, TEXT, Kind, checked, int16, int32, int64, number
+
+# The properties that runtime.kafka_config reads: who a node is, where it listens and who the quorum is.
+OF_PROCESS: Mapping[str, str] = {
+    "node.id": "The node's id, 0 or more, which no other node of the cluster has.",
+    "process.roles": "broker, controller, or both. By default what the voters and the listeners say.",
+    "log.dir": "The directory of the logs, where log.dirs is not given.",
+    "log.dirs": "The directories of the logs.",
+    "metadata.log.dir": "The directory of the metadata log. By default the first of log.dirs.",
+    "listeners": "Where the node listens, NAME://host:port: at most one for clients and one for controllers.",
+    "advertised.listeners": "The addresses that others are given. By default those of listeners.",
+    "listener.security.protocol.map": "The protocol of each listener, NAME:PLAINTEXT; there is no other.",
+    "inter.broker.listener.name": "The listener of brokers among themselves: that for clients.",
+    "security.inter.broker.protocol": "PLAINTEXT.",
+    "controller.listener.names": "The name of the listener for controllers. By default CONTROLLER.",
+    "controller.quorum.voters": "The voters, id@host:port. Without it the metadata log names them (KIP-853).",
+}
+
+THREADS = "A node has one event loop, and one thread for each disk."
+SOCKETS = "The system sizes the buffers of its sockets."
+PURGATORY = "The purgatory drops an entry when it is done."
+TRANSACTIONS = "There is no transaction coordinator."
+SHARE_GROUPS = "There are no share groups."
+GROUPS = "Groups follow the classic protocol."
+QUOTAS = "Only replication has quotas."
+
+# Kafka's properties that change nothing here: their type and range, and why.
+IGNORED: Mapping[str, tuple[Kind, str]] = {
+    "num.network.threads": (int32(1), THREADS),
+    "num.io.threads": (int32(1), THREADS),
+    "background.threads": (int32(1), THREADS),
+    "num.recovery.threads.per.data.dir": (int32(1), THREADS),
+    "num.replica.alter.log.dirs.threads": (int32(1), THREADS),
+    "log.cleaner.threads": (int32(0), THREADS),
+    "queued.max.requests": (int32(1), "queued.max.request.bytes bounds what waits."),
+    "socket.send.buffer.bytes": (int32(1, also=-1), SOCKETS),
+    "socket.receive.buffer.bytes": (int32(1, also=-1), SOCKETS),
+    "socket.listen.backlog.size": (int32(1), SOCKETS),
+    "replica.socket.receive.buffer.bytes": (int32(1, also=-1), SOCKETS),
+    "socket.connection.setup.timeout.ms": (int64(1), "A connection is tried for as long as a request waits."),
+    "socket.connection.setup.timeout.max.ms": (
+        int64(1),
+        "A connection is tried for as long as a request waits.",
+    ),
+    "fetch.purgatory.purge.interval.requests": (int32(0), PURGATORY),
+    "producer.purgatory.purge.interval.requests": (int32(0), PURGATORY),
+    "delete.records.purgatory.purge.interval.requests": (int32(0), PURGATORY),
+    "log.cleaner.dedupe.buffer.load.factor": (number(0, 1), "The map of the cleaner has a fixed load."),
+    "controlled.shutdown.enable": (BOOLEAN, "A node always hands over before it ends."),
+    "controlled.shutdown.max.retries": (int32(0), "A node hands over once, within its time to end."),
+    "controlled.shutdown.retry.backoff.ms": (int64(0), "A node hands over once, within its time to end."),
+    "offsets.commit.timeout.ms": (int32(1), "A commit of offsets waits as long as its request."),
+    "request.timeout.ms": (int32(1), "The timeout of each kind of request has its own property."),
+    "transaction.state.log.replication.factor": (int16(1), TRANSACTIONS),
+    "transaction.state.log.min.isr": (int32(1), TRANSACTIONS),
+    "transaction.state.log.num.partitions": (int32(1), TRANSACTIONS),
+    "transaction.state.log.segment.bytes": (int32(1), TRANSACTIONS),
+    "transaction.state.log.load.buffer.size": (int32(1), TRANSACTIONS),
+    "transaction.max.timeout.ms": (int32(1), TRANSACTIONS),
+    "transactional.id.expiration.ms": (int32(1), TRANSACTIONS),
+    "share.coordinator.state.topic.replication.factor": (int16(1), SHARE_GROUPS),
+    "share.coordinator.state.topic.min.isr": (int16(1), SHARE_GROUPS),
+    "share.coordinator.state.topic.num.partitions": (int32(1), SHARE_GROUPS),
+    "group.coordinator.threads": (int32(1), THREADS),
+    "group.coordinator.append.linger.ms": (int32(-1), "A group's records are appended at once."),
+    "group.consumer.session.timeout.ms": (int32(1), GROUPS),
+    "group.consumer.heartbeat.interval.ms": (int32(1), GROUPS),
+    "quota.window.num": (int32(1), QUOTAS),
+    "quota.window.size.seconds": (int32(1), QUOTAS),
+    "metrics.num.samples": (int32(1), "Metrics have windows of their own."),
+    "metrics.sample.window.ms": (int64(1), "Metrics have windows of their own."),
+    "metrics.recording.level": (TEXT, "All metrics are recorded."),
+}
+
+NO_SECURITY = "connections are neither encrypted nor authenticated here; leave it out"
+NO_TIERS = "there is no tiered storage; leave it out"
+NO_ZOOKEEPER = "there is no ZooKeeper; name the quorum by controller.quorum.voters"
+
+# Kafka's properties that no node can do without lying: by name, or by prefix where one ends with a dot.
+REFUSED: Mapping[str, str] = {
+    "ssl.": NO_SECURITY,
+    "sasl.": NO_SECURITY,
+    "authorizer.class.name": NO_SECURITY,
+    "super.users": NO_SECURITY,
+    "principal.builder.class": NO_SECURITY,
+    "delegation.token.": NO_SECURITY,
+    "listener.name.": "a listener has no settings of its own; give the property without the prefix",
+    "remote.log.": NO_TIERS,
+    "log.local.retention.ms": NO_TIERS,
+    "log.local.retention.bytes": NO_TIERS,
+    "zookeeper.": NO_ZOOKEEPER,
+    "broker.id": "a node's id is node.id",
+    "broker.id.generation.enable": "a node's id is node.id; none is generated",
+    "delete.topic.enable": "topics can always be deleted",
+    "create.topic.policy.class.name": "classes of Java cannot be loaded",
+    "alter.config.policy.class.name": "classes of Java cannot be loaded",
+    "metric.reporters": "classes of Java cannot be loaded; `--metrics-listen` serves Prometheus",
+    "client.quota.callback.class": "classes of Java cannot be loaded",
+    "quota.producer.default": "clients have no quotas",
+    "quota.consumer.default": "clients have no quotas",
+    "max.connections.per.ip.overrides": "max.connections.per.ip is for all addresses alike",
+    "max.connection.creation.rate": "the rate of new connections has no bound; max.connections has",
+    "inter.broker.protocol.version": "the level of the cluster is metadata.version",
+    "log.message.format.version": "records have the format of Kafka 0.11 and later",
+    "log.message.downconversion.enable": "records are never converted to older formats",
+    "log.message.timestamp.difference.max.ms": (
+        "Kafka 4 has log.message.timestamp.before.max.ms and log.message.timestamp.after.max.ms instead"
+    ),
+}
+
+
+def refusal(name: str) -> str | None:
+    """Why a property of Kafka's is refused, None for one that is not."""
+    for refused, reason in REFUSED.items():
+        if name == refused or (refused.endswith(".") and name.startswith(refused)):
+            return reason
+    return None
+
+
+def check_ignored(name: str, value: object) -> None:
+    """Raises InvalidConfig for a property that is ignored and out of its range in Kafka."""
+    checked(name, value, IGNORED[name][0])
+
+
+def check_known(name: str) -> None:
+    """Raises InvalidConfig, with the reason, for a property that no part of a node can be given."""
+    reason = refusal(name)
+    if reason is not None:
+        raise InvalidConfig(f"{name} is not supported: {reason}")
+    if name in OF_PROCESS:
+        raise InvalidConfig(f"{name} is what the cluster itself gives to its nodes; leave it out")

@@ -1,0 +1,46 @@
+"""The bounds of a node's listeners, under Kafka's names with dots for underscores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kreplica.common.errors import InvalidConfig
+from kreplica.common.settings import Settings, int32, int64, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketServerConfig(Settings):
+    """Times in ms, sizes in bytes. Kafka has no bound by default for most of them.
+
+    `queued_max_request_bytes`: see MemoryPool. Raises InvalidConfig.
+    """
+
+    socket_request_max_bytes: int = setting(100 << 20, int32(1), "The largest request.")
+    max_connections: int = setting(1_000, int32(1), "The most connections of a listener.")
+    max_connections_per_ip: int = setting(500, int32(1), "The most of them from one address.")
+    queued_max_request_bytes: int = setting(
+        256 << 20, int64(1), "The most memory for the requests of all connections of a listener."
+    )
+    connections_max_idle_ms: int = setting(
+        600_000,
+        int64(1),
+        "Close a connection that for this long asked nothing, finished no request or took nothing of an"
+        " answer.",
+    )
+    max_in_flight_requests: int = setting(
+        64, int32(1), "A connection with this many requests in work is not read from.", is_ours=True
+    )
+    max_in_flight_bytes: int = setting(
+        16 << 20, int64(1), "A connection with this much of requests in work is not read from.", is_ours=True
+    )
+    max_unsent_bytes: int = setting(
+        1 << 20, int64(1), "A connection with this much unread of its answers is not read from.", is_ours=True
+    )
+
+    def check_together(self) -> None:
+        """Raises InvalidConfig where one request may take more memory than all together."""
+        if self.queued_max_request_bytes < self.socket_request_max_bytes:
+            raise InvalidConfig(
+                f"queued.max.request.bytes={self.queued_max_request_bytes} is below"
+                f" socket.request.max.bytes={self.socket_request_max_bytes}: one request may take that much"
+            )
