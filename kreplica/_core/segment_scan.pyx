@@ -15,8 +15,8 @@ from kreplica._core.record_batch cimport (
 )
 from kreplica._core.region cimport Slice, kr_guard_call, load_length, publish_length
 from kreplica._core.status cimport (
-    BAD_BATCH_LENGTH, END, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, SHORT_INPUT,
-    STORAGE_FULL, check,
+    BAD_BATCH_LENGTH, END, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT,
+    SHORT_INPUT, STORAGE_FULL, check,
 )
 
 cdef enum:
@@ -159,6 +159,7 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
     after the last good batch, next offset, header): status 0 at the limit, 1 after a batch to look at
     (then `header` is (base offset, last offset, leader epoch, max timestamp, producer id, producer epoch,
     base sequence, attributes, record count, size), else it is empty), negative for a bad batch at that position.
+    Raises StorageFull, KafkaStorageError where an index cannot grow.
     """
     cdef Scan s
     cdef Window window
@@ -191,6 +192,9 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
                 # farther.
                 size = SCAN_WINDOW_BYTES if s.position > window.start else min(size * 4, limit - s.position)
                 continue
+            if status <= STORAGE_FULL and status != PAGE_FAULT:
+                # Of an index that could not grow. The batch is good.
+                check(status, f"indexing {segment.region.path}", s.position)
             return status, s.position, s.next_offset, ()
         size = SCAN_WINDOW_BYTES
     return 0, s.position, s.next_offset, ()

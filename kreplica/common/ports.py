@@ -90,7 +90,8 @@ class Storage(Protocol):
     def write_at(self, path: str, position: int, data: bytes) -> None:
         """Write at byte `position` of the file, which is created if missing; nothing is flushed.
 
-        After an error the bytes from `position` on are undefined: the same call may be made again.
+        After an error the bytes from `position` on are undefined, and the file is no longer than it was; the
+        same call may be made again.
         """
         ...
 

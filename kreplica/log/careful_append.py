@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kreplica._core.follower_append import append_run
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.records import BatchIterator, RecordBatch, batches
-from kreplica.common.errors import FencedLeaderEpoch, OffsetsOutOfOrder, StorageIOError
+from kreplica.common.errors import FencedLeaderEpoch, KafkaStorageError, OffsetsOutOfOrder, StorageIOError
 from kreplica.common.types import INT64_MAX, AppendOrigin
 from kreplica.log import producer_batches
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
@@ -22,6 +22,7 @@ from kreplica.log.producer_state_entry import BatchMetadata
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from kreplica._core.log_segment import LogSegment
     from kreplica.log.unified_log import UnifiedLog
 
 
@@ -96,16 +97,28 @@ def _abort_noted(log: UnifiedLog, done: object) -> Iterator[None]:
         yield
         return
     segment = log.local.segments.active
-    index = log.local.transaction_index(segment)
-    producer_batches.note_abort(log.producers, log.local, segment, done)
+    try:
+        producer_batches.note_abort(log.producers, log.local, segment, done)
+    except StorageIOError as error:
+        log.fail(error)
+        raise
     try:
         yield
     except BaseException:
-        index.take_back(done.last_offset)
+        _take_back(log, segment, done)
         raise
     if segment is not log.local.segments.active:
         # The marker is in the next one.
-        index.take_back(done.last_offset)
+        _take_back(log, segment, done)
+
+
+def _take_back(log: UnifiedLog, segment: LogSegment, done: CompletedTxn) -> None:
+    try:
+        log.local.transaction_index(segment).take_back(done.last_offset)
+    except KafkaStorageError as error:
+        # Records that follow would be hidden by the entry.
+        log.fail(error)
+        raise
 
 
 def _append(

@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from operator import itemgetter
 
+from kreplica.common.errors import InvalidFile, KafkaStorageError
 from kreplica.common.types import NO_LEADER_EPOCH, NO_OFFSET
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 
@@ -95,9 +96,18 @@ class LeaderEpochFileCache:
         self.flush()
 
     def restore(self, entries: tuple[EpochEntry, ...]) -> None:
-        """Know these again, since what was to follow on a change could not be done."""
+        """Know these again, since what was to follow on a change could not be done.
+
+        The file may have been replaced or not; where it was, it is written again. Raises KafkaStorageError;
+        the file may know fewer epochs than the log has then.
+        """
         if entries is not self.entries:
             self._replace(entries)
+        try:
+            self.dirty = tuple(self._checkpoint.read()) != entries
+        except (InvalidFile, KafkaStorageError):
+            self.dirty = True
+        self.flush()
 
     def flush(self) -> None:
         """Write the file if memory is ahead of it. May take milliseconds."""

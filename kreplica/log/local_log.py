@@ -8,7 +8,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from kreplica._core.crc32c import checksum
 from kreplica._core.log_segment import LogSegment
@@ -224,19 +224,14 @@ class LocalLog:
         """Create the files of a segment. No file is left where one of them could not be made: appends go on
         in the segment before, and an empty one would seem to say that the log ends here.
 
-        Raises StorageFull, OutOfDescriptors, StorageIOError; this also where a file could not be removed.
+        Raises StorageFull, OutOfDescriptors; StorageIOError, also where a file could not be removed.
         """
         try:
             return self.open_segment(base_offset, create=True)
         except BaseException as error:
-            try:
+            with _undoing(error):
                 for suffix in reversed(SEGMENT_SUFFIXES):
                     self.storage.remove(self.path(base_offset, suffix))
-            except KafkaStorageError as left:
-                raise StorageIOError(
-                    f"{self.directory}: the segment at {base_offset} could be neither begun ({error}) "
-                    f"nor removed ({left})"
-                ) from error
             raise
 
     def begin_anew(self, base_offset: int) -> list[str]:
@@ -249,9 +244,10 @@ class LocalLog:
             for path in self._renamed(list(self.segments)[::-1]):  # a crash leaves no hole
                 moved.append(path)
             segment = self._begin_segment(base_offset)
-        except BaseException:
-            for path in reversed(moved):
-                self.storage.rename(path, path.removesuffix(DELETED_SUFFIX))
+        except BaseException as error:
+            with _undoing(error):
+                for path in reversed(moved):
+                    self.storage.rename(path, path.removesuffix(DELETED_SUFFIX))
             raise
         self.segments = LogSegments((segment,))
         return moved
@@ -387,6 +383,16 @@ class LocalLog:
         """
         if Listing(self.storage.list_directory(self.directory)).logs(up_to) != names.logs(up_to):
             raise KafkaStorageError(f"{self.directory}: files were renamed while they were opened")
+
+
+@contextmanager
+def _undoing(error: BaseException) -> Iterator[None]:
+    """Take back what was done before `error`. Raises StorageIOError where the disk refuses that, too: the
+    files are not what they were then."""
+    try:
+        yield
+    except KafkaStorageError as left:
+        raise StorageIOError(f"{error}; what had been done could not be taken back: {left}") from error
 
 
 def _empty_region(path: str) -> Region:

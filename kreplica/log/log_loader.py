@@ -125,8 +125,8 @@ class _LogLoader:
         self.producers = ProducerStateManager(self.storage, self.local.directory, names)
         self.standing = standing
         self.same_boot = same_boot
-        # Another program wrote what is here.
-        self.adopted = bool(segments) and standing is None
+        # Another program wrote what is here; a log that could not be made leaves empty files.
+        self.adopted = standing is None and any(segment.size for segment in segments)
         self.scan = RecoveryScan(
             self.local,
             self.recovery,

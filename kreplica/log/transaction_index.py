@@ -22,7 +22,7 @@ from bisect import bisect_left
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from kreplica.common.errors import InvalidFile, KafkaStorageError
+from kreplica.common.errors import InvalidFile
 from kreplica.common.locks import Lock
 
 if TYPE_CHECKING:
@@ -115,12 +115,18 @@ class TransactionIndex:
             self._unflushed = self._unnamed = False
 
     def take_back(self, offset: int) -> None:
-        """Drop what was appended for a marker at or above `offset` that was not."""
-        try:
-            self.truncate_to(offset)
-        except KafkaStorageError:
-            # The next entry is written over it, and no log is opened as it stands with one above its end.
-            self._entries = [entry for entry in self.entries() if entry.last_offset < offset]
+        """Drop what was appended for a marker at or above `offset` that was not.
+
+        In place, since there may be no room for another file. Raises KafkaStorageError; then the file still
+        has an entry that would hide records once the log goes on over that offset.
+        """
+        entries = self.entries()
+        kept = bisect_left(entries, offset, key=_LAST_OFFSET)
+        if kept < len(entries):
+            size = len(entries) * ENTRY_SIZE
+            with self._storage.open_region(self.path, size, writable=True) as region:
+                region.truncate(kept * ENTRY_SIZE)
+            self._entries = entries[:kept]
 
     def reset(self) -> None:
         """Drop all entries, to be built anew, whatever the file holds; that outlives a power cut."""

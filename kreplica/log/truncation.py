@@ -69,7 +69,7 @@ def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     keep = local.segments.index_for(offset)
     end, position = _end_if_cut_at(log, local.segments[keep], offset)
     # First what may need room on the disk, so that nothing has changed where there is none.
-    forget_epochs(log, min(offset, end))
+    _forget_epochs_ahead(log, min(offset, end))
     with _all_or_nothing(log):
         _cut(log, offset, keep, end, position)
     return True
@@ -133,7 +133,7 @@ def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
         gone = local.begin_anew(offset)
     except (StorageFull, OutOfDescriptors):
         # There is no room for what the log is to begin with: it stands where it stood.
-        log.epochs.restore(epochs)
+        _restore_epochs(log, epochs)
         log.state.update(**standing)
         log.flush_state()
         raise
@@ -166,6 +166,36 @@ def cut_what_came_back(log: UnifiedLog, epochs: Iterable[EpochEntry]) -> None:
                 return
 
 
+def _forget_epochs_ahead(log: UnifiedLog, end: int) -> None:
+    """Forget the epochs of a cut at `end` that is about to come.
+
+    Until it has come, the file knows fewer epochs than the log has. So the flush point goes back first:
+    recovery reads from there on, and learns them again.
+    """
+    latest = log.epochs.latest_entry
+    flushed = log.flush_offset
+    if latest is None or latest.start_offset < end or flushed <= end:
+        forget_epochs(log, end)
+        return
+    log.state.update(flush_offset=end)
+    log.flush_state()
+    try:
+        forget_epochs(log, end)
+    except KafkaStorageError:
+        if not log.is_offline:
+            log.state.update(flush_offset=flushed)
+        raise
+
+
+def _restore_epochs(log: UnifiedLog, entries: tuple[EpochEntry, ...]) -> None:
+    """Have the epochs again that a cut would have taken; the log is offline where they cannot be written."""
+    try:
+        log.epochs.restore(entries)
+    except KafkaStorageError as error:
+        log.fail(error)
+        raise
+
+
 def forget_epochs(log: UnifiedLog, end_offset: int) -> None:
     """Forget the leader epochs that begin at `end_offset` or above; none where that cannot be written."""
     before = log.epochs.entries
@@ -173,7 +203,7 @@ def forget_epochs(log: UnifiedLog, end_offset: int) -> None:
     try:
         log.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
     except KafkaStorageError:
-        log.epochs.restore(before)
+        _restore_epochs(log, before)
         raise
     # The cache knows nothing below the log start, but the next batch may not fall behind that.
     latest = log.epochs.latest_epoch

@@ -120,7 +120,6 @@ def restore_epochs(log: UnifiedLog) -> None:
             found.append(EpochEntry(batch.leader_epoch, max(batch.base_offset, start)))
     LOGGER.warning("%s: the leader epochs are those of the log's batches: %s", log.local.directory, found)
     epochs.restore(tuple(found))
-    epochs.flush()
 
 
 def tidied_snapshots(storage: Storage, directory: str, start_offset: int) -> list[OffsetAndEpoch]:

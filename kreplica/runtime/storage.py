@@ -78,9 +78,18 @@ class FileStorage:
             _write(path, data, flush=False)
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write at byte `position` of the file, which is created if missing; nothing is flushed."""
+        """Write at byte `position` of the file, which is created if missing; nothing is flushed.
+
+        After an error the file is no longer than it was.
+        """
         with _typed("writing"), _opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
-            _write_all(descriptor, position, data)
+            size = os.fstat(descriptor).st_size
+            try:
+                _write_all(descriptor, position, data)
+            except OSError:
+                if os.fstat(descriptor).st_size > size:
+                    os.ftruncate(descriptor, size)
+                raise
 
     def sync_file(self, path: str) -> None:
         """Flush the file's contents; its name needs `sync_directory`."""
@@ -88,7 +97,8 @@ class FileStorage:
             _flush(descriptor)
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        """Whether there is a file or a directory of this name."""
+        return _status(path, follow=False) is not None
 
     def size(self, path: str) -> int:
         """The file's size in bytes."""
@@ -124,7 +134,7 @@ class FileStorage:
     def remove_tree(self, path: str) -> None:
         """Remove a directory and all that is in it; nothing happens if it is gone already."""
         with _typed("removing"):
-            if os.path.lexists(path):
+            if self.exists(path):
                 shutil.rmtree(path)
 
     def sync_directory(self, path: str) -> None:
@@ -150,12 +160,13 @@ class FileStorage:
         return FileLock(descriptor)
 
     def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path)
+        found = _status(path, follow=True)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def is_locked(self, path: str) -> bool:
         """Whether somebody holds the directory's lock; asks without taking it (Linux only)."""
         name = os.path.join(path, LOCK_FILE)
-        if sys.platform != "linux" or not os.path.exists(name):
+        if sys.platform != "linux" or not self.exists(name):
             return False
         request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         with _typed("looking at the lock of"), _opened(name, os.O_RDWR) as descriptor:
@@ -219,6 +230,16 @@ def _typed(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise exception_for_os(error, what) from error
+
+
+def _status(path: str, *, follow: bool) -> os.stat_result | None:
+    """What the system says of the file; None where there is none. A disk that cannot tell is an error: to
+    take the file for missing would lose it."""
+    with _typed("looking at"):
+        try:
+            return os.stat(path, follow_symlinks=follow)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 class _SpareDescriptor:

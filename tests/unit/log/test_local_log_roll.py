@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import kreplica
+from kreplica._core.log_state import read_standing
 from kreplica.common.errors import KafkaStorageError, OutOfDescriptors, StorageFull, StorageIOError
+from kreplica.log.file_names import STATE_FILE
 from kreplica.sim.storage import SimStorage
 from tests.support.crashing import DIRECTORY, open_log
 
@@ -168,3 +170,45 @@ def test_a_segment_that_lost_its_bytes_is_no_stray(tmp_path):
     with kreplica.Log.open(path) as log:
         assert log.damage is not None
         assert log.damage.first_offset == 8
+
+
+# ---- recovery on a disk that is full -----------------------------------------------------------------------
+
+
+def test_recovery_without_room_for_an_index_takes_no_batch_for_damaged():
+    storage = SimStorage()
+    log = open_log(storage)
+    for number in range(40):
+        log.append([b"%d" % number + bytes(1_000)])
+    expected = values(log)
+    left = storage.after_kill()
+    for base in [each.base_offset for each in log._log.local.segments]:
+        for suffix in (".index", ".timeindex"):
+            left.remove(f"{DIRECTORY}/{base:020d}{suffix}")
+    left.full = True
+    with pytest.raises(StorageFull):
+        open_log(left)
+    left.full = False
+    left = left.after_kill()
+    again = open_log(left)
+    assert (values(again), again.damages, again.recovery.cut) == (expected, [], [])
+
+
+def test_a_log_that_could_not_be_made_is_our_own_when_it_is():
+    """Only in a log of another program may a segment begin behind the end of the one before."""
+    storage = SimStorage()
+    storage.make_directory("/data")
+
+    def refuse(operation: str, path: str) -> None:
+        if operation == "create" and path.endswith(STATE_FILE):
+            raise StorageFull(path)
+
+    storage.before = refuse
+    with pytest.raises(StorageFull):
+        open_log(storage)
+    storage.before = None
+    left = storage.after_kill()
+    open_log(left).close()
+    found = read_standing(left.read_file(f"{DIRECTORY}/{STATE_FILE}"))
+    assert found is not None
+    assert not found.has_gaps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -60,6 +61,44 @@ def test_write_at(storage: Storage, tmp_path: Path) -> None:
     storage.write_at(path, 2, b"X")
     storage.sync_file(path)
     assert storage.read_file(path) == b"abXdefgh"
+
+
+def test_a_write_that_fails_halfway_leaves_the_file_no_longer(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "file")
+    storage.write_at(path, 0, b"abcdef")
+    write = os.pwrite
+
+    def half(descriptor: int, data: memoryview, position: int) -> int:
+        if len(data) == 1:
+            raise OSError(errno.ENOSPC, "full")
+        return write(descriptor, data[: len(data) // 2], position)
+
+    monkeypatch.setattr(os, "pwrite", half)
+    with pytest.raises(errors.StorageFull):
+        storage.write_at(path, 6, b"ghijklmn")
+    assert storage.read_file(path) == b"abcdef"
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_missing(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    assert storage.exists(str(path))
+    assert not storage.exists(str(path / "below"))
+    assert not storage.is_directory(str(tmp_path / "absent"))
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EIO, "the disk says no")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "stat", fail)
+        with pytest.raises(errors.StorageIOError):
+            storage.exists(str(path))
+        with pytest.raises(errors.StorageIOError):
+            storage.is_directory(str(tmp_path))
 
 
 def test_directories(storage: Storage, tmp_path: Path) -> None:
