@@ -10,6 +10,7 @@ kio. No state; any thread may call.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Flag
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,31 +19,56 @@ from kio.index import load_request_schema, load_response_schema
 API_VERSIONS = 18
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_TOPICS = 0, 1, 2, 3, 20
 OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, LEAVE_GROUP = 9, 10, 11, 13
+OFFSET_FOR_LEADER_EPOCH = 23
 ENVELOPE = 58
 
 # What the active controller does for clients: other nodes pass it on.
 FORWARDED = frozenset({19, 20, 33, 37, 43, 44, 45, 46, 55, 57, 64, 80, 81})
 
 
+class Scope(Flag):
+    """Who connects to a listener, and so which APIs it answers (Kafka's ListenerType).
+
+    CLIENTS: producers, consumers and admin tools. BROKERS: other brokers, which fetch as replicas.
+    CONTROLLERS: the quorum's voters, and brokers that ask the active controller.
+    """
+
+    CLIENTS = 1
+    BROKERS = 2
+    CONTROLLERS = 4
+    ALL = CLIENTS | BROKERS | CONTROLLERS
+
+
+CLIENTS, CONTROLLERS = Scope.CLIENTS, Scope.CONTROLLERS
+# What clients ask of brokers, and may ask of controllers directly.
+ADMINS = CLIENTS | CONTROLLERS
+
+
 class ApiVersionRange(NamedTuple):
-    """One API: versions that are advertised, the first that is read, and the one that its handler takes."""
+    """One API: versions that are advertised, the first that is read, the one that its handler takes, and the
+    listeners that answer it."""
 
     api_key: int
     min_version: int
     max_version: int
     first_read: int
     handled: int
+    scope: Scope
 
     def reads(self, version: int) -> bool:
         return self.first_read <= version <= self.max_version
 
 
 def _range(
-    api_key: int, low: int, high: int, first_read: int | None = None, handled: int | None = None
+    api_key: int,
+    low: int,
+    high: int,
+    first_read: int | None = None,
+    handled: int | None = None,
+    scope: Scope = CLIENTS,
 ) -> ApiVersionRange:
-    return ApiVersionRange(
-        api_key, low, high, low if first_read is None else first_read, high if handled is None else handled
-    )
+    first = low if first_read is None else first_read
+    return ApiVersionRange(api_key, low, high, first, high if handled is None else handled, scope)
 
 
 # What a node answers: to clients first, then what nodes alone ask each other, who are of one version.
@@ -50,8 +76,8 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
     each.api_key: each
     for each in (
         _range(PRODUCE, 0, 11, 3),
-        _range(FETCH, 0, 17, 4),  # 13 and later name topics by id
-        _range(LIST_OFFSETS, 0, 8, 1),
+        _range(FETCH, 0, 17, 4, scope=Scope.ALL),  # 13 and later name topics by id
+        _range(LIST_OFFSETS, 0, 8, 1, scope=CLIENTS | Scope.BROKERS),
         _range(METADATA, 0, 12),
         _range(8, 0, 8, 2),  # OffsetCommit
         _range(OFFSET_FETCH, 0, 8, 1),
@@ -62,56 +88,56 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(14, 0, 5),  # SyncGroup
         _range(15, 0, 5),  # DescribeGroups
         _range(16, 0, 5),  # ListGroups
-        _range(17, 0, 1),  # SaslHandshake
-        _range(API_VERSIONS, 0, 3),
-        _range(19, 0, 7, 2),  # CreateTopics
-        _range(DELETE_TOPICS, 0, 6, 1),
+        _range(17, 0, 1, scope=Scope.ALL),  # SaslHandshake
+        _range(API_VERSIONS, 0, 3, scope=Scope.ALL),
+        _range(19, 0, 7, 2, scope=ADMINS),  # CreateTopics
+        _range(DELETE_TOPICS, 0, 6, 1, scope=ADMINS),
         _range(21, 0, 2),  # DeleteRecords
         _range(22, 0, 4),  # InitProducerId
-        _range(23, 2, 4),  # OffsetForLeaderEpoch
+        _range(OFFSET_FOR_LEADER_EPOCH, 2, 4, scope=CLIENTS | Scope.BROKERS),
         _range(24, 0, 3),  # AddPartitionsToTxn
         _range(25, 0, 3),  # AddOffsetsToTxn
         _range(26, 0, 3),  # EndTxn
         _range(28, 0, 3),  # TxnOffsetCommit
-        _range(29, 0, 3, 1),  # DescribeAcls
-        _range(30, 0, 3, 1),  # CreateAcls
-        _range(31, 0, 3, 1),  # DeleteAcls
-        _range(32, 0, 4, 1),  # DescribeConfigs
-        _range(33, 0, 2),  # AlterConfigs
+        _range(29, 0, 3, 1, scope=ADMINS),  # DescribeAcls
+        _range(30, 0, 3, 1, scope=ADMINS),  # CreateAcls
+        _range(31, 0, 3, 1, scope=ADMINS),  # DeleteAcls
+        _range(32, 0, 4, 1, scope=ADMINS),  # DescribeConfigs
+        _range(33, 0, 2, scope=ADMINS),  # AlterConfigs
         _range(34, 0, 2, 1),  # AlterReplicaLogDirs
         _range(35, 0, 4, 1),  # DescribeLogDirs
-        _range(36, 0, 2),  # SaslAuthenticate
-        _range(37, 0, 3),  # CreatePartitions
+        _range(36, 0, 2, scope=Scope.ALL),  # SaslAuthenticate
+        _range(37, 0, 3, scope=ADMINS),  # CreatePartitions
         _range(42, 0, 2),  # DeleteGroups
-        _range(43, 0, 2),  # ElectLeaders
-        _range(44, 0, 1),  # IncrementalAlterConfigs
-        _range(45, 0, 1),  # AlterPartitionReassignments
-        _range(46, 0, 0),  # ListPartitionReassignments
+        _range(43, 0, 2, scope=ADMINS),  # ElectLeaders
+        _range(44, 0, 1, scope=ADMINS),  # IncrementalAlterConfigs
+        _range(45, 0, 1, scope=ADMINS),  # AlterPartitionReassignments
+        _range(46, 0, 0, scope=ADMINS),  # ListPartitionReassignments
         _range(47, 0, 0),  # OffsetDelete
-        _range(55, 0, 2),  # DescribeQuorum
-        _range(57, 1, 1),  # UpdateFeatures
-        _range(60, 0, 2),  # DescribeCluster
+        _range(55, 0, 2, scope=ADMINS),  # DescribeQuorum
+        _range(57, 1, 1, scope=ADMINS),  # UpdateFeatures
+        _range(60, 0, 2, scope=ADMINS),  # DescribeCluster
         _range(61, 0, 0),  # DescribeProducers
-        _range(64, 0, 0),  # UnregisterBroker
+        _range(64, 0, 0, scope=ADMINS),  # UnregisterBroker
         _range(65, 0, 0),  # DescribeTransactions
         _range(66, 0, 1),  # ListTransactions
         _range(68, 0, 1),  # ConsumerGroupHeartbeat
         _range(69, 0, 1),  # ConsumerGroupDescribe
         _range(75, 0, 0),  # DescribeTopicPartitions
-        _range(80, 0, 0),  # AddRaftVoter
-        _range(81, 0, 0),  # RemoveRaftVoter
-        _range(52, 2, 2),  # Vote
-        _range(53, 1, 1),  # BeginQuorumEpoch
-        _range(54, 1, 1),  # EndQuorumEpoch
-        _range(56, 3, 3),  # AlterPartition
-        _range(ENVELOPE, 0, 0),
-        _range(59, 1, 1),  # FetchSnapshot
-        _range(62, 4, 4),  # BrokerRegistration
-        _range(63, 1, 1),  # BrokerHeartbeat
-        _range(67, 0, 0),  # AllocateProducerIds
-        _range(70, 0, 0),  # ControllerRegistration
-        _range(73, 0, 0),  # AssignReplicasToDirs
-        _range(82, 0, 0),  # UpdateRaftVoter
+        _range(80, 0, 0, scope=ADMINS),  # AddRaftVoter
+        _range(81, 0, 0, scope=ADMINS),  # RemoveRaftVoter
+        _range(52, 2, 2, scope=CONTROLLERS),  # Vote
+        _range(53, 1, 1, scope=CONTROLLERS),  # BeginQuorumEpoch
+        _range(54, 1, 1, scope=CONTROLLERS),  # EndQuorumEpoch
+        _range(56, 3, 3, scope=CONTROLLERS),  # AlterPartition
+        _range(ENVELOPE, 0, 0, scope=CONTROLLERS),
+        _range(59, 1, 1, scope=CONTROLLERS),  # FetchSnapshot
+        _range(62, 4, 4, scope=CONTROLLERS),  # BrokerRegistration
+        _range(63, 1, 1, scope=CONTROLLERS),  # BrokerHeartbeat
+        _range(67, 0, 0, scope=CONTROLLERS),  # AllocateProducerIds
+        _range(70, 0, 0, scope=CONTROLLERS),  # ControllerRegistration
+        _range(73, 0, 0, scope=CONTROLLERS),  # AssignReplicasToDirs
+        _range(82, 0, 0, scope=CONTROLLERS),  # UpdateRaftVoter
     )
 }
 

@@ -22,7 +22,7 @@ OF_PROCESS: Mapping[str, str] = {
     "listeners": "Where the node listens, NAME://host:port: at most one for clients and one for controllers.",
     "advertised.listeners": "The addresses that others are given. By default those of listeners.",
     "listener.security.protocol.map": "The protocol of each listener, NAME:PLAINTEXT; there is no other.",
-    "inter.broker.listener.name": "The listener of brokers among themselves: that for clients.",
+    "inter.broker.listener.name": "The listener for other brokers. By default that for clients.",
     "security.inter.broker.protocol": "PLAINTEXT.",
     "controller.listener.names": "The name of the listener for controllers. By default CONTROLLER.",
     "controller.quorum.voters": "The voters, id@host:port. Without it the metadata log names them (KIP-853).",

@@ -28,7 +28,8 @@ class NodeConfig:
     """A node of cluster `cluster_id` with its directories, which were formatted (node_format).
 
     `voters`: those of controller.quorum.voters, None where the metadata log names them (KIP-853).
-    `metadata_directory`: where the metadata log is, by default the first of `directories`. Raises
+    `metadata_directory`: where the metadata log is, by default the first of `directories`. `endpoints`: where
+    its broker is reached, by clients at the first of them and by other nodes at the last. Raises
     InvalidConfig for a node that could be nothing.
     """
 

@@ -15,6 +15,7 @@ of its request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,8 +31,12 @@ from kreplica.broker.api_versions import (
     API_RANGES,
     API_VERSIONS,
     ENVELOPE,
+    FETCH,
     FORWARDED,
+    LIST_OFFSETS,
+    OFFSET_FOR_LEADER_EPOCH,
     ApiVersionRange,
+    Scope,
 )
 from kreplica.broker.forwarding_manager import ForwardingManager, envelope_refused, unpacked
 from kreplica.broker.message_conversion import TopicIds, downgrade, read_type, upgrade
@@ -40,6 +45,8 @@ from kreplica.common.errors import InvalidRequest, KreplicaError, NotController,
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import NO_TAGS, MessageWriter, write_message
+from kreplica.common.types import Uuid
+from kreplica.common.wire import uuid_of
 
 Handle = Callable[[Any, RequestContext], Future[Any]]
 # The buffers of an answer's frame; None where there is none to give.
@@ -48,6 +55,25 @@ Answer = list[Any] | None
 Answered = Callable[[Answer, BaseException | None], object]
 
 NO_THROTTLE = timedelta(0)
+METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
+
+
+def _is_fetch_of_node(request: Any) -> bool:
+    """Whether a replica fetches, or anyone the metadata log, which clients never do."""
+    if request.replica_state.replica_id >= 0:
+        return True
+    return any(topic.topic_id == METADATA_TOPIC_ID for topic in request.topics)
+
+
+def _names_replica(request: Any) -> bool:
+    return bool(request.replica_id >= 0)
+
+
+OF_NODES: Mapping[int, Callable[[Any], bool]] = {
+    FETCH: _is_fetch_of_node,
+    LIST_OFFSETS: _names_replica,
+    OFFSET_FOR_LEADER_EPOCH: _names_replica,
+}
 
 
 class RequestHeader(NamedTuple):
@@ -62,7 +88,9 @@ class RequestHeader(NamedTuple):
 class RequestChannel:
     """See the module. `handle` answers requests of the versions that `ranges` names; `topics` knows ids.
 
-    Without `forwarding` every request is handled here.
+    Without `forwarding` every request is handled here. What is not in the `scope` of the listener closes the
+    connection, as in Kafka, and is not among its ApiVersions: other APIs, and on a listener for clients alone
+    what a replica asks.
     """
 
     def __init__(
@@ -71,10 +99,13 @@ class RequestChannel:
         topics: TopicIds,
         ranges: Mapping[int, ApiVersionRange] = API_RANGES,
         forwarding: ForwardingManager | None = None,
+        scope: Scope = Scope.ALL,
     ) -> None:
         self._handle = handle
         self._topics = topics
-        self._ranges = ranges
+        self._ranges = {key: each for key, each in ranges.items() if each.scope & scope}
+        # The requests that only nodes may send in their own name.
+        self._is_of_node = OF_NODES if scope == Scope.CLIENTS else {}
         self._forwarding = forwarding
 
     def receive(self, frame: memoryview, client_host: str) -> Future[Answer]:
@@ -83,28 +114,32 @@ class RequestChannel:
         self.serve(frame, client_host, partial(_resolve, answer))
         return answer
 
-    def serve(self, frame: memoryview, client_host: str, answered: Answered) -> None:
+    def serve(self, frame: memoryview, client_host: str, answered: Answered) -> Future[Any] | None:
         """Let `answered` have the answer to one frame, which is given without its size.
 
         `client_host`: the client's address, after a slash. The error is InvalidRequest, UnsupportedVersion,
-        or the handler's; never raises. No future is made for it, which counts with small requests.
+        or the handler's; never raises. No future is made for it, which counts with small requests. Returns
+        what is under way, to be cancelled when the client is gone; None where nothing is.
         """
         try:
-            self._serve(MessageReader(frame), frame, client_host, answered)
+            return self._serve(MessageReader(frame), frame, client_host, answered)
         except Exception as error:
             # A handler's own failure is its client's too: whoever holds the connection tells of it.
             answered(None, error)
+            return None
 
-    def _serve(self, reader: MessageReader, frame: memoryview, client_host: str, answered: Answered) -> None:
+    def _serve(
+        self, reader: MessageReader, frame: memoryview, client_host: str, answered: Answered
+    ) -> Future[Any] | None:
         api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
         known = self._ranges.get(api_key)
         if known is None:
-            raise UnsupportedVersion(f"no API of key {api_key}")
+            raise UnsupportedVersion(f"this listener answers no API of key {api_key}")
         if not known.reads(version):
             if api_key == API_VERSIONS:
                 # Any client understands version 0, and finds there which to use instead (KIP-511).
                 answered(_frame(api_key, correlation_id, self._refused_versions(known)), None)
-                return
+                return None
             raise UnsupportedVersion(f"version {version} of API {api_key}")
         kind = read_type(api_key, version, known.handled)
         header = RequestHeader(api_key, version, correlation_id, _client_id(reader, kind))
@@ -112,24 +147,33 @@ class RequestChannel:
         request = read_message(kind, reader)
         if api_key == API_VERSIONS:
             answered(self._write(header, self._versions(), None), None)
-        elif api_key == ENVELOPE and self._forwarding is not None:
+            return None
+        if api_key == ENVELOPE and self._forwarding is not None:
             opened = self.open_envelope(request)
             opened.add_done_callback(partial(self._answer, header, None, answered))
-        elif api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            self._answer_by_handler(header, request, known.handled, client_host, answered)
-        else:
-            handle = partial(self._answer_by_handler, header, request, known.handled, client_host, answered)
-            done = self._forwarding.forward(frame, client_host)
-            done.add_done_callback(partial(_pass_back, answered, handle))
+            return opened
+        if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
+            return self._answer_by_handler(header, request, known.handled, client_host, answered)
+        handle = partial(self._answer_by_handler, header, request, known.handled, client_host, answered)
+        done = self._forwarding.forward(frame, client_host)
+        done.add_done_callback(partial(_pass_back, answered, handle))
+        return done
 
     def _answer_by_handler(
         self, header: RequestHeader, request: Any, handled: int, client_host: str, answered: Answered
-    ) -> None:
+    ) -> Future[Any]:
         remembered = None
         if request.__version__ != handled:
             request, remembered = upgrade(request, handled, self._topics)
+        is_of_node = self._is_of_node.get(header.api_key)
+        if is_of_node is not None and is_of_node(request):
+            raise InvalidRequest(
+                f"{type(request).__name__} of a replica, on a listener that is for clients alone"
+            )
         context = RequestContext(header.api_version, header.client_id or "", client_host)
-        self._handle(request, context).add_done_callback(partial(self._answer, header, remembered, answered))
+        made = self._handle(request, context)
+        made.add_done_callback(partial(self._answer, header, remembered, answered))
+        return made
 
     def open_envelope(self, request: EnvelopeRequest) -> Future[EnvelopeResponse]:
         """The answer to a request that another node passed on. The future fails with InvalidRequest for an
@@ -184,7 +228,7 @@ class RequestChannel:
 
 
 def _close_envelope(answer: Future[EnvelopeResponse], done: Future[Answer]) -> None:
-    error = done.exception()
+    error = CancelledError() if done.cancelled() else done.exception()
     if error is None:
         # Without the frame's size, which whoever sends it on writes anew.
         data = b"".join(done.result() or ())[4:]
@@ -202,9 +246,9 @@ def _resolve(future: Future[Answer], answer: Answer, error: BaseException | None
         future.set_exception(error)
 
 
-def _pass_back(answered: Answered, handle: Callable[[], None], done: Future[bytes]) -> None:
+def _pass_back(answered: Answered, handle: Callable[[], object], done: Future[bytes]) -> None:
     """Give the client what the controller answered; if there is none, what this node says to that."""
-    error = done.exception()
+    error = CancelledError() if done.cancelled() else done.exception()
     if error is None:
         data = done.result()
         answered([len(data).to_bytes(4, "big"), data], None)

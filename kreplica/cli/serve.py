@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from kreplica.broker.api_versions import Scope
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS
 from kreplica.cli import logs
 from kreplica.common.errors import InvalidConfig, KreplicaError
@@ -67,6 +68,7 @@ def run(
         print(f"kreplica: {error.strerror or error}", file=sys.stderr)
         return 1
     end.has_started()
+    _warn_of_open_quorum(server)
     # Modules and classes stay for good; a full collection that walks them holds requests up for tens of ms.
     gc.freeze()
     # So long may requests wait for the thread of the metadata image, of retention and of cleaning; 5 ms else.
@@ -85,6 +87,17 @@ def run(
     if metrics is not None:
         metrics.close()
     return 0 if end.failure is None else 1
+
+
+def _warn_of_open_quorum(server: KafkaRaftServer) -> None:
+    for (host, port), scope in server.config.listeners.items():
+        if Scope.CLIENTS in scope and Scope.CONTROLLERS in scope:
+            LOGGER.warning(
+                "%s:%d is for clients and for the quorum: any program that connects there can disturb "
+                "elections; give the node a listener for controllers",
+                host,
+                port,
+            )
 
 
 def _take_all_descriptors() -> None:

@@ -31,6 +31,7 @@ from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.workers import ThreadWorkers
 
 LOGGER = logging.getLogger(__name__)
+CONTROLLER, BETWEEN_BROKERS = "CONTROLLER", "BROKERS"
 DEFAULT_LISTEN = "127.0.0.1:9092"
 MOST_REPLICAS = 3
 RESTART_AFTER_S = 1.0
@@ -52,8 +53,9 @@ def run(
     host, port = parse_address("--listen", listen or DEFAULT_LISTEN)
     layout = read_layout(directory) or new_layout(str(Uuid.generate(random.SystemRandom())), brokers, 0)
     layout = extended(layout, brokers)
-    if not 0 < port <= 0xFFFF - len(layout.roles):
-        raise InvalidConfig(f"--listen: {len(layout.roles)} ports from {port} on are wanted")
+    ports = 2 * len(layout.roles)
+    if not 0 < port <= 0xFFFF - ports:
+        raise InvalidConfig(f"--listen: {ports} ports from {port} on are wanted")
     nodes = {
         node_id: _properties(layout, node_id, directory, host, port, settings) for node_id in layout.roles
     }
@@ -75,18 +77,25 @@ def run(
 def _properties(
     layout: Layout, node_id: int, directory: str, host: str, port: int, settings: Mapping[str, object]
 ) -> dict[str, object]:
+    # A port for each node's clients, and behind all of those one for each node where other nodes connect.
     ports = {each: port + number for number, each in enumerate(layout.roles)}
-    name = PLAINTEXT if "broker" in layout.roles[node_id] else "CONTROLLER"
+    inner = {each: first + len(ports) for each, first in ports.items()}
+    roles = layout.roles[node_id]
+    name = CONTROLLER if "controller" in roles else BETWEEN_BROKERS
+    listeners = [f"{name}://{host}:{inner[node_id]}"]
+    if "broker" in roles:
+        listeners.insert(0, f"{PLAINTEXT}://{host}:{ports[node_id]}")
     replicas = min(len(layout.brokers), MOST_REPLICAS)
     return {
         "default.replication.factor": replicas,
         "offsets.topic.replication.factor": replicas,
         **settings,
         "node.id": node_id,
-        "process.roles": sorted(layout.roles[node_id]),
+        "process.roles": sorted(roles),
         "log.dirs": [os.path.join(directory, f"node-{node_id}")],
-        "listeners": f"{name}://{host}:{ports[node_id]}",
-        "controller.quorum.voters": ",".join(f"{n}@{host}:{ports[n]}" for n in layout.controllers),
+        "listeners": listeners,
+        **({} if "controller" in roles else {"inter.broker.listener.name": BETWEEN_BROKERS}),
+        "controller.quorum.voters": ",".join(f"{n}@{host}:{inner[n]}" for n in layout.controllers),
     }
 
 

@@ -7,8 +7,10 @@
     advertised.listeners=PLAINTEXT://a.example.org:9092
     controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093,3@10.0.0.3:9093
 
-A listener without a host is one of 127.0.0.1: whoever wants to be reached by others says so. A name that no
-part of a node has is refused, with the nearest one that there is. No state; any thread.
+A listener without a host is one of 127.0.0.1: whoever wants to be reached by others says so. A voter that
+names no listener for controllers has one at its address in controller.quorum.voters; where that is the one
+for clients, one port answers all. A name that no part of a node has is refused, with the nearest one that
+there is. No state; any thread.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kreplica.broker.api_versions import Scope
 from kreplica.broker.broker_config import BrokerConfig
 from kreplica.broker.kafka_settings import OF_PROCESS, check_known
 from kreplica.broker.node_config import NodeConfig, Role
@@ -64,14 +67,18 @@ ELSEWHERE = {
 class KafkaConfig:
     """A node, where it listens, and where the quorum's voters do.
 
-    `controller_listen`: for the quorum and the brokers alone; None where `listen` is for all. `voters`: those
-    of controller.quorum.voters, none where the metadata log names them (KIP-853).
+    `listeners`: all of them, each with those for whom it is. `listen`: the one for clients, or of a
+    controller alone its own. `voters`: those of controller.quorum.voters, none where the metadata log names
+    them (KIP-853).
     """
 
     node: NodeConfig
-    listen: Address
-    controller_listen: Address | None
+    listeners: Mapping[Address, Scope]
     voters: Mapping[int, Address]
+
+    @property
+    def listen(self) -> Address:
+        return next(iter(self.listeners))
 
     @classmethod
     def parse(cls, properties: Mapping[str, object], cluster_id: str) -> KafkaConfig:
@@ -110,7 +117,7 @@ class _Parser:
         voters = self._voters()
         node_id = self._integer("node.id")
         roles = self._roles(node_id, voters)
-        listeners, controllers = self._listeners(roles)
+        listeners, controllers = self._listeners(roles, node_id, voters)
         node = NodeConfig(
             node_id=node_id,
             cluster_id=cluster_id,
@@ -123,11 +130,9 @@ class _Parser:
             controller=CONTROLLER,
             broker=BROKER,
         )
-        every = [*listeners.values(), *controllers.values()]
         return KafkaConfig(
             node=self._with_others(node),
-            listen=every[0],
-            controller_listen=every[1] if len(every) > 1 else None,
+            listeners=_scopes(list(listeners.values()), list(controllers.values()), node),
             voters={} if voters is None else _addresses(voters),
         )
 
@@ -175,24 +180,38 @@ class _Parser:
     def _controller_names(self) -> list[str]:
         return self._words("controller.listener.names") or [DEFAULT_CONTROLLER_LISTENER]
 
-    def _listeners(self, roles: frozenset[Role]) -> tuple[dict[str, Address], dict[str, Address]]:
-        """Those of the broker, and those of the controller."""
+    def _listeners(
+        self, roles: frozenset[Role], node_id: int, voters: VoterSet | None
+    ) -> tuple[dict[str, Address], dict[str, Address]]:
+        """Those of the broker, the one for clients first, and that of the controller."""
         found = _parse_listeners("listeners", self._words("listeners"))
         names = self._controller_names()
         controllers = {name: address for name, address in found.items() if name in names}
         others = {name: address for name, address in found.items() if name not in names}
         if "broker" in roles and not others:
             others = {PLAINTEXT: (LOOPBACK, DEFAULT_PORT)}
+        own = None if voters is None else _addresses(voters).get(node_id)
+        if not controllers and own is not None and own[1] not in [port for _, port in others.values()]:
+            controllers = {names[0]: own}
         if "broker" not in roles and (others or not controllers):
             raise InvalidConfig(f"listeners: a controller listens as {names[0]} alone, not as {list(found)}")
-        if len(others) > 1 or len(controllers) > 1:
-            raise InvalidConfig(f"listeners: one for clients and one for controllers, not {list(found)}")
+        between = self._text("inter.broker.listener.name")
+        if between and others and between not in others:
+            raise InvalidConfig(
+                f"inter.broker.listener.name: {between} is not one of the broker's listeners, {list(others)}"
+            )
+        if between in others:
+            others[between] = others.pop(between)  # to the end
+        if len(others) > 1 + (len(others) == 2 and bool(between)) or len(controllers) > 1:
+            raise InvalidConfig(
+                "listeners: one for clients, one for controllers and one that inter.broker.listener.name"
+                f" names, not {list(found)}"
+            )
         self._check_protocols(others, controllers)
         return others, controllers
 
     def _check_protocols(self, others: Mapping[str, Address], controllers: Mapping[str, Address]) -> None:
-        """Raises InvalidConfig where a listener would have another protocol than PLAINTEXT, or brokers
-        another listener than clients."""
+        """Raises InvalidConfig where a listener would have another protocol than PLAINTEXT."""
         for word in self._words("listener.security.protocol.map"):
             name, separator, protocol = word.partition(":")
             if not name or not separator:
@@ -205,11 +224,6 @@ class _Parser:
         protocol = self._text("security.inter.broker.protocol")
         if protocol not in ("", PLAINTEXT):
             raise InvalidConfig(f"security.inter.broker.protocol={protocol[:40]} is not {PLAINTEXT}")
-        name = self._text("inter.broker.listener.name")
-        if name and others and name not in others:
-            raise InvalidConfig(
-                f"inter.broker.listener.name={name[:80]} is not the listener of clients, {', '.join(others)}"
-            )
 
     def _advertised(
         self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
@@ -220,7 +234,7 @@ class _Parser:
             if name not in listeners and name not in controllers:
                 raise InvalidConfig(f"advertised.listeners: there is no listener {name}")
         endpoints = []
-        for name, address in {**listeners, **given}.items():
+        for name, address in {**listeners, **given}.items():  # in the order of the listeners
             if name in controllers:
                 continue
             if address[0] in ANY_HOST:
@@ -240,6 +254,26 @@ class _Parser:
 
     def _integer(self, name: str) -> int:
         return int(checked(name, self._own.get(name, ""), int32(0)))
+
+
+def _scopes(brokers: list[Address], controllers: list[Address], node: NodeConfig) -> dict[Address, Scope]:
+    """For whom each listener is: one for clients is for nobody else if other nodes surely find this one
+    elsewhere, at its inter-broker listener or as a voter that is configured."""
+    scopes = dict.fromkeys(brokers, Scope.CLIENTS)
+    is_separate = len(brokers) > 1 or (controllers and node.voters is not None)
+    if brokers and not is_separate:
+        scopes[brokers[0]] |= Scope.BROKERS
+    for address in brokers[1:]:
+        scopes[address] = Scope.BROKERS
+    for address in controllers:
+        scopes[address] = Scope.CONTROLLERS | Scope.BROKERS
+    if "controller" in node.roles and not controllers:
+        # One of these is the voter's address. The voters may name it otherwise than the listeners do.
+        own = None if node.voters is None else _addresses(node.voters).get(node.node_id)
+        for address in brokers:
+            if own is None or own[1] == address[1]:
+                scopes[address] |= Scope.CONTROLLERS | Scope.BROKERS
+    return scopes
 
 
 def _parse_listeners(what: str, words: list[str]) -> dict[str, Address]:

@@ -40,10 +40,9 @@ class KafkaRaftServer:
         self._node: Node | None = None
         self._tcp_node = TcpNode(
             self.config.node,
-            self.config.listen,
+            self.config.listeners,
             self._address,
             on_failure,
-            controller_listen=self.config.controller_listen,
         )
 
     @property
@@ -69,10 +68,12 @@ class KafkaRaftServer:
         voter = self.config.voters.get(node_id)
         if voter is not None or self._node is None:
             return voter
+        # A voter's own listener comes before those that it has registered as a broker.
+        voter = self._node.voter_address(node_id)
         registration = self._node.loader.published.brokers.get(node_id)
-        if registration is None or not registration.endpoints:
-            return None
-        return registration.endpoints[0].host, registration.endpoints[0].port
+        if voter is not None or registration is None or not registration.endpoints:
+            return voter
+        return registration.endpoints[-1].host, registration.endpoints[-1].port
 
 
 def cluster_id_of(directory: str) -> str:

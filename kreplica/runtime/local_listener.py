@@ -18,6 +18,7 @@ from typing import Any
 
 from kio.schema.envelope.v0.request import EnvelopeRequest
 
+from kreplica.broker.api_versions import Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.request_channel import RequestChannel
@@ -75,7 +76,9 @@ class LocalListener:
             loop=endpoint.loop("forwarding"),
             clock=clock,
         )
-        channel = RequestChannel(node.handle, PublishedTopics(node), forwarding=forwarding)
+        channel = RequestChannel(
+            node.handle, PublishedTopics(node), forwarding=forwarding, scope=Scope.CLIENTS
+        )
         self._channel = channel
 
         def handle(request: Any) -> Future[Any]:
@@ -102,10 +105,21 @@ class LocalListener:
         if self._held is not None:
             self._held.close()
 
-    def _receive(self, frame: memoryview, client_host: str, answered: Answered) -> None:
+    def _receive(self, frame: memoryview, client_host: str, answered: Answered) -> Future[Any]:
         assert self._channel is not None
         assert self._loop is not None
-        self._loop.post(partial(self._channel.serve, frame, client_host, answered))
+        waiting: Future[Any] = Future()
+        self._loop.post(partial(_serve, self._channel, frame, client_host, answered, waiting))
+        return waiting
+
+
+def _serve(
+    channel: RequestChannel, frame: memoryview, client_host: str, answered: Answered, waiting: Future[Any]
+) -> None:
+    """Serve the frame; whoever cancels `waiting` cancels what is under way."""
+    under_way = channel.serve(frame, client_host, answered)
+    if under_way is not None:
+        waiting.add_done_callback(lambda _: under_way.cancel())
 
 
 def _held_port() -> socket.socket:

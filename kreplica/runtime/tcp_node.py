@@ -10,12 +10,13 @@ one thread at a time, and none of the node's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from kio.schema.metadata.v12.request import MetadataRequest
 
+from kreplica.broker.api_versions import Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.node_config import NodeConfig, NodePorts
@@ -49,21 +50,18 @@ ASIDE = frozenset({"image", "new-logs"})
 
 
 class TcpNode:
-    """See the module. `address(node_id)`: where each node listens. `on_failure(error)`: it cannot go on.
-
-    `controller_listen`: where it listens for the quorum and the brokers, if not where it does for clients.
-    """
+    """See the module. `listeners`: where it listens, and for whom. `address(node_id)`: where each node
+    listens for other nodes. `on_failure(error)`: it cannot go on."""
 
     def __init__(
         self,
         config: NodeConfig,
-        listen: Address,
+        listeners: Mapping[Address, Scope],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
-        controller_listen: Address | None = None,
     ) -> None:
         self.config = config
-        self._listen = [listen] if controller_listen is None else [listen, controller_listen]
+        self._listeners = listeners
         self._address = address
         self._on_failure = on_failure
         self._life: _Life | None = None
@@ -85,7 +83,7 @@ class TcpNode:
         """
         if self._life is not None:
             raise InvalidRequest(f"node {self.config.node_id} runs already")
-        life = _Life(self.config, self._listen, self._address, self._on_failure)
+        life = _Life(self.config, self._listeners, self._address, self._on_failure)
         life.start()
         self._life = life
         return life.node
@@ -123,7 +121,7 @@ class _Life:
     def __init__(
         self,
         config: NodeConfig,
-        listen: Sequence[Address],
+        listeners: Mapping[Address, Scope],
         address: Callable[[int], Address | None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -157,12 +155,14 @@ class _Life:
             loop=self._loops.loop("forwarding"),
             clock=ports.clock,
         )
-        channel = RequestChannel(self._handle, PublishedTopics(self.node), forwarding=forwarding)
+        topics = PublishedTopics(self.node)
         self._metadata_loop = self._loops.loop("metadata")
-        self._servers = [
-            (address, TcpServer(self._thread, channel.serve, config.server, self._client_left))
-            for address in listen
-        ]
+        self._servers = []
+        for listen, scope in listeners.items():
+            channel = RequestChannel(self._handle, topics, forwarding=forwarding, scope=scope)
+            # Where nodes do not connect, nobody's end says anything about one.
+            on_closed = None if scope == Scope.CLIENTS else self._client_left
+            self._servers.append((listen, TcpServer(self._thread, channel.serve, config.server, on_closed)))
 
     def start(self) -> None:
         """Take the ports, then serve while the node opens its logs: the quorum does not wait for that."""
@@ -185,6 +185,8 @@ class _Life:
         until_ms = self._now_ms() + LONGEST_METADATA_WAIT_MS
 
         def handle() -> None:
+            if answer.cancelled():
+                return
             if self.node.is_leader_in_doubt(request) and self._now_ms() < until_ms:
                 self._metadata_loop.post_later(handle, METADATA_LOOK_MS)
             else:

@@ -27,6 +27,7 @@ from typing import Any
 
 from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.common.errors import KreplicaError
+from kreplica.common.future import Future
 from kreplica.runtime.bounded_log import BoundedLog
 from kreplica.runtime.event_loop import EventLoopThread
 from kreplica.runtime.frame_reader import FrameReader
@@ -40,13 +41,14 @@ BACKLOG = 512
 
 # Takes an answer's buffers, None for no answer; or the error for which the connection is to be closed.
 Answered = Callable[[list[Any] | None, BaseException | None], object]
-Receive = Callable[[memoryview, str, Answered], object]
+Receive = Callable[[memoryview, str, Answered], "Future[Any] | None"]
 OnClosed = Callable[[str], object]
 
 
 class TcpServer:
     """See the module. `receive(frame, client_host, answered)` is given each frame and calls `answered` in any
-    thread, maybe at once; a client's host is its address after a slash. It does not raise.
+    thread, maybe at once; a client's host is its address after a slash. It does not raise. What it returns is
+    cancelled when the connection is gone before the answer.
 
     `on_closed(client_id)`: a client closed the last of its connections, or is gone; their first requests
     named the id. One that closes some and keeps others has only given up what it asked there.
@@ -175,13 +177,15 @@ class TcpServer:
 class _Slot:
     """The place of an answer among those of its connection."""
 
-    __slots__ = ("buffers", "error", "is_done", "size")
+    __slots__ = ("buffers", "error", "is_done", "size", "under_way")
 
     def __init__(self, size: int) -> None:
         self.size = size  # of the request
         self.is_done = False
         self.buffers: list[Any] | None = None
         self.error: BaseException | None = None
+        # Who makes the answer; nobody waits for it any more once the connection is gone.
+        self.under_way: Future[Any] | None = None
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -239,7 +243,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._tell_of_end()
         self.is_closed = self._is_ending = True
         self._server.remove(self)
+        slots = list(self._slots)
         self._slots.clear()
+        for slot in slots:
+            if slot.under_way is not None and not slot.is_done:
+                slot.under_way.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._reader.get_buffer()
@@ -306,7 +314,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._slots.append(slot)
         self._in_flight_bytes += slot.size
         self._server.memory.take(slot.size)
-        self._server.receive(frame, self._client_host, partial(self._answered, slot))
+        under_way = self._server.receive(frame, self._client_host, partial(self._answered, slot))
+        if not slot.is_done:
+            slot.under_way = under_way
 
     def _refuse(self, error: BaseException) -> None:
         # What was asked before is answered first.
@@ -348,6 +358,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         slot.error = error
         slot.buffers = buffers
         slot.is_done = True
+        slot.under_way = None
         server = self._server
         if server.thread.is_current():
             self._flush()

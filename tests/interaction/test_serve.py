@@ -60,7 +60,7 @@ def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
     [(code, out, _)] = run_all(["format", "--directory", tmp_path / "d", "--node-id", 1, "--json"])
     fact = json.loads(out)
     assert (code, fact["node_id"], fact["path"]) == (0, 1, str(tmp_path / "d"))
-    port = free_ports(2)
+    port = free_ports(4)
     file = tmp_path / "node.toml"
     file.write_text(
         f"""
@@ -90,7 +90,7 @@ def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_cluster_in_one_command(tmp_path: Path) -> None:
-    port = free_ports(2)
+    port = free_ports(4)
     with Command("serve", "--brokers", 2, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
         lines = cluster.lines_until("nodes are ready")
         assert lines[-1] == f"2 nodes are ready: bootstrap.servers=127.0.0.1:{port},127.0.0.1:{port + 1}"
@@ -114,7 +114,7 @@ def test_a_cluster_in_one_command(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_ended_while_it_starts(tmp_path: Path) -> None:
-    port = free_ports(3)
+    port = free_ports(6)
     with Command("serve", "--brokers", 3, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
         children = cluster.wait_for_children(3)
         code, _, err = cluster.end(signal.SIGTERM)
@@ -125,7 +125,7 @@ def test_a_cluster_that_is_ended_while_it_starts(tmp_path: Path) -> None:
 
 
 def test_nodes_end_with_their_supervisor(tmp_path: Path) -> None:
-    port = free_ports(1)
+    port = free_ports(2)
     with Command("serve", "--brokers", 1, "--directory", tmp_path / "d", "--listen", f":{port}") as cluster:
         cluster.lines_until("nodes are ready")
         [child] = cluster.children()

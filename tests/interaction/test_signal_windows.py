@@ -78,7 +78,7 @@ print(step)
 
 
 def test_a_node_that_gets_sigterm_before_it_has_handlers(tmp_path: Path) -> None:
-    arguments = ["serve", "--brokers", 3, "--directory", tmp_path / "d", "--listen", f":{free_ports(3)}"]
+    arguments = ["serve", "--brokers", 3, "--directory", tmp_path / "d", "--listen", f":{free_ports(6)}"]
     with Command(*arguments, program=NODES_WAIT_FOR_IT) as cluster:
         children = cluster.wait_for_children(3)
         code, out, err = cluster.end(signal.SIGTERM)
@@ -87,7 +87,7 @@ def test_a_node_that_gets_sigterm_before_it_has_handlers(tmp_path: Path) -> None
 
 
 def test_ctrl_c_that_reaches_a_node_before_it_has_left_the_group(tmp_path: Path) -> None:
-    arguments = ["serve", "--brokers", 1, "--directory", tmp_path / "d", "--listen", f":{free_ports(1)}"]
+    arguments = ["serve", "--brokers", 1, "--directory", tmp_path / "d", "--listen", f":{free_ports(2)}"]
     with Command(*arguments, program=NODE_GETS_CTRL_C) as cluster:
         code, _, err = cluster.end()
     assert "before it was ready" not in err

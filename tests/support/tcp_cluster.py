@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from kreplica.broker.api_versions import Scope
 from kreplica.broker.node_format import format_nodes
 from kreplica.client.admin import Admin
 from kreplica.client.client_metadata import ClientMetadata
@@ -56,7 +57,7 @@ class TcpCluster:
             workers=ThreadWorkers(),
         )
         self.nodes = {
-            n: TcpNode(config, self.addresses[n], self.addresses.get, self.failures.append)
+            n: TcpNode(config, {self.addresses[n]: Scope.ALL}, self.addresses.get, self.failures.append)
             for n, config in configs.items()
         }
 

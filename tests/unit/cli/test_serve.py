@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         (["serve", *GOOD, "--listen", "nowhere"], 1, "'nowhere' is no host:port"),
         (["serve", "--brokers", "3", *GOOD[:2], *GOOD[-2:]], 2, "--quorum is of one node"),
         (["serve", "--brokers", "3"], 2, "one --directory"),
-        (["serve", "--brokers", "3", *GOOD[:2], "--listen", ":65535"], 1, "3 ports from 65535 on"),
+        (["serve", "--brokers", "3", *GOOD[:2], "--listen", ":65535"], 1, "6 ports from 65535 on"),
         (["serve", "--brokers", "3", *GOOD[:2], "--set", "log.dri=x"], 1, "is it 'log.dir'?"),
         (["serve", "--config", "none.toml"], 2, "does not exist"),
         (["format", *GOOD[:4], "--cluster-id", "another"], 1, f"of cluster {CLUSTER}, not another"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kreplica.broker.api_versions import Scope
 from kreplica.common.errors import InvalidConfig
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address
 
+AMONG_NODES = Scope.CONTROLLERS | Scope.BROKERS
 QUORUM = "1@a:9093,2@b:9093,3@[::1]:9093"
 LEAST = {"node.id": 1, "log.dirs": "/d", "controller.quorum.voters": QUORUM}
 
@@ -19,7 +21,7 @@ def parse(**changes: object) -> KafkaConfig:
 def test_a_voter_is_broker_and_controller_on_this_machine_alone() -> None:
     config = parse()
     assert config.node.roles == {"broker", "controller"}
-    assert (config.listen, config.controller_listen) == (("127.0.0.1", 9092), None)
+    assert config.listeners == {("127.0.0.1", 9092): Scope.CLIENTS, ("a", 9093): AMONG_NODES}
     assert [(each.name, each.host, each.port) for each in config.node.endpoints] == [
         ("PLAINTEXT", "127.0.0.1", 9092)
     ]
@@ -44,19 +46,41 @@ def test_listeners_of_brokers_and_controllers_and_what_clients_are_told() -> Non
         listeners="PLAINTEXT://0.0.0.0:9092, CONTROLLER://10.0.0.1:9093",
         advertised_listeners="PLAINTEXT://a.example.org:19092",
     )
-    assert (config.listen, config.controller_listen) == (("0.0.0.0", 9092), ("10.0.0.1", 9093))
+    assert config.listeners == {("0.0.0.0", 9092): Scope.CLIENTS, ("10.0.0.1", 9093): AMONG_NODES}
     assert [(each.host, each.port) for each in config.node.endpoints] == [("a.example.org", 19092)]
 
 
 def test_a_controller_alone_listens_as_such() -> None:
     config = parse(process_roles="controller", listeners="CONTROLLER://:9093")
-    assert (config.listen, config.controller_listen) == (("127.0.0.1", 9093), None)
+    assert (config.listen, config.listeners) == (("127.0.0.1", 9093), {("127.0.0.1", 9093): AMONG_NODES})
     assert config.node.endpoints == ()
 
 
 def test_a_controllers_listener_may_have_another_name() -> None:
     config = parse(listeners="PLAINTEXT://:1,QUORUM://:2", controller_listener_names="QUORUM")
-    assert (config.listen, config.controller_listen) == (("127.0.0.1", 1), ("127.0.0.1", 2))
+    assert list(config.listeners) == [("127.0.0.1", 1), ("127.0.0.1", 2)]
+
+
+def test_a_port_that_the_voters_know_and_clients_use_is_for_all() -> None:
+    assert parse(
+        listeners="PLAINTEXT://0.0.0.0:9093", advertised_listeners="PLAINTEXT://a:9093"
+    ).listeners == {("0.0.0.0", 9093): Scope.ALL}
+
+
+def test_where_other_nodes_may_find_a_broker_only_at_its_clients_port_they_are_answered_there() -> None:
+    both = Scope.CLIENTS | Scope.BROKERS
+    assert parse(node_id=7).listeners == {("127.0.0.1", 9092): both}
+    # No voter by the configuration, so maybe none.
+    listeners = "PLAINTEXT://:9092,CONTROLLER://:9093"
+    found = parse(controller_quorum_voters="", listeners=listeners).listeners
+    assert list(found.values()) == [both, AMONG_NODES]
+
+
+def test_brokers_have_a_listener_of_their_own_where_it_is_named() -> None:
+    listeners = "INNER://:9094,PLAINTEXT://:9092"
+    config = parse(node_id=7, listeners=listeners, inter_broker_listener_name="INNER")
+    assert config.listeners == {("127.0.0.1", 9092): Scope.CLIENTS, ("127.0.0.1", 9094): Scope.BROKERS}
+    assert [each.name for each in config.node.endpoints] == ["PLAINTEXT", "INNER"]
 
 
 def test_every_part_of_a_node_takes_its_settings() -> None:
@@ -121,13 +145,17 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
         ({"process_roles": "broker"}, "no controller by process.roles"),
         ({"process_roles": "controller", "node_id": 7}, "a controller by process.roles"),
         ({"process_roles": "broker,controller,zebra"}, "process.roles"),
-        ({"process_roles": "controller"}, "a controller listens as CONTROLLER"),
+        (
+            {"process_roles": "controller", "listeners": "PLAINTEXT://:1"},
+            "a controller listens as CONTROLLER",
+        ),
         ({"controller_quorum_voters": "1@a"}, "'1@a' is no id@host:port"),
         ({"controller_quorum_voters": "1@a:1,1@b:2"}, "each node once"),
         ({"listeners": "9092"}, "'9092' is no NAME://host:port"),
         ({"listeners": "PLAINTEXT://a:99999"}, "'a:99999' is no host:port"),
         ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "comes twice"),
-        ({"listeners": "PLAINTEXT://a:1,OTHER://b:2"}, "one for clients and one for controllers"),
+        ({"listeners": "PLAINTEXT://a:1,OTHER://b:2"}, "one for clients, one for controllers"),
+        ({"inter_broker_listener_name": "INNER"}, "INNER is not one of the broker's listeners"),
         ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "nobody can connect to 0.0.0.0"),
         ({"advertised_listeners": "SSL://a:1"}, "no listener SSL"),
         ({"log_retention_hours": "long"}, "log.retention.hours=long is not an integer"),

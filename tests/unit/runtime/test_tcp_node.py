@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from kreplica.broker.api_versions import Scope
 from kreplica.common.errors import InvalidRequest, LogDirLocked
 from kreplica.runtime.tcp_node import TcpNode
 from tests.support.sockets import connected, framed, read_frame
@@ -33,7 +34,9 @@ def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
     cluster = TcpCluster(tmp_path, 1)
     cluster.start()
     [node] = cluster.nodes.values()
-    other = TcpNode(node.config, ("127.0.0.1", 0), cluster.addresses.get, cluster.failures.append)
+    other = TcpNode(
+        node.config, {("127.0.0.1", 0): Scope.ALL}, cluster.addresses.get, cluster.failures.append
+    )
     with pytest.raises(LogDirLocked):
         other.start()
     assert not other.is_alive
