@@ -53,10 +53,12 @@ NO_OFFSET = -1
 def answer_of(
     result: Future[Any], make: Callable[[Any], Any], refuse: Callable[[KreplicaError], Any]
 ) -> Future[Any]:
-    """The answer that is made of the result, or of its error."""
+    """The answer that is made of the result, or of its error; who cancels it cancels the result, too."""
     answer: Future[Any] = Future()
 
     def finish(done: Future[Any]) -> None:
+        if done.cancelled():
+            return
         error = done.exception()
         if error is None:
             answer.set_result(make(done.result()))
@@ -64,7 +66,13 @@ def answer_of(
             known = error if isinstance(error, KreplicaError) else UnknownServerError(repr(error))
             answer.set_result(refuse(known))
 
+    def give_up(done: Future[Any]) -> None:
+        if done.cancelled():
+            result.cancel()
+
     result.add_done_callback(finish)
+    if not answer.done():
+        answer.add_done_callback(give_up)
     return answer
 
 

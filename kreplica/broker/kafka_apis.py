@@ -69,6 +69,8 @@ NO_THROTTLE = timedelta(0)
 # An enum's member is found by a call.
 NO_ERROR = ErrorCode.none
 MILLISECOND = timedelta(milliseconds=1)
+# A request waits no longer, whatever it asks for: what it holds is held so long at most.
+LONGEST_WAIT_MS = 300_000
 NO_DIVERGENCE = EpochEndOffset()
 # Null is in the schema, but librdkafka and kafka-python take no answer that has it.
 NO_RECORDS = b""
@@ -111,7 +113,7 @@ class KafkaApis:
         return self._replicas.append_records(
             entries,
             required_acks=request.acks,
-            timeout_ms=request.timeout // MILLISECOND,
+            timeout_ms=min(request.timeout // MILLISECOND, LONGEST_WAIT_MS),
             future=MadeFuture(partial(_produce_answered, request.acks, refused)),
         )
 
@@ -144,7 +146,7 @@ class KafkaApis:
         params = FetchParams(
             replica.replica_id,
             replica.replica_epoch,
-            request.max_wait // MILLISECOND,
+            min(request.max_wait // MILLISECOND, LONGEST_WAIT_MS),
             request.min_bytes,
             min(request.max_bytes, self._replicas.config.fetch_max_bytes),
             isolation,

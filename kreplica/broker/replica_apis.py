@@ -41,7 +41,7 @@ from kio.schema.describe_producers.v0.response import (
 )
 from kio.schema.errors import ErrorCode
 
-from kreplica.broker.kafka_apis import then
+from kreplica.broker.kafka_apis import LONGEST_WAIT_MS, then
 from kreplica.common.errors import InvalidRequest, KafkaStorageError, KreplicaError
 from kreplica.common.future import Future, resolved
 from kreplica.common.types import TopicPartition
@@ -79,7 +79,9 @@ class ReplicaApis:
                     twice[at] = DeleteRecordsResult(error=InvalidRequest(f"{at}: twice in a request"))
                 offsets[at] = each.offset
         wanted = {at: offset for at, offset in offsets.items() if at not in twice}
-        done = self._replicas.delete_records(wanted, request.timeout // timedelta(milliseconds=1))
+        done = self._replicas.delete_records(
+            wanted, min(request.timeout // timedelta(milliseconds=1), LONGEST_WAIT_MS)
+        )
         answer: Future[DeleteRecordsResponse] = Future()
         done.add_done_callback(partial(_deleted, answer, twice))
         return answer

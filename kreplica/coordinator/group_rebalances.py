@@ -422,8 +422,10 @@ class GroupRebalances:
         now_ms = self._now_ms()
         if now_ms - due_ms > LATE_MS:
             self.touch(member)
-        if not member.is_new and (member.join is not None or member.sync is not None):
-            self.touch(member)  # it waits for this coordinator
+        if not member.is_new and any(
+            each is not None and not each.done() for each in (member.join, member.sync)
+        ):
+            self.touch(member)  # it waits for this coordinator, unless its connection is gone
         if now_ms < member.deadline_ms:
             self._look_later(shard, group, member)
         else:

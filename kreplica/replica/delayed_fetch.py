@@ -153,6 +153,14 @@ class DelayedFetch:
         self._deliver(self._look_at_all())
         return True
 
+    def withdraw(self) -> bool:
+        """Nobody waits for the answer any more: what was looked at stays ready for the next fetch. False if
+        it is answered already."""
+        if not self._unpark():
+            return False
+        self.session.put_back([*self._too_little, *self._held_back])
+        return True
+
     def abandon(self) -> None:
         """Its session has ended, so nobody will try it again: answer with nothing."""
         self.future.set_result([])

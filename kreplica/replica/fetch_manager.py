@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import InconsistentTopicId, KreplicaError
@@ -104,11 +105,17 @@ class FetchManager:
                 fetch.handle = self._purgatory.watch(next(self._numbers), 1, params.max_wait_ms, fetch)
             if self._purgatory.is_closed:
                 fetch.expire()
-            if fetch.future.done():
-                self._end_wait(fetch)
+            # At once where it is done by now.
+            fetch.future.add_done_callback(partial(self._end_of, fetch))
         if session.id == NO_SESSION:
             fetch.future.add_done_callback(lambda _: session.end())
         return fetch.future
+
+    def _end_of(self, fetch: DelayedFetch, future: Future[Any]) -> None:
+        if future.cancelled():
+            # Its connection is gone; whoever else takes it from its session ends the wait.
+            fetch.withdraw()
+        self._end_wait(fetch)
 
     # ---- what moved ---------------------------------------------------------------------------------------
 
@@ -151,9 +158,7 @@ class FetchManager:
             self._complete(fetch, fetch.try_complete)
 
     def _complete(self, fetch: DelayedFetch, step: Callable[[], bool]) -> None:
-        if step():
-            self._end_wait(fetch)
-        elif fetch.may_linger and not fetch.linger_handle:
+        if not step() and fetch.may_linger and not fetch.linger_handle:
             self._linger(fetch)
 
     def _linger(self, fetch: DelayedFetch) -> None:

@@ -16,6 +16,7 @@ from kio.schema.offset_for_leader_epoch.v4.request import (
 )
 from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
+from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
 from kreplica.common.errors import InvalidRequest, UnknownTopicOrPartition, UnsupportedVersion
 from tests.support.replicas import Replicas, batch
 
@@ -145,6 +146,25 @@ def test_fetch_tells_what_is_wrong() -> None:
     [answer] = fetch(at, 0, partitions=(-3,)).responses[0].partitions
     assert answer.error_code is ErrorCode.unknown_topic_or_partition
     assert fetch(at, 0, isolation=7).error_code is ErrorCode.invalid_request
+
+
+def test_no_request_waits_longer_than_five_minutes() -> None:
+    at = Replicas()
+    assert produce(at, ("t", 0, batch(b"a"))).responses
+    forever = timedelta(milliseconds=2**31 - 1)
+    known = uuid.UUID(bytes=at.controller.topic_id("t").raw)
+    asked = FetchPartition(partition=0, fetch_offset=1, partition_max_bytes=1 << 20)
+    request = FetchRequest(
+        max_wait=forever,
+        min_bytes=1,
+        topics=(FetchTopic(topic_id=known, partitions=(asked,)),),
+        forgotten_topics_data=(),
+    )
+    answer = at.broker().handle(request)
+    at.pass_time(LONGEST_WAIT_MS - 1_000)
+    assert not answer.done()
+    at.pass_time(2_000)
+    assert answer.done()
 
 
 def test_offsets_are_listed_by_time_start_and_end() -> None:

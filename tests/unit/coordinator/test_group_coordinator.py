@@ -508,3 +508,19 @@ def test_records_that_cannot_be_read_are_passed_over(stage):
     stage.log.add(BatchBuilder().build([*bad, offset_record(4), None], now_ms=0))
     stage.fail_over()
     assert stage.committed() == {AT: 4}
+
+
+def test_a_member_that_gave_its_join_up_leaves_when_its_session_ends():
+    stage = GroupStage()
+    patient = {"session_timeout_ms": 100_000, "rebalance_timeout_ms": 2**31 - 1}
+    first = stage.one_member(**patient)
+    joining = stage.begin_join(stage.new_id(), rebalance_timeout_ms=2**31 - 1)
+    stage.begin_join(first.member_id, **patient).result(0)
+    second = joining.result(0).member_id
+    # It joins again, which takes as long as the first does not.
+    joining = stage.begin_join(second, protocols=[Protocol("range", b"more")], rebalance_timeout_ms=2**31 - 1)
+    stage.pass_time(5_000)
+    assert {each.member_id for each in stage.describe().members} == {first.member_id, second}
+    joining.cancel()  # as a closed connection does
+    stage.pass_time(5_000)
+    assert {each.member_id for each in stage.describe().members} == {first.member_id}
