@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 import kreplica
 import spark_connector
 from spark_connector import jvm_reader
 from tests.conformance.expectation import FIXTURES
+from tests.support.polling import wait_until
 
 LOGS = FIXTURES / "clean" / "logs"
 T0 = 1_700_000_000_000
@@ -184,6 +189,76 @@ def test_a_log_directory_that_cannot_be_listed(spark: SparkSession, tmp_path: Pa
     link_in_a_circle(tmp_path / "node")
     with pytest.raises(PySparkException, match="node: Too many levels of symbolic links"):
         read(spark, tmp_path / "node").count()
+
+
+# ---- files that change under a read ------------------------------------------------------------------------
+
+
+def checked(gate: Path) -> Callable[[Iterable[Row]], Iterator[tuple[int, bool]]]:
+    """Offsets, and whether the values are theirs; behind the first it waits until `gate` has a file "go"."""
+
+    def found(rows: Iterable[Row]) -> Iterator[tuple[int, bool]]:
+        for number, row in enumerate(rows):
+            if number == 1:
+                (gate / "begun").touch()
+                wait_until(lambda: (gate / "go").exists(), "the files are changed")
+            yield row.offset, row.value == value_of(row.offset)
+
+    return found
+
+
+def value_of(offset: int) -> bytes:
+    return b"%016d" % offset * 64
+
+
+def changed_under_a_read(spark: SparkSession, work: Path, change: Callable[[Path], None]) -> list[int]:
+    """The offsets of a read of 32 MiB in four segments, all of whose files are changed when it has begun."""
+    with kreplica.Log.open(work / "node" / "t-0", segment_bytes=8 << 20) as log:
+        for first in range(0, 1 << 15, 32):
+            log.append([value_of(n) for n in range(first, first + 32)])
+    rows = read(spark, work / "node", reader="jvm").select("offset", "value").rdd.mapPartitions(checked(work))
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(rows.collect)
+        try:
+            wait_until(lambda: (work / "begun").exists() or found.done(), "the read has begun")
+            for segment in (work / "node" / "t-0").glob("*.log"):
+                change(segment)
+        finally:
+            (work / "go").touch()
+        assert all(is_whole for _, is_whole in found.result())
+        return sorted(offset for offset, _ in found.result())
+
+
+def test_a_file_that_is_made_shorter_under_a_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Under a mapping the JVM's own code for checksums would meet a page that is gone, and end the JVM."""
+    with pytest.raises(
+        PySparkException, match=r"\d{20}\.log: ends at byte \d+ of \d+: the file was made shorter"
+    ):
+        changed_under_a_read(spark, tmp_path, lambda segment: os.truncate(segment, 7 << 20))
+
+
+def test_a_file_that_is_deleted_under_a_read(spark: SparkSession, tmp_path: Path) -> None:
+    found = changed_under_a_read(spark, tmp_path, Path.unlink)
+    assert found == list(range(1 << 15))
+
+
+def test_batches_of_all_sizes(spark: SparkSession, tmp_path: Path) -> None:
+    """Around and above what is read of a file at once; some of them hold no record that is asked for."""
+    source = random.Random(3)
+    sizes = [source.choice((1, 100, 10_000, 200_000, 523_000, 600_000, 1_000_000)) for _ in range(40)]
+    for codec in ("uncompressed", "lz4"):
+        directory = tmp_path / codec / "t-0"
+        with kreplica.Log.open(directory, segment_bytes=8 << 20, compression_type=codec) as log:
+            written = {}
+            for size in sizes:
+                count = source.choice((1, 7, 300) if size <= 100 else (1, 7) if size == 10_000 else (1,))
+                values = [source.randbytes(source.randint(0, size)) for _ in range(count)]
+                written |= dict(enumerate(values, log.append(values).base_offset))
+        found = read(spark, tmp_path / codec, reader="jvm").selectExpr("offset", "md5(value)").collect()
+        expected = {offset: hashlib.md5(value).hexdigest() for offset, value in written.items()}
+        assert dict(map(tuple, found)) == expected
+        some = read(spark, tmp_path / codec, reader="jvm").where("offset >= 500 and offset < 1500")
+        assert some.count() == len(some.select("value").collect()) == min(1000, max(0, len(written) - 500))
 
 
 # ---- what Spark is spared ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 package org.kreplica.spark;
 
+import java.io.IOException;
 import java.nio.ByteBuffer;
-import java.util.zip.CRC32C;
 
 /**
  * The header of a record batch of format 2, as it was read last; one object for many batches.
@@ -12,37 +12,39 @@ final class BatchHeader {
     static final int SIZE = 61;
     static final int LOG_OVERHEAD = 12;
     static final int NONE = 0;
-    private static final int CRC_START = 21;
+    /** Where in a batch begins what its CRC covers. */
+    static final int CRC_START = 21;
     private static final int LEAST_RECORD_BYTES = 7;
     private static final int LAST_CODEC = 4;
 
-    private final CRC32C checksum = new CRC32C();
     long baseOffset;
     long lastOffset;
     int size;
-    int position;
+    int crc;
     int attributes;
     long baseTimestamp;
     long maxTimestamp;
     long producerId;
     int recordCount;
 
-    /** Read the header at a position, of which `end - position` bytes are there: null, or what is wrong with it. */
-    String read(ByteBuffer data, int at, int end) {
-        if (end - at < LOG_OVERHEAD) {
+    /** Read the header at a position of a segment, which has `left` bytes there: null, or what is wrong with it. */
+    String read(SegmentWindow window, int position, int left) throws IOException {
+        if (left < LOG_OVERHEAD) {
             return "the bytes end within a header";
         }
+        int at = window.at(position, Math.min(left, SIZE));
+        ByteBuffer data = window.data();
         int length = data.getInt(at + 8);
         if (length < SIZE - LOG_OVERHEAD) {
             return "a batch of " + length + " bytes";
         }
-        if (length > end - at - LOG_OVERHEAD) {
-            return "a batch of " + length + " bytes, where " + (end - at - LOG_OVERHEAD) + " are left";
+        if (length > left - LOG_OVERHEAD) {
+            return "a batch of " + length + " bytes, where " + (left - LOG_OVERHEAD) + " are left";
         }
         if (data.get(at + 16) != 2) {
             return "format " + data.get(at + 16);
         }
-        position = at;
+        crc = data.getInt(at + 17);
         size = length + LOG_OVERHEAD;
         attributes = data.getShort(at + 21);
         int lastOffsetDelta = data.getInt(at + 23);
@@ -63,16 +65,6 @@ final class BatchHeader {
             return recordCount + " records";
         }
         return null;
-    }
-
-    /** Whether the batch that was read last fits its checksum. */
-    boolean fitsChecksum(ByteBuffer data) {
-        checksum.reset();
-        ByteBuffer covered = (ByteBuffer) data.duplicate();
-        covered.limit(position + size);
-        covered.position(position + CRC_START);
-        checksum.update(covered);
-        return (int) checksum.getValue() == data.getInt(position + 17);
     }
 
     int codec() {

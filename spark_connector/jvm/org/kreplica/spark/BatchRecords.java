@@ -36,7 +36,7 @@ final class BatchRecords {
         int first = decompressor.size();
         try {
             if (isDecompressed) {
-                decompressor.add(header, walk.data());
+                decompressor.add(header, walk.data(), walk.index());
             }
             begin(first);
             while (checksFirst && cursor.left > 0) {
@@ -53,18 +53,18 @@ final class BatchRecords {
         return false;
     }
 
-    private void begin(int first) throws IOException {
+    private void begin(int first) {
         BatchHeader header = walk.header();
         if (isDecompressed) {
             cursor.begin(header, decompressor.data(), first, decompressor.size());
         } else {
-            int records = header.position + BatchHeader.SIZE;
-            cursor.begin(header, walk.data(), records, header.position + header.size);
+            int records = walk.index() + BatchHeader.SIZE;
+            cursor.begin(header, walk.data(), records, walk.index() + header.size);
         }
     }
 
     /** What the records lie in: the same for those whose positions are of the same bytes. */
-    Object place() throws IOException {
+    Object place() {
         return isDecompressed ? (Object) decompressor : walk.data();
     }
 

@@ -6,7 +6,7 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Keys or values: where each of them lies in the mapped segment, or in what was decompressed. Taking one out makes
+ * Keys or values: where each of them lies in what was read of the segment, or decompressed. Taking one out makes
  * the only copy.
  */
 final class BytesVector extends FixedVector {
@@ -66,11 +66,7 @@ final class BytesVector extends FixedVector {
             return null;
         }
         byte[] bytes = new byte[lengths[row]];
-        try {
-            data.get(positions[row], bytes);
-        } catch (InternalError error) {
-            throw RangeReader.lostPage(error);
-        }
+        data.get(positions[row], bytes);
         return bytes;
     }
 

@@ -37,8 +37,8 @@ final class CountReader implements PartitionReader {
             long count = count();
             // Without a group the count of nothing is a row; a group without records is none.
             found = count > 0 || !isGrouped() ? row(count) : null;
-        } catch (InternalError error) {
-            throw RangeReader.lostPage(error);
+        } catch (IOException error) {
+            throw ReadException.of(error);
         }
         return found != null;
     }
@@ -106,6 +106,7 @@ final class CountReader implements PartitionReader {
         return found;
     }
 
-    public void close() {
+    public void close() throws IOException {
+        walk.close();
     }
 }

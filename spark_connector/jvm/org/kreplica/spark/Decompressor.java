@@ -39,10 +39,10 @@ final class Decompressor {
         return ByteBuffer.wrap(bytes);
     }
 
-    /** Add the records of a batch. */
-    void add(BatchHeader header, ByteBuffer batch) throws BadRecords {
+    /** Add the records of the batch that begins at `index`. */
+    void add(BatchHeader header, ByteBuffer batch, int index) throws BadRecords {
         byte[] given = new byte[header.size - BatchHeader.SIZE];
-        batch.get(header.position + BatchHeader.SIZE, given);
+        batch.get(index + BatchHeader.SIZE, given);
         int first = size;
         InputStream stream;
         try {

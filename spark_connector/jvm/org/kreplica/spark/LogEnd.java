@@ -47,8 +47,12 @@ final class LogEnd {
     private static long lastWhole(PartitionLog log, ReadOptions options) throws IOException {
         Segment last = log.segments[log.segments.length - 1];
         LogWalk walk = new LogWalk(log, last.baseOffset, Long.MAX_VALUE, true, promised(log));
-        while (walk.next()) {
-            continue;
+        try {
+            while (walk.next()) {
+                continue;
+            }
+        } finally {
+            walk.close();
         }
         long end = walk.nextOffset;
         if (walk.lost.size() > 0) {
@@ -76,17 +80,21 @@ final class LogEnd {
         Map open = new HashMap();
         long from = newestSnapshot(log, end, open);
         LogWalk walk = new LogWalk(log, from, end, true, promised(log));
-        while (walk.next()) {
-            BatchHeader batch = walk.header;
-            Long producer = Long.valueOf(batch.producerId);
-            if (!batch.isTransactional() || batch.lastOffset < from) {
-                continue;
+        try {
+            while (walk.next()) {
+                BatchHeader batch = walk.header;
+                Long producer = Long.valueOf(batch.producerId);
+                if (!batch.isTransactional() || batch.lastOffset < from) {
+                    continue;
+                }
+                if (batch.isControl()) {
+                    open.remove(producer);
+                } else if (!open.containsKey(producer)) {
+                    open.put(producer, Long.valueOf(batch.baseOffset));
+                }
             }
-            if (batch.isControl()) {
-                open.remove(producer);
-            } else if (!open.containsKey(producer)) {
-                open.put(producer, Long.valueOf(batch.baseOffset));
-            }
+        } finally {
+            walk.close();
         }
         return open.isEmpty() ? end : ((Long) Collections.min(open.values())).longValue();
     }

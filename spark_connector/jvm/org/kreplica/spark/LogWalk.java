@@ -25,8 +25,12 @@ final class LogWalk {
     private final boolean skipDamaged;
     /** Of a log of Kafka's: up to which offset its end is known to be on the disk; else -1. */
     private final long promised;
+    private final SegmentWindow window = new SegmentWindow();
     private int number;
     private int position;
+    /** Of the batch that was given last: where it lies in the segment, and in the window. */
+    private int givenPosition;
+    private int givenIndex;
 
     LogWalk(PartitionLog log, long start, long stop, boolean skipDamaged, long promised) throws IOException {
         this.log = log;
@@ -37,15 +41,30 @@ final class LogWalk {
         number = log.segmentOf(start);
         Segment segment = log.segments[number];
         nextOffset = segment.baseOffset;
-        position = start > segment.baseOffset ? segment.hint(start) : 0;
+        window.open(segment);
+        position = start > segment.baseOffset ? segment.hint(start, window) : 0;
         if (position > 0) {
-            nextOffset = segment.data().getLong(position);
+            nextOffset = window.data().getLong(window.at(position, BatchHeader.LOG_OVERHEAD));
         }
     }
 
-    /** The bytes that `header` lies in. */
-    ByteBuffer data() throws IOException {
-        return log.segments[number].data();
+    void close() throws IOException {
+        window.close();
+    }
+
+    /** The bytes that the batch lies in; `next` overwrites them, unless they are to be kept. */
+    ByteBuffer data() {
+        return window.data();
+    }
+
+    /** Where in `data` the batch begins. */
+    int index() {
+        return givenIndex;
+    }
+
+    /** Whether the next call of `next` leaves `data` as it is, and goes on elsewhere where it has to. */
+    void keepData(boolean wanted) {
+        window.keep(wanted);
     }
 
     /** Go to the next batch with an offset in the range; false at its end. */
@@ -53,9 +72,9 @@ final class LogWalk {
         while (nextOffset < stop && findSegment()) {
             Segment segment = log.segments[number];
             // Those below the start are passed over by their headers.
-            String wrong = header.read(segment.data(), position, segment.size);
+            String wrong = header.read(window, position, segment.size - position);
             boolean passed = wrong == null && header.lastOffset < start;
-            if (wrong == null && !passed && !header.fitsChecksum(segment.data())) {
+            if (wrong == null && !passed && !fitsChecksum(segment, position)) {
                 wrong = "the checksum does not fit";
             }
             if (wrong == null) {
@@ -68,13 +87,30 @@ final class LogWalk {
             if (header.baseOffset >= stop) {
                 return false;
             }
+            givenPosition = position;
             position += header.size;
             nextOffset = header.lastOffset + 1;
             if (!passed) {
+                givenIndex = window.at(givenPosition, header.size);
                 return true;
             }
         }
         return false;
+    }
+
+    /** Whether the batch whose header was read fits its checksum; if so it is held as a whole. */
+    private boolean fitsChecksum(Segment segment, int at) throws IOException {
+        // With the offset of the batch that follows. More is held only of what is no rotten length.
+        int whole = (int) Math.min((long) header.size + BatchHeader.LOG_OVERHEAD, segment.size - at);
+        if (whole <= SegmentWindow.MOST_BYTES) {
+            window.at(at, whole);
+        }
+        int covered = header.size - BatchHeader.CRC_START;
+        if (window.checksum(at + BatchHeader.CRC_START, covered) != header.crc) {
+            return false;
+        }
+        window.at(at, whole);
+        return true;
     }
 
     private boolean findSegment() throws IOException {
@@ -95,6 +131,8 @@ final class LogWalk {
             }
             number++;
             position = 0;
+            log.hold(number);
+            window.open(log.segments[number]);
         }
         return true;
     }
@@ -107,7 +145,7 @@ final class LogWalk {
         int behind = position + header.size;
         long following = Long.MAX_VALUE;
         if (behind + BatchHeader.LOG_OVERHEAD <= segment.size) {
-            following = segment.data().getLong(behind);
+            following = window.data().getLong(window.at(behind, BatchHeader.LOG_OVERHEAD));
             following = following > nextOffset ? following : Long.MAX_VALUE;
         } else if (number + 1 < log.segments.length) {
             following = log.segments[number + 1].baseOffset;
@@ -122,7 +160,7 @@ final class LogWalk {
     private void skipBad(Segment segment, String reason) throws IOException {
         boolean last = number + 1 == log.segments.length;
         boolean mayEnd = last ? log.standing == null : log.segments[number + 1].baseOffset == nextOffset;
-        if (mayEnd && segment.hasOnlyZeros(position)) {
+        if (mayEnd && window.hasOnlyZerosFrom(position)) {
             position = segment.size;
         } else {
             skipLost(segment, reason, last);
@@ -132,8 +170,8 @@ final class LogWalk {
     /** What the batch holds that was given last is no records: it is lost. */
     void skipRecords(String reason) throws IOException {
         Segment segment = log.segments[number];
-        note(new LostRange(header.baseOffset, nextOffset, segment.path, header.position,
-            header.position + header.size, reason));
+        note(new LostRange(header.baseOffset, nextOffset, segment.path, givenPosition,
+            givenPosition + header.size, reason));
     }
 
     private void skipLost(Segment segment, String reason, boolean last) throws IOException {
@@ -156,10 +194,10 @@ final class LogWalk {
     }
 
     private int resync(Segment segment, int from, long least) throws IOException {
-        ByteBuffer data = segment.data();
         for (int at = from; at <= segment.size - BatchHeader.SIZE; at++) {
-            if (data.get(at + 16) == 2 && header.read(data, at, segment.size) == null
-                && header.baseOffset >= least && header.fitsChecksum(data)) {
+            int index = window.at(at, BatchHeader.SIZE);
+            if (window.data().get(index + 16) == 2 && header.read(window, at, segment.size - at) == null
+                && header.baseOffset >= least && fitsChecksum(segment, at)) {
                 return at;
             }
         }

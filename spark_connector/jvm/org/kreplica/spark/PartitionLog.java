@@ -18,11 +18,12 @@ import java.util.TreeSet;
  *
  * A log of kreplica's is bounded by what its writer has published, live or not; how far one of Kafka's may be read, a
  * `LogEnd` finds. What a crash has left half done and known damage are left to the Python reader, by a
- * NotForThisReader. Immutable once it is open.
+ * NotForThisReader. One thread, for the files that it holds.
  */
 final class PartitionLog {
     private static final int ATTEMPTS = 40;
     private static final long PAUSE_MS = 25;
+    private static final int HELD = 256;
 
     final TopicPartition at;
     final String directory;
@@ -30,13 +31,16 @@ final class PartitionLog {
     /** Null for a log of Kafka's. */
     final LogStanding standing;
     final long logStartOffset;
+    /** Segments below this offset are held. */
+    private final long stop;
 
-    private PartitionLog(TopicPartition at, String directory, LogStanding standing, Segment[] segments)
+    private PartitionLog(TopicPartition at, String directory, LogStanding standing, Segment[] segments, long stop)
         throws IOException {
         this.at = at;
         this.directory = directory;
         this.standing = standing;
         this.segments = segments;
+        this.stop = stop;
         long noted = standing == null
             ? Checkpoints.logStartOffset(new File(directory).getParent(), at) : standing.logStartOffset;
         logStartOffset = Math.max(noted, segments[0].baseOffset);
@@ -47,7 +51,10 @@ final class PartitionLog {
         return open(at, directory, 0, 0);
     }
 
-    /** And all that holds [start, stop) is mapped, so that nothing takes it away before it is read. */
+    /**
+     * And what holds [start, stop) is held open, so that nothing takes it away before it is read: HELD files at a
+     * time, since descriptors are few and retention takes the oldest first. The caller closes it.
+     */
     static PartitionLog open(TopicPartition at, String directory, long start, long stop) throws IOException {
         IOException last = null;
         for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
@@ -76,16 +83,24 @@ final class PartitionLog {
         if (bases.isEmpty()) {
             throw new ReadException(directory + ": no segment of a log in this directory");
         }
-        PartitionLog log = new PartitionLog(at, directory, standing, segments(directory, bases, standing));
-        if (standing != null && standing.segments != 0 && standing.segments != log.segments.length) {
-            throw new NotForThisReader(directory + ": a segment is missing");
-        }
-        log.map(start, stop);
-        LogStanding now = standing == null ? null : LogStanding.read(directory);
-        boolean same = standing == null || now != null && now.cuts == standing.cuts;
-        // A file that was renamed while the directory was listed may be missing under both of its names.
-        if (!same || !bases(directory, names(directory), standing).equals(bases)) {
-            throw replaced(directory);
+        PartitionLog log = new PartitionLog(at, directory, standing, segments(directory, bases, standing), stop);
+        boolean isOpen = false;
+        try {
+            if (standing != null && standing.segments != 0 && standing.segments != log.segments.length) {
+                throw new NotForThisReader(directory + ": a segment is missing");
+            }
+            log.hold(log.segmentOf(start));
+            LogStanding now = standing == null ? null : LogStanding.read(directory);
+            boolean same = standing == null || now != null && now.cuts == standing.cuts;
+            // A file that was renamed while the directory was listed may be missing under both of its names.
+            if (!same || !bases(directory, names(directory), standing).equals(bases)) {
+                throw replaced(directory);
+            }
+            isOpen = true;
+        } finally {
+            if (!isOpen) {
+                log.close();
+            }
         }
         return log;
     }
@@ -190,9 +205,18 @@ final class PartitionLog {
         return Math.max(0, found >= 0 ? found : -found - 2);
     }
 
-    private void map(long start, long stop) throws IOException {
-        for (int i = segmentOf(start); i < segments.length && segments[i].baseOffset < stop; i++) {
-            segments[i].map();
+    /** Hold what is to be read of the segments from this one on. */
+    void hold(int number) throws IOException {
+        int end = Math.min(segments.length, number + HELD);
+        for (int i = number; i < end && segments[i].baseOffset < stop; i++) {
+            segments[i].hold();
+        }
+    }
+
+    /** Close the files that are held. */
+    void close() throws IOException {
+        for (int i = 0; i < segments.length; i++) {
+            segments[i].release();
         }
     }
 

@@ -196,14 +196,20 @@ final class Planner {
     private static long boundary(PartitionLog log, long first, long wanted) throws IOException {
         Segment segment = log.segments[log.segmentOf(wanted)];
         BatchHeader header = new BatchHeader();
-        int position = segment.hint(wanted);
-        while (position < segment.size && header.read(segment.data(), position, segment.size) == null) {
-            if (header.lastOffset >= wanted) {
-                long found = Math.min(header.baseOffset, wanted);
-                return found > first ? found : header.lastOffset + 1;
+        SegmentWindow window = new SegmentWindow();
+        try {
+            window.open(segment);
+            int position = segment.hint(wanted, window);
+            while (position < segment.size && header.read(window, position, segment.size - position) == null) {
+                if (header.lastOffset >= wanted) {
+                    long found = Math.min(header.baseOffset, wanted);
+                    return found > first ? found : header.lastOffset + 1;
+                }
+                position += header.size;
             }
-            position += header.size;
+            return wanted;
+        } finally {
+            window.close();
         }
-        return wanted;
     }
 }

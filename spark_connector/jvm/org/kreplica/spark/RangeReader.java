@@ -6,7 +6,7 @@ import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** A task's records as columns that point into the mapped segments. One thread. */
+/** A task's records as columns that point into what was read of the segments. One thread. */
 final class RangeReader implements PartitionReader {
     // With that much decompressed, a batch of rows ends where a batch of records does.
     private static final int DECOMPRESSED_BYTES = 4 << 20;
@@ -27,16 +27,11 @@ final class RangeReader implements PartitionReader {
         rowsLeft = limit < 0 ? Long.MAX_VALUE : limit;
     }
 
-    static ReadException lostPage(InternalError error) {
-        return new ReadException("a page of a mapped segment cannot be read: its file was made shorter by somebody "
-            + "else, or its disk fails", error);
-    }
-
     public boolean next() throws IOException {
         try {
             return fill();
-        } catch (InternalError error) {
-            throw lostPage(error);
+        } catch (IOException error) {
+            throw ReadException.of(error);
         }
     }
 
@@ -50,6 +45,8 @@ final class RangeReader implements PartitionReader {
             if (!isOpen && isEmpty) {
                 records.reuse();
             }
+            // The rows point into what was read.
+            walk.keepData(!isEmpty);
             if (!isOpen && !openNext()) {
                 break;
             }
@@ -99,6 +96,7 @@ final class RangeReader implements PartitionReader {
         return found;
     }
 
-    public void close() {
+    public void close() throws IOException {
+        walk.close();
     }
 }

@@ -6,12 +6,13 @@ import java.nio.ByteBuffer;
 /**
  * The batches that a task reads: those of its range that hold records for it.
  *
- * All segments are mapped when it is made, so nothing takes them away later. Control batches are left out and, for a
+ * The segments are held open from when it is made, so nothing takes them away later. Control batches are left out and, for a
  * reader of committed data, what was aborted. What is not there any more is an error, or told. One thread.
  */
 final class RangeWalk {
     final LogRange range;
     private final boolean failOnDataLoss;
+    private final PartitionLog log;
     private final LogWalk walk;
     private final AbortedTransactions aborted;
     private final long stop;
@@ -26,20 +27,30 @@ final class RangeWalk {
             stop = 0;
             wasWhole = false;
             aborted = null;
+            log = null;
             walk = null;
             return;
         }
-        PartitionLog log = PartitionLog.open(range.at, range.directory, range.start, range.stop);
-        start = first(log);
-        stop = Math.max(start, end(log));
-        wasWhole = stop == range.stop;
-        aborted = settings.committed ? AbortedTransactions.of(log, start, stop) : null;
-        walk = new LogWalk(log, start, stop, settings.skipDamaged, LogEnd.promised(log));
+        log = PartitionLog.open(range.at, range.directory, range.start, range.stop);
+        boolean isMade = false;
+        try {
+            start = first(log);
+            stop = Math.max(start, end(log));
+            wasWhole = stop == range.stop;
+            aborted = settings.committed ? AbortedTransactions.of(log, start, stop) : null;
+            walk = new LogWalk(log, start, stop, settings.skipDamaged, LogEnd.promised(log));
+            isMade = true;
+        } finally {
+            if (!isMade) {
+                log.close();
+            }
+        }
     }
 
     /** For a search: over what rotted, and not by whoever may see the records. */
     RangeWalk(PartitionLog log, LogRange range) throws IOException {
         this.range = range;
+        this.log = log;
         failOnDataLoss = false;
         start = range.start;
         stop = range.stop;
@@ -84,8 +95,27 @@ final class RangeWalk {
         return walk.header;
     }
 
-    ByteBuffer data() throws IOException {
+    ByteBuffer data() {
         return walk.data();
+    }
+
+    /** Where in `data` the batch begins. */
+    int index() {
+        return walk.index();
+    }
+
+    /** As LogWalk has it. */
+    void keepData(boolean wanted) {
+        if (walk != null) {
+            walk.keepData(wanted);
+        }
+    }
+
+    void close() throws IOException {
+        if (walk != null) {
+            walk.close();
+            log.close();
+        }
     }
 
     /** Go to the next batch with records for the reader; false at the end. */

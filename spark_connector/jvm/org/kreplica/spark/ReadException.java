@@ -1,6 +1,9 @@
 package org.kreplica.spark;
 
 import java.io.IOException;
+import java.io.InterruptedIOException;
+import java.io.UncheckedIOException;
+import java.nio.channels.ClosedByInterruptException;
 import java.nio.file.AccessDeniedException;
 import java.nio.file.FileSystemException;
 import java.nio.file.NoSuchFileException;
@@ -29,8 +32,12 @@ class ReadException extends IllegalArgumentException implements SparkThrowable {
         super(message, cause);
     }
 
-    /** What the operating system refused, with the file's name and the reason. */
-    static ReadException of(IOException error) {
+    /** What the operating system refused, with the file's name and the reason. An interruption stays what it is. */
+    static RuntimeException of(IOException error) {
+        if (error instanceof ClosedByInterruptException || error instanceof InterruptedIOException) {
+            // Spark ends a query quietly that is stopped so.
+            return new UncheckedIOException(error);
+        }
         if (!(error instanceof FileSystemException)) {
             return new ReadException(String.valueOf(error.getMessage()), error);
         }

@@ -2,7 +2,9 @@ package org.kreplica.spark;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
+import java.nio.channels.ClosedChannelException;
 import java.nio.channels.FileChannel;
+import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.OpenOption;
@@ -10,10 +12,11 @@ import java.nio.file.Paths;
 import java.nio.file.StandardOpenOption;
 
 /**
- * One segment of a log and its indexes, mapped read-only.
+ * One segment of a log and its indexes.
  *
- * A mapping holds the bytes of a file that is deleted meanwhile; it goes with the object that points to it. Indexes
- * are hints: what one says is believed after a look at the batch that it points to.
+ * An open file keeps its bytes when it is deleted. It is read and never mapped: a page that is gone under a mapping,
+ * because somebody made the file shorter or its disk fails, ends the JVM where native code such as the checksum's
+ * touches it. Indexes are hints: what one says is believed after a look at the batch that it points to. One thread.
  */
 final class Segment {
     final long baseOffset;
@@ -22,7 +25,7 @@ final class Segment {
     final int size;
     /** Whether the file ends before what its writer has published. */
     final boolean isCutShort;
-    private ByteBuffer data;
+    private FileChannel channel;
 
     /** `validBytes`: what the writer has published, or -1 for the whole file. */
     Segment(String directory, long baseOffset, long validBytes) throws IOException {
@@ -41,26 +44,61 @@ final class Segment {
         return String.format("%020d%s", new Object[] {Long.valueOf(baseOffset), suffix});
     }
 
-    /** Map the file now, so that it cannot vanish before it is read. */
-    void map() throws IOException {
-        if (data == null) {
-            data = mapped(path, size);
+    /** Open the file, so that it cannot vanish before it is read. Raises NoSuchFileException. */
+    void hold() throws IOException {
+        if (channel != null) {
+            return;
+        }
+        FileChannel opened = FileChannel.open(Paths.get(path, new String[0]),
+            new OpenOption[] {StandardOpenOption.READ});
+        if (size > opened.size()) {
+            opened.close();
+            throw new NoSuchFileException(path, null, "became shorter while it was opened");
+        }
+        channel = opened;
+    }
+
+    void release() throws IOException {
+        if (channel != null) {
+            channel.close();
+            channel = null;
         }
     }
 
-    ByteBuffer data() throws IOException {
-        map();
-        return data;
+    /** Fill `into` with the bytes from a position on; the segment is held. */
+    void read(int position, ByteBuffer into) throws IOException {
+        int begin = into.position();
+        while (into.hasRemaining()) {
+            int at = position + into.position() - begin;
+            if (readSome(into, at) < 0) {
+                throw new ReadException(path + ": ends at byte " + at + " of " + size
+                    + ": the file was made shorter while it was read");
+            }
+        }
     }
 
-    /** Where a walk to the batch that holds `offset` may begin: the position of a whole batch at or below it. */
-    int hint(long offset) throws IOException {
+    private int readSome(ByteBuffer into, int at) throws IOException {
+        try {
+            return channel.read(into, at);
+        } catch (IOException error) {
+            if (error instanceof ClosedChannelException) {
+                throw error;
+            }
+            throw new FileSystemException(path, null, "byte " + at + ": " + error.getMessage());
+        }
+    }
+
+    /**
+     * Where a walk to the batch that holds `offset` may begin: the position of a whole batch at or below it. `window`
+     * is open on this segment.
+     */
+    int hint(long offset, SegmentWindow window) throws IOException {
         int[] entry = IndexFile.offsetEntry(indexPath(".index"), offset - baseOffset);
         if (entry == null || entry[1] < 0 || entry[1] >= size) {
             return 0;
         }
         BatchHeader header = new BatchHeader();
-        boolean fits = header.read(data(), entry[1], size) == null && header.baseOffset <= offset
+        boolean fits = header.read(window, entry[1], size - entry[1]) == null && header.baseOffset <= offset
             && header.lastOffset == baseOffset + entry[0];
         return fits ? entry[1] : 0;
     }
@@ -70,38 +108,7 @@ final class Segment {
         return baseOffset + Math.max(0, IndexFile.offsetBefore(indexPath(".timeindex"), timestamp));
     }
 
-    boolean hasOnlyZeros(int position) throws IOException {
-        ByteBuffer bytes = data();
-        int at = position;
-        while (at + 8 <= size) {
-            if (bytes.getLong(at) != 0) {
-                return false;
-            }
-            at += 8;
-        }
-        while (at < size) {
-            if (bytes.get(at) != 0) {
-                return false;
-            }
-            at++;
-        }
-        return true;
-    }
-
     private String indexPath(String suffix) {
         return path.substring(0, path.length() - ".log".length()) + suffix;
-    }
-
-    private static ByteBuffer mapped(String path, long bytes) throws IOException {
-        FileChannel channel = FileChannel.open(Paths.get(path, new String[0]),
-            new OpenOption[] {StandardOpenOption.READ});
-        try {
-            if (bytes > channel.size()) {
-                throw new NoSuchFileException(path, null, "became shorter while it was opened");
-            }
-            return bytes == 0 ? ByteBuffer.allocate(0) : channel.map(FileChannel.MapMode.READ_ONLY, 0, bytes);
-        } finally {
-            channel.close();
-        }
     }
 }

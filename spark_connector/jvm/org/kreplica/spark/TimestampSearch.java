@@ -28,6 +28,14 @@ final class TimestampSearch {
         LogRange range = new LogRange(log.at, log.directory, first, end, timestamp);
         // What rotted cannot be read whatever its time was; the answer is the first record that can.
         RangeWalk walk = new RangeWalk(log, range);
+        try {
+            return search(walk, first, end, timestamp);
+        } finally {
+            walk.close();
+        }
+    }
+
+    private static long search(RangeWalk walk, long first, long end, long timestamp) throws IOException {
         BatchRecords records = new BatchRecords(walk, true);
         while (records.nextBatch()) {
             RecordCursor cursor = records.cursor;
