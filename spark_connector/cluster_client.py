@@ -30,7 +30,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of, maker
-from spark_connector.options import OptionError
+from spark_connector.option_table import OptionError
 
 TIMEOUT_S = 60.0
 BACKOFF_S = 0.1

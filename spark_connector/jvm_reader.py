@@ -22,6 +22,7 @@ import pyspark
 from pyspark.find_spark_home import _find_spark_home
 
 from spark_connector.java_runtime import cache_directory, version_of
+from spark_connector.option_table import as_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +34,7 @@ PROVIDER = "org.kreplica.spark.KreplicaProvider"
 # Spark's setting for how checkpoints are written, and what the jar has for it.
 CHECKPOINTS_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 CHECKPOINTS = "org.kreplica.spark.LocalCheckpoints"
+_OPTIONS = "org/kreplica/spark/options.tsv"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 # Janino's own default knows no static methods of interfaces.
@@ -128,10 +130,14 @@ def _has_provider(loader: Any) -> bool:
 
 
 def _fingerprint() -> str:
-    found = hashlib.sha256(f"{pyspark.__version__}\n".encode())
+    found = hashlib.sha256(f"{pyspark.__version__}\n{_option_lines()}".encode())
     for path in sources():
         found.update(f"{path.name}\n".encode() + path.read_bytes())
     return found.hexdigest()[:16]
+
+
+def _option_lines() -> str:
+    return "".join(f"{line}\n" for line in as_lines())
 
 
 def _java() -> str:
@@ -144,6 +150,7 @@ def _java() -> str:
 def _pack(classes: Path, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(_SERVICE, _TIME), PROVIDER + "\n")
+        archive.writestr(zipfile.ZipInfo(_OPTIONS, _TIME), _option_lines())
         for each in sorted(classes.rglob("*.class")):
             name = each.relative_to(classes).as_posix()
             archive.writestr(zipfile.ZipInfo(name, _TIME), each.read_bytes(), zipfile.ZIP_DEFLATED)

@@ -9,7 +9,6 @@ Options: https://spark.apache.org/docs/latest/streaming/structured-streaming-kaf
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,33 +23,13 @@ from spark_connector.offsets import (
     parse_offsets,
     parse_timestamps,
 )
-
-logger = logging.getLogger(__name__)
+from spark_connector.option_table import OptionError, Place, Use, check
 
 ISOLATION_LEVELS = {"read_uncommitted": "high_watermark", "read_committed": "txn_committed"}
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-# What else Kafka's clients have is taken with a warning.
-KAFKA_OPTIONS = ("kafka.bootstrap.servers", "kafka.isolation.level", "kafka.compression.type")
 ONLY_ONE_SUBSCRIPTION = "name exactly one of the options subscribe, subscribePattern and assign"
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 _DURATION = re.compile(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*")
 _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-# Every name, as Spark gives them: lower case. Another one is a typing error that would be silent otherwise.
-KNOWN = {
-    *("path", "paths", "reader", "subscribe", "subscribepattern", "assign"),
-    *("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp"),
-    *("startingoffsetsbytimestamp", "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy"),
-    *("minpartitions", "maxrecordsperpartition", "maxoffsetspertrigger", "minoffsetspertrigger"),
-    *("maxtriggerdelay", "failondataloss", "includeheaders", "skipdamaged", "topic"),
-    # Of Spark's own source; they are about its consumers, of which there are none here.
-    *("groupidprefix", "fetchoffset.numretries", "fetchoffset.retryintervalms"),
-    *("kafkaconsumer.polltimeoutms", "checkpointlocation", "queryname"),
-}
-
-
-class OptionError(ValueError):
-    """An option of format("kreplica") that cannot be meant so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +95,14 @@ class WriteOptions:
 def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """The options of a read. Raises OptionError, which names the one that is wrong."""
     options = _Options(given)
-    options.refuse_unknown()
+    paths, servers = _one_source(options)
+    check(given, Use.STREAM if streaming else Use.BATCH, _place(servers))
     options.refuse_jvm()
-    paths = _paths(options)
-    servers = options.text("kafka.bootstrap.servers")
-    _require_one_source(paths, servers)
     starting = _position(options, "starting", LATEST if streaming else EARLIEST)
     ending = _position(options, "ending", LATEST)
-    _check_positions(options, starting, ending, streaming)
-    strategy = options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+    if not streaming:
+        _check_batch(starting, ending)
+    strategy = options.choice("startingOffsetsByTimestampStrategy", "error")
     return ReadOptions(
         paths=paths,
         bootstrap_servers=servers,
@@ -140,24 +118,21 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
         include_headers=options.boolean("includeHeaders", False),
         skip_damaged=options.boolean("skipDamaged", False),
-        isolation=options.isolation(),
+        isolation=ISOLATION_LEVELS[options.choice("kafka.isolation.level", "read_uncommitted")],
     )
 
 
 def parse_write(given: Mapping[str, str]) -> WriteOptions:
     """The options of a write. Raises OptionError."""
     options = _Options(given)
-    options.refuse_unknown()
-    paths, servers = _paths(options), options.text("kafka.bootstrap.servers")
-    _require_one_source(paths, servers)
-    if len(paths) > 1:
-        raise OptionError("path: a write goes to one directory")
+    paths, servers = _one_source(options)
+    check(given, Use.WRITE, _place(servers))
     return WriteOptions(
         paths[0] if paths else None,
         servers,
         options.text("topic"),
         _checkpoint(options),
-        options.choice("kafka.compression.type", CODECS, "none"),
+        options.choice("kafka.compression.type", "none"),
     )
 
 
@@ -175,16 +150,8 @@ class _Options:
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
 
-    def refuse_unknown(self) -> None:
-        for name in sorted(self._given):
-            if name.startswith("kafka."):
-                if name not in KAFKA_OPTIONS:
-                    logger.warning("option %s: taken, but there is nothing here that it would set", name)
-            elif name not in KNOWN:
-                raise OptionError(f"{name}: format kreplica has no such option")
-
     def refuse_jvm(self) -> None:
-        if self.choice("reader", ("auto", "python", "jvm"), "auto") == "jvm":
+        if self.choice("reader", "auto") == "jvm":
             raise OptionError(
                 "reader=jvm: this session has no JVM reader; the log of its registration says why"
             )
@@ -207,18 +174,11 @@ class _Options:
         return int(value)
 
     def boolean(self, name: str, default: bool) -> bool:
-        value = self.text(name)
-        if value is None:
-            return default
-        if value.lower() not in ("true", "false"):
-            raise OptionError(f"{name}: {value!r} is neither true nor false")
-        return value.lower() == "true"
+        return self.choice(name, str(default)) == "true"
 
-    def choice(self, name: str, among: tuple[str, ...], default: str) -> str:
-        value = (self.text(name) or default).lower()
-        if value not in among:
-            raise OptionError(f"{name}: {value!r} is none of {', '.join(among)}")
-        return value
+    def choice(self, name: str, default: str) -> str:
+        """One of the values that the table has for it, against which it was checked."""
+        return (self.text(name) or default).lower()
 
     def duration_ms(self, name: str, default: int) -> int:
         value = self.text(name)
@@ -229,18 +189,21 @@ class _Options:
             raise OptionError(f"{name}: {value!r} is no time such as 30s, 5m or 1h")
         return int(found[1]) * _UNIT_MS[found[2]]
 
-    def isolation(self) -> str:
-        name = "kafka.isolation.level"
-        return ISOLATION_LEVELS[self.choice(name, tuple(ISOLATION_LEVELS), "read_uncommitted")]
 
-
-def _require_one_source(paths: tuple[str, ...], servers: str | None) -> None:
+def _one_source(options: _Options) -> tuple[tuple[str, ...], str | None]:
+    """The paths, or the servers. Raises OptionError where there are both or none."""
+    paths, servers = _paths(options), options.text("kafka.bootstrap.servers")
     if paths and servers is not None:
         raise OptionError(
             "path and kafka.bootstrap.servers: either directories or a running cluster, not both"
         )
     if not paths and servers is None:
         raise OptionError("name path, a directory of logs, or kafka.bootstrap.servers, a running cluster")
+    return paths, servers
+
+
+def _place(servers: str | None) -> Place:
+    return Place.DIRECTORIES if servers is None else Place.CLUSTER
 
 
 def _paths(options: _Options) -> tuple[str, ...]:
@@ -264,7 +227,7 @@ def _local(path: str) -> str:
     if not colon or "/" in scheme:
         return path
     if scheme.lower() != "file":
-        raise OptionError(f"path: {path!r} is not on this machine; logs are mapped, so they have to be")
+        raise OptionError(f"path: {path!r} is not on this machine; logs are read as local files")
     return "/" + rest.lstrip("/")
 
 
@@ -317,15 +280,7 @@ def _checked(parse, name: str, text: str):  # type: ignore[no-untyped-def]
         raise OptionError(f"{name}: {error}") from error
 
 
-def _check_positions(options: _Options, starting: Position, ending: Position, streaming: bool) -> None:
-    if streaming:
-        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-            if options.has(name):
-                raise OptionError(f"{name}: a stream has no end")
-        return
-    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
-        if options.has(name):
-            logger.warning("option %s: it is for streams, and a batch has no triggers", name)
+def _check_batch(starting: Position, ending: Position) -> None:
     if starting.default == LATEST:
         raise OptionError(f"{starting.option}: a batch that begins at the latest offset would be empty")
     if ending.default == EARLIEST:

@@ -13,7 +13,8 @@ from itertools import pairwise
 from kreplica.common.types import TopicPartition
 from spark_connector.log_source import Bounds, LogRange, LogSource, lost
 from spark_connector.offsets import EARLIEST, LATEST, flat
-from spark_connector.options import OptionError, Position, ReadOptions, Subscription
+from spark_connector.option_table import OptionError
+from spark_connector.options import Position, ReadOptions, Subscription
 
 Offsets = dict[TopicPartition, int]
 

@@ -205,14 +205,6 @@ BATCHES: dict[str, Options] = {
         "endingOffsets": {"trimmed": {"0": 20}},
     },
     "kafka.isolation.level without transactions": {**ORDERS, "kafka.isolation.level": "read_committed"},
-    "options of Kafka's consumer": {
-        **ORDERS,
-        "kafka.fetch.max.bytes": "1000000",
-        "kafkaConsumer.pollTimeoutMs": "60000",
-        "fetchOffset.numRetries": "2",
-        "fetchOffset.retryIntervalMs": "5",
-        "groupIdPrefix": "mine",
-    },
 }
 # Of topics that only Kafka's own producers make.
 OF_KAFKA: dict[str, Options] = {

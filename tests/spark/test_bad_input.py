@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 import kreplica
 from kreplica.common.errors import KreplicaError
-from spark_connector.options import OptionError
+from spark_connector.option_table import OptionError
 from spark_connector.schema import SchemaError
 from spark_connector.source import KreplicaDataSource
 from tests.support.spark_session import READERS, reading_by

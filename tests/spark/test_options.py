@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 import kreplica
-from spark_connector.options import OptionError, parse_read, parse_write
+from spark_connector.option_table import OptionError, as_markdown
+from spark_connector.options import parse_read, parse_write
 from spark_connector.schema import SchemaError
 from spark_connector.sink_rows import SinkError
 from spark_connector.source import KreplicaDataSource
@@ -59,6 +62,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"minPartitions": 0}, "minPartitions: '0' is no positive whole number"),
     ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is neither true nor false"),
     ({"kafka__isolation__level": "serializable"}, "kafka.isolation.level: 'serializable' is none of"),
+    ({"maxOffsetsPerTrigger": 5}, "maxOffsetsPerTrigger: has no effect in a batch .*, only in stream reads"),
     ({"startingOffset": "earliest"}, "startingoffset: format kreplica has no such option"),
 ]
 
@@ -86,7 +90,10 @@ def test_no_source() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"endingOffsets": "latest"}, "endingOffsets: a stream has no end"),
+        (
+            {"endingOffsets": "latest"},
+            "endingOffsets: has no effect in a stream read .*, only in batch reads",
+        ),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay: 'soon' is no time such as 30s"),
         ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger: '-1' is no positive whole number"),
     ],
@@ -102,9 +109,111 @@ def test_times_have_units() -> None:
         assert options.max_trigger_delay_ms == milliseconds
 
 
-def test_options_of_kafkas_clients_are_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    parse_read({"path": "data", "kafka.fetch.max.bytes": "1", "groupIdPrefix": "g"}, streaming=False)
-    assert "option kafka.fetch.max.bytes: taken" in caplog.text
+PLAINTEXT = "connections are made without encryption and without authentication"
+# Of a cluster, whether it is read or written.
+OF_A_CLUSTER = [
+    ("kafka.security.protocol", "SSL", f"'SSL' is not supported, only plaintext: {PLAINTEXT}"),
+    ("kafka.security.protocol", "SASL_PLAINTEXT", "'SASL_PLAINTEXT' is not supported, only plaintext"),
+    ("kafka.ssl.truststore.location", "/ca.jks", f"not supported: {PLAINTEXT}. Remove it"),
+    ("kafka.sasl.jaas.config", "x required;", f"not supported: {PLAINTEXT}. Remove it"),
+    ("kafka.sasl.mechanism", "PLAIN", "not supported"),
+    ("groupIdPrefix", "mine", "not supported: no consumer group is joined"),
+    ("kafka.group.id", "mine", "not supported: no consumer group is joined"),
+    ("kafkaConsumer.pollTimeoutMs", "60000", "not supported: no consumer of Kafka's is used"),
+    ("fetchOffset.numRetries", "2", "not supported: no consumer of Kafka's is used"),
+    ("kafka.max.request.size", "1", "not supported: it would set nothing"),
+    ("skipDamaged", "true", "has no effect in a .*, only in reads of log directories. Remove it"),
+    ("includeheader", "true", "format kreplica has no such option"),
+]
+READ_ALONE = [
+    ("kafka.acks", "0", "has no effect in a batch read of a cluster, only in writes of a cluster. Remove it"),
+    ("kafka.compression.type", "lz4", "has no effect in a batch read of a cluster, only in writes"),
+    ("topic", "t", "has no effect in a batch read of a cluster, only in writes"),
+]
+WRITTEN_ALONE = [
+    ("kafka.acks", "1", "'1' is none of all, -1: a write always waits for all replicas in sync"),
+    ("kafka.enable.idempotence", "false", "'false' is not supported, only true"),
+    ("kafka.isolation.level", "read_committed", "has no effect in a write of a cluster, only in reads"),
+    ("startingOffsets", "earliest", "has no effect in a write of a cluster, only in reads"),
+]
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    """Counts as a cluster's address; it is asked to accept nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0)
+        yield listening
+
+
+def at(server: socket.socket) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"}
+
+
+def assert_that_nobody_came(server: socket.socket) -> None:
+    with pytest.raises(BlockingIOError):
+        server.accept()
+
+
+@pytest.mark.parametrize(("name", "value", "text"), [*OF_A_CLUSTER, *READ_ALONE])
+def test_what_a_read_cannot_honour_is_refused(
+    spark: SparkSession, server: socket.socket, name: str, value: str, text: str
+) -> None:
+    """By Python, and by the JVM before it asks Python; before a connection is made."""
+    given = {"subscribe": "t", **at(server), name: value}
+    with pytest.raises(OptionError, match=f"{name}: {text}"):
+        parse_read(given, streaming=False)
+    with pytest.raises(PySparkException, match=f"^{name}: {text}"):
+        spark.read.format("kreplica").options(**given).load().count()
+    assert_that_nobody_came(server)
+
+
+@pytest.mark.parametrize(("name", "value", "text"), [*OF_A_CLUSTER, *WRITTEN_ALONE])
+def test_what_a_write_cannot_honour_is_refused(
+    spark: SparkSession, server: socket.socket, name: str, value: str, text: str
+) -> None:
+    given = {"topic": "t", **at(server), name: value}
+    with pytest.raises(OptionError, match=f"{name}: {text}"):
+        parse_write(given)
+    rows = spark.sql("SELECT binary('v') AS value")
+    with pytest.raises(PySparkException, match=f"^{name}: {text}"):
+        rows.write.format("kreplica").options(**given).mode("append").save()
+    assert_that_nobody_came(server)
+
+
+def test_a_stream_without_encryption_is_not_begun(
+    spark: SparkSession, server: socket.socket, tmp_path: Path
+) -> None:
+    text = "kafka.security.protocol: 'SSL' is not supported, only plaintext"
+    secure = {**at(server), "kafka.security.protocol": "SSL"}
+    read = spark.readStream.format("kreplica").options(subscribe="t", **secure).load()
+    rows = spark.readStream.format("rate").load().selectExpr("binary('v') AS value")
+    written = rows.writeStream.format("kreplica").options(topic="t", **secure)
+    for number, begun in enumerate((read.writeStream.format("noop"), written)):
+        checkpoint = str(tmp_path / str(number))
+        with pytest.raises(PySparkException, match=text):
+            begun.option("checkpointLocation", checkpoint).start().awaitTermination()
+    assert_that_nobody_came(server)
+
+
+@pytest.mark.parametrize("name", ["kafka.security.protocol", "kafka.acks", "kafka.compression.type"])
+def test_what_is_of_clusters_means_nothing_for_directories(node: Path, name: str) -> None:
+    value = {"kafka.acks": "all", "kafka.compression.type": "lz4"}.get(name, "plaintext")
+    with pytest.raises(OptionError, match=f"{name}: has no effect in a write of log directories, only in"):
+        parse_write({"path": str(node), "topic": "t", name: value})
+
+
+def test_what_is_done_anyway_may_be_said() -> None:
+    servers = {"kafka.bootstrap.servers": "127.0.0.1:9", "kafka.security.protocol": "PLAINTEXT"}
+    done = {"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.compression.type": "lz4"}
+    assert parse_write({**servers, **done, "checkpointLocation": "/c", "queryName": "q"}).codec == "lz4"
+    assert parse_read({**servers, "subscribe": "t"}, streaming=True).bootstrap_servers == "127.0.0.1:9"
+
+
+def test_the_page_shows_the_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "SPARK_OPTIONS.md"
+    shown = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert shown == list(as_markdown())
 
 
 @pytest.mark.parametrize(

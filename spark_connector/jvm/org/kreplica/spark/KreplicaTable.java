@@ -57,6 +57,9 @@ final class KreplicaTable implements SupportsRead, SupportsWrite {
     }
 
     public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+        Map all = new HashMap(given);
+        all.putAll(info.options().asCaseSensitiveMap());
+        OptionTable.check(new GivenOptions(all), OptionTable.WRITE);
         return ((SupportsWrite) python.table(schema, given)).newWriteBuilder(info);
     }
 }

@@ -3,12 +3,9 @@ package org.kreplica.spark;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
-import java.util.Set;
 
 /**
  * The options of a read over directories: the Python reader's by their names and meanings (spark_connector/options.py).
@@ -16,17 +13,6 @@ import java.util.Set;
  */
 final class ReadOptions {
     private static final long DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000;
-    // As Spark gives them: lower case. Another one is a typing error that would be silent otherwise.
-    private static final Set KNOWN = new HashSet(Arrays.asList(new String[] {
-        "path", "paths", "reader", "subscribe", "subscribepattern", "assign",
-        "startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp",
-        "startingoffsetsbytimestamp", "endingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy",
-        "minpartitions", "maxrecordsperpartition", "maxoffsetspertrigger", "minoffsetspertrigger",
-        "maxtriggerdelay", "failondataloss", "includeheaders", "skipdamaged", "topic",
-        "groupidprefix", "fetchoffset.numretries", "fetchoffset.retryintervalms",
-        "kafkaconsumer.polltimeoutms", "checkpointlocation", "queryname",
-    }));
-
     private static final String SERVERS = "kafka.bootstrap.servers";
 
     final List paths;
@@ -58,40 +44,47 @@ final class ReadOptions {
 
     /**
      * Raises ReadException for options that are wrong in a batch and in a stream, of directories or of a cluster.
-     * A pattern is one of Python's, and what does nothing is told there.
+     * A pattern is one of Python's.
      */
     static void checkForPython(Map given) {
-        Map some = new HashMap();
-        for (Iterator i = given.entrySet().iterator(); i.hasNext();) {
-            Map.Entry entry = (Map.Entry) i.next();
-            String name = ((String) entry.getKey()).toLowerCase(Locale.ROOT);
-            if (!name.startsWith("kafka.") || name.equals(SERVERS) || name.equals("kafka.isolation.level")) {
-                some.put(name, name.equals("subscribepattern") ? "." : entry.getValue());
-            }
+        try {
+            checkForPython(given, true);
+        } catch (ReadException error) {
+            checkForPython(given, false);
         }
-        if (some.containsKey(SERVERS) && !some.containsKey("path") && !some.containsKey("paths")) {
+    }
+
+    private static void checkForPython(Map given, boolean streaming) {
+        GivenOptions options = new GivenOptions(given);
+        Map some = new HashMap();
+        for (Iterator i = options.names(); i.hasNext();) {
+            String name = (String) i.next();
+            some.put(name, name.equals("subscribepattern") ? "." : options.text(name));
+        }
+        if (OptionTable.isOfCluster(options)) {
+            OptionTable.check(options, streaming ? OptionTable.STREAM : OptionTable.BATCH);
             some.remove(SERVERS);
+            some.remove("kafka.security.protocol");
             some.put("path", "/");
         }
-        try {
-            new ReadOptions(some, true);
-        } catch (ReadException error) {
-            new ReadOptions(some, false);
-        }
+        new ReadOptions(some, streaming);
     }
 
     /** Raises ReadException, which names the option that is wrong. */
     ReadOptions(Map given, boolean streaming) {
         GivenOptions options = new GivenOptions(given);
-        refuseUnknown(options);
         paths = paths(options);
         if (options.has(SERVERS)) {
             throw new ReadException(
                 "path and kafka.bootstrap.servers: either directories or a running cluster, not both");
         }
+        OptionTable.check(options, streaming ? OptionTable.STREAM : OptionTable.BATCH);
         starting = Position.of(options, "starting", streaming ? Position.LATEST : Position.EARLIEST);
         ending = Position.of(options, "ending", Position.LATEST);
-        checkPositions(options, streaming);
+        if (!streaming) {
+            starting.checkBatch(true);
+            ending.checkBatch(false);
+        }
         String[] strategies = {"error", "latest"};
         noMatchIsLatest = options.choice("startingOffsetsByTimestampStrategy", strategies).equals("latest");
         subscription = Subscription.of(options);
@@ -104,37 +97,6 @@ final class ReadOptions {
         skipDamaged = options.isTrue("skipDamaged", false);
         String[] levels = {"read_uncommitted", "read_committed"};
         committed = options.choice("kafka.isolation.level", levels).equals("read_committed");
-        options.isTrue("includeHeaders", false);
-    }
-
-    private static void refuseUnknown(GivenOptions options) {
-        for (Iterator i = options.names(); i.hasNext();) {
-            String name = (String) i.next();
-            if (name.startsWith("kafka.")) {
-                if (!name.equals(SERVERS) && !name.equals("kafka.isolation.level")) {
-                    Logs.logger.warn("option {}: taken, but there is nothing here that it would set", name);
-                }
-            } else if (!KNOWN.contains(name)) {
-                throw new ReadException(name + ": format kreplica has no such option");
-            }
-        }
-    }
-
-    private void checkPositions(GivenOptions options, boolean streaming) {
-        String[] names = streaming ? new String[] {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
-            : new String[] {"maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"};
-        for (int i = 0; i < names.length; i++) {
-            if (options.has(names[i]) && streaming) {
-                throw new ReadException(names[i] + ": a stream has no end");
-            }
-            if (options.has(names[i])) {
-                Logs.logger.warn("option {}: it is for streams, and a batch has no triggers", names[i]);
-            }
-        }
-        if (!streaming) {
-            starting.checkBatch(true);
-            ending.checkBatch(false);
-        }
     }
 
     /** From `path`, or from `paths`, a JSON array, which is what load([...]) makes. */
@@ -163,7 +125,7 @@ final class ReadOptions {
             return path;
         }
         if (!scheme.equalsIgnoreCase("file")) {
-            throw new ReadException("path: '" + path + "' is not on this machine; logs are mapped, so they have to be");
+            throw new ReadException("path: '" + path + "' is not on this machine; logs are read as local files");
         }
         return "/" + path.substring(colon + 1).replaceAll("^/+", "");
     }

@@ -1,0 +1,197 @@
+"""Every option of format("kreplica"): for what it may be given, and what it does.
+
+This is the one table of them. What a user gives is held to it before a directory is listed or a connection
+is made: an option that would do nothing is refused, so that nothing is read or written otherwise than asked.
+The JVM reader gets the table as a file in its jar (`as_lines`); docs/SPARK_OPTIONS.md shows it
+(`as_markdown`). Thread rule: what is here is immutable.
+
+Names: https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html, and
+those of Kafka's clients behind "kafka."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class OptionError(ValueError):
+    """An option of format("kreplica") that cannot be meant so."""
+
+
+class Use(Enum):
+    """What is done by a data frame."""
+
+    BATCH = "batch read"
+    STREAM = "stream read"
+    WRITE = "write"
+
+
+class Place(Enum):
+    """Where the records lie."""
+
+    DIRECTORIES = "log directories"
+    CLUSTER = "a cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A name in any case, or all names that begin as one that ends in "*".
+
+    `uses` and `places`: for what it has an effect. It is refused for anything else; with no use, everywhere.
+    `values`: the only ones that it may have; where that is one, it says what is done anyway.
+    `text`: what it does, or why it is refused.
+    """
+
+    name: str
+    uses: tuple[Use, ...]
+    places: tuple[Place, ...]
+    text: str
+    values: tuple[str, ...] = ()
+
+
+_READ, _ALL = (Use.BATCH, Use.STREAM), tuple(Use)
+_BATCH, _STREAM, _WRITE = (Use.BATCH,), (Use.STREAM,), (Use.WRITE,)
+_ANYWHERE, _DIRECTORIES, _CLUSTER = tuple(Place), (Place.DIRECTORIES,), (Place.CLUSTER,)
+_PLAINTEXT = "connections are made without encryption and without authentication"
+_NO_GROUP = "no consumer group is joined, and a stream's offsets lie in its checkpoint"
+_NO_CONSUMER = "no consumer of Kafka's is used; a request is tried again for 60 s"
+
+OPTIONS = (
+    Option("path", _ALL, _DIRECTORIES, "a log directory with partitions, or a partition's directory"),
+    Option("paths", _READ, _DIRECTORIES, "several of them, as a JSON array; load([...]) makes it"),
+    Option(
+        "reader", _ALL, _ANYWHERE, "which reader reads; a write is always Python's", ("auto", "jvm", "python")
+    ),
+    Option("subscribe", _READ, _ANYWHERE, "topics by name, with commas between them"),
+    Option("subscribePattern", _READ, _ANYWHERE, "topics by a regular expression that is found in the name"),
+    Option("assign", _READ, _ANYWHERE, 'partitions, as JSON: {"topic": [0, 1]}'),
+    Option("startingOffsets", _READ, _ANYWHERE, 'earliest, latest, or JSON: {"topic": {"0": 23, "1": -2}}'),
+    Option("startingTimestamp", _READ, _ANYWHERE, "a time in ms since 1970 for all partitions"),
+    Option("startingOffsetsByTimestamp", _READ, _ANYWHERE, "times by partition, as JSON"),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        _READ,
+        _ANYWHERE,
+        "what to do where no record is as late: raise an error, or begin at the end",
+        ("error", "latest"),
+    ),
+    Option("endingOffsets", _BATCH, _ANYWHERE, "as startingOffsets; a stream has no end"),
+    Option("endingTimestamp", _BATCH, _ANYWHERE, "as startingTimestamp; a stream has no end"),
+    Option(
+        "endingOffsetsByTimestamp", _BATCH, _ANYWHERE, "as startingOffsetsByTimestamp; a stream has no end"
+    ),
+    Option("minPartitions", _READ, _ANYWHERE, "the least number of tasks"),
+    Option("maxRecordsPerPartition", _READ, _ANYWHERE, "the most records in one task"),
+    Option("maxOffsetsPerTrigger", _STREAM, _ANYWHERE, "the most records in one batch of a stream"),
+    Option("minOffsetsPerTrigger", _STREAM, _ANYWHERE, "the least records in one batch of a stream"),
+    Option("maxTriggerDelay", _STREAM, _ANYWHERE, "how long a stream waits for minOffsetsPerTrigger (15m)"),
+    Option(
+        "failOnDataLoss",
+        _READ,
+        _ANYWHERE,
+        "fail where records are not there any more, or warn and go on",
+        ("true", "false"),
+    ),
+    Option("includeHeaders", _READ, _ANYWHERE, "add the column headers", ("true", "false")),
+    Option("skipDamaged", _READ, _DIRECTORIES, "warn of what rotted and go on behind it", ("true", "false")),
+    Option("topic", _WRITE, _ANYWHERE, "the topic of rows without a column topic"),
+    Option("checkpointLocation", _WRITE, _ANYWHERE, "Spark's own: a stream's checkpoint"),
+    Option("queryName", _WRITE, _ANYWHERE, "Spark's own: a stream's name"),
+    Option(
+        "kafka.bootstrap.servers", _ALL, _CLUSTER, "a running cluster: host:port, with commas between them"
+    ),
+    Option(
+        "kafka.isolation.level",
+        _READ,
+        _ANYWHERE,
+        "whether records of open and aborted transactions are read",
+        ("read_uncommitted", "read_committed"),
+    ),
+    Option(
+        "kafka.compression.type",
+        _WRITE,
+        _CLUSTER,
+        "how batches are compressed",
+        ("none", "gzip", "snappy", "lz4", "zstd"),
+    ),
+    Option("kafka.acks", _WRITE, _CLUSTER, "a write always waits for all replicas in sync", ("all", "-1")),
+    Option("kafka.enable.idempotence", _WRITE, _CLUSTER, "a write is always idempotent", ("true",)),
+    Option("kafka.security.protocol", _ALL, _CLUSTER, _PLAINTEXT, ("plaintext",)),
+    Option("kafka.ssl.*", (), (), _PLAINTEXT),
+    Option("kafka.sasl.*", (), (), _PLAINTEXT),
+    Option("kafka.group.id", (), (), _NO_GROUP),
+    Option("groupIdPrefix", (), (), _NO_GROUP),
+    Option("kafkaConsumer.pollTimeoutMs", (), (), _NO_CONSUMER),
+    Option("fetchOffset.numRetries", (), (), _NO_CONSUMER),
+    Option("fetchOffset.retryIntervalMs", (), (), _NO_CONSUMER),
+    Option("kafka.*", (), (), "it would set nothing: Kafka's own clients are not used"),
+)
+
+
+def check(given: Mapping[str, str], use: Use, place: Place) -> None:
+    """Raises OptionError for the first option that is unknown, has no effect here, or has a value that it may
+    not have. Names may be in any case."""
+    for name, value in sorted((name.lower(), value) for name, value in given.items()):
+        option = option_of(name)
+        if option is None:
+            raise OptionError(f"{name}: format kreplica has no such option")
+        if not option.uses:
+            name = name if option.name.endswith("*") else option.name
+            raise OptionError(f"{name}: not supported: {option.text}. Remove it")
+        if use not in option.uses or place not in option.places:
+            here = f"has no effect in a {use.value} of {place.value}, only in {_where(option)}"
+            raise OptionError(f"{option.name}: {here}. Remove it")
+        if not value.strip():
+            raise OptionError(f"{option.name}: is empty")
+        if option.values and value.strip().lower() not in option.values:
+            raise OptionError(f"{option.name}: {value!r} {_is_wrong(option)}")
+
+
+def option_of(name: str) -> Option | None:
+    """The option of this name, in any case, or else the narrowest pattern that it fits."""
+    wanted = name.lower()
+    fitting = [
+        option
+        for option in OPTIONS
+        if option.name.lower() == wanted
+        or (option.name.endswith("*") and wanted.startswith(option.name[:-1].lower()))
+    ]
+    return max(fitting, key=lambda option: (option.name.lower() == wanted, len(option.name)), default=None)
+
+
+def as_lines() -> Iterator[str]:
+    """The table for the JVM reader. Of each option name, uses, places, values, text, and uses and places in
+    words, with tabs between them."""
+    for option in OPTIONS:
+        uses = ",".join(use.name for use in option.uses)
+        places = ",".join(place.name for place in option.places)
+        where = _where(option) if option.uses else ""
+        yield "\t".join((option.name, uses, places, ",".join(option.values), option.text, where))
+
+
+def as_markdown() -> Iterator[str]:
+    """The table for docs/SPARK_OPTIONS.md."""
+    yield "| option | in | values | |"
+    yield "|---|---|---|---|"
+    for option in OPTIONS:
+        text = option.text if option.uses else f"refused: {option.text}"
+        values = ", ".join(f"`{value}`" for value in option.values)
+        where = _where(option) if option.uses else ""
+        yield f"| `{option.name}` | {where} | {values} | {text} |"
+
+
+def _where(option: Option) -> str:
+    uses = "reads and writes"
+    if option.uses != _ALL:
+        uses = {_READ: "reads", _BATCH: "batch reads", _STREAM: "stream reads", _WRITE: "writes"}[option.uses]
+    return uses if option.places == _ANYWHERE else f"{uses} of {option.places[0].value}"
+
+
+def _is_wrong(option: Option) -> str:
+    if len(option.values) == 1:
+        return f"is not supported, only {option.values[0]}: {option.text}"
+    if sorted(option.values) == ["false", "true"]:
+        return "is neither true nor false"
+    return f"is none of {', '.join(option.values)}: {option.text}"
