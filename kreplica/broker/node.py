@@ -43,7 +43,7 @@ from kreplica.broker.broker_lifecycle_manager import BrokerLifecycleManager
 from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.config_helper import ConfigHelper
 from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
-from kreplica.broker.controller_registration_manager import ControllerRegistrationManager
+from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
 from kreplica.broker.group_apis import GroupApis, GroupPublisher, make_groups
 from kreplica.broker.handover_requests import HandoverRequests
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
@@ -60,15 +60,17 @@ from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
-from kreplica.controller.feature_control import SUPPORTED_FEATURES
+from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
 from kreplica.controller.listeners import register_listeners
 from kreplica.controller.quorum_controller import QuorumController
+from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
 from kreplica.metadata.metadata_loader import MetadataLoader
 from kreplica.metadata.snapshot_generator import SnapshotGenerator
 from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
+from kreplica.raft.membership import Membership
 
 LOGGER = logging.getLogger(__name__)
 
@@ -202,6 +204,7 @@ class Node:
             metrics=self.metrics,
             on_fatal=self._fail,
             disk=None if ports.disk is None else ports.disk(directory),
+            membership=self._membership(),
         )
         self._image = ImageWriter(
             ports.image(f"{config.metadata_directory}/{IMAGE}"), config.cluster_id, ports.loop("image")
@@ -213,6 +216,22 @@ class Node:
         self._loader.install_publishers([self._snapshot_generator(loop)])
         raft.register(self._loader, next_offset=applied.offset)
         ports.transport.watch_connections(self._connection_lost)
+
+    def _membership(self) -> Membership:
+        config = self.config
+        return Membership(
+            can_be_voter="controller" in config.roles,
+            endpoints=tuple(
+                VoterEndpoint(name=each.name, host=each.host, port=each.port)
+                for each in config.controller_endpoints
+            ),
+            is_controller=self._is_controller,
+        )
+
+    def _is_controller(self, node_id: int) -> bool:
+        metadata = self.loader.published
+        # Before that version controllers did not register.
+        return metadata.features.get(METADATA_VERSION, 0) < FIRST_VERSION or node_id in metadata.controllers
 
     def _snapshot_generator(self, loop: Loop) -> SnapshotGenerator:
         settings = self.config.metadata_log
@@ -251,7 +270,7 @@ class Node:
         registration = ControllerRegistrationManager(
             config.node_id,
             incarnation_id=Uuid.generate(ports.random),
-            endpoints=config.endpoints,
+            endpoints=config.controller_endpoints or config.endpoints,
             controller=self.active_controller,
             transport=ports.transport,
             loop=ports.loop("controller-registration"),
@@ -441,6 +460,11 @@ class Node:
 
     def _broker_epoch(self) -> int:
         return -1 if self.lifecycle is None else self.lifecycle.broker_epoch()
+
+    def voters(self) -> tuple[int, frozenset[int]] | None:
+        """Who votes by the newest set that this node knows, behind its offset; None where it does not run."""
+        raft = self._raft
+        return None if raft is None or not self.is_open else (raft.voters_offset, raft.voters.voter_ids)
 
     def voter_address(self, node_id: int) -> tuple[str, int] | None:
         """Where the voter listens, as the metadata log says; None where it says nothing of it (KIP-853)."""

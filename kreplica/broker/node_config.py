@@ -29,7 +29,8 @@ class NodeConfig:
 
     `voters`: those of controller.quorum.voters, None where the metadata log names them (KIP-853).
     `metadata_directory`: where the metadata log is, by default the first of `directories`. `endpoints`: where
-    its broker is reached, by clients at the first of them and by other nodes at the last. Raises
+    its broker is reached, by clients at the first of them and by other nodes at the last.
+    `controller_endpoints`: where the quorum reaches it; none where nodes find each other by their ids. Raises
     InvalidConfig for a node that could be nothing.
     """
 
@@ -40,6 +41,7 @@ class NodeConfig:
     metadata_directory: str = ""
     voters: VoterSet | None = None
     endpoints: Sequence[Endpoint] = ()
+    controller_endpoints: Sequence[Endpoint] = ()
     raft: RaftConfig = field(default_factory=RaftConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     broker: BrokerConfig = field(default_factory=BrokerConfig)

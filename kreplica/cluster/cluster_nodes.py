@@ -171,9 +171,11 @@ class ClusterNodes:
         return sorted(ids, key=lambda node_id: (node_id != active, node_id))
 
     def has_quorum(self) -> bool:
-        """Whether most of the controllers run."""
-        voters = [self._nodes[each] for each in self.layout.controllers]
-        return sum(each.is_alive and not each.is_paused for each in voters) > len(voters) // 2
+        """Whether most of the quorum's voters run, by the newest set of them that a node knows."""
+        known = [found for node in self.live() if (found := node.voters()) is not None]
+        _, voters = max(known, key=lambda found: found[0], default=(0, frozenset[int]()))
+        running = {node.config.node_id for node in self._running()}
+        return 2 * len(voters & running) > len(voters)
 
     def known_metadata(self) -> list[ClusterMetadata]:
         """What each broker knows of the cluster that can answer and is not fenced: one that is cut off

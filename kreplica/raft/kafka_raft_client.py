@@ -58,6 +58,7 @@ from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.leadership import Leadership
 from kreplica.raft.listener_context import ListenerContext
+from kreplica.raft.membership import Membership
 from kreplica.raft.prospective_state import ProspectiveState
 from kreplica.raft.quorum_description import describe_quorum
 from kreplica.raft.quorum_state import QuorumState
@@ -82,7 +83,7 @@ class KafkaRaftClient:
     """See the module. `voters`: those of the configuration, for a log that names none.
 
     `on_fatal(error)` is called once, in the loop, when the client cannot go on. `disk`: what flushes the log;
-    where there is none, the loop does.
+    where there is none, the loop does. `membership`: what the node may be in the quorum.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class KafkaRaftClient:
         metrics: MetricRegistry,
         on_fatal: Callable[[BaseException], None],
         disk: Disk | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self.node_id = node_id
         self.config = config
@@ -111,6 +113,7 @@ class KafkaRaftClient:
         self._log = log
         self._control = KRaftControlRecordStateMachine(log, voters)
         key = ReplicaKey(node_id, directory_id)
+        own = membership or Membership()
         self._quorum = QuorumState(
             key,
             cluster_id,
@@ -118,7 +121,7 @@ class KafkaRaftClient:
             config,
             voters=lambda: self._control.voters,
             kraft_version=lambda: self._control.kraft_version,
-            may_be_elected=lambda: self._control.may_be_elected(key),
+            may_be_elected=lambda: own.can_be_voter and self._control.may_be_elected(key),
             clock=clock,
             random=random,
             on_change=self._changed,
@@ -127,6 +130,7 @@ class KafkaRaftClient:
         self._context = RaftContext(
             config=config,
             key=key,
+            membership=own,
             cluster_id=cluster_id,
             log=log,
             control=self._control,

@@ -27,6 +27,7 @@ from kreplica.raft.follower_state import FollowerState
 from kreplica.raft.full_disk import FullDisk
 from kreplica.raft.kafka_raft_metrics import KafkaRaftMetrics
 from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.membership import Membership
 from kreplica.raft.prospective_state import ProspectiveState
 from kreplica.raft.quorum_state import QuorumState
 from kreplica.raft.raft_config import RaftConfig
@@ -57,6 +58,7 @@ class RaftContext:
 
     config: RaftConfig
     key: ReplicaKey
+    membership: Membership
     cluster_id: str
     log: ReplicatedLog
     control: KRaftControlRecordStateMachine

@@ -72,7 +72,12 @@ class VoterChanges:
                 raise InvalidRequest(f"a voter has an id and a directory, not {key}")
             if key.node_id in state.voters:
                 raise DuplicateVoter(f"node {key.node_id} votes already")
-            node = VoterNode(key, _endpoints(request.listeners), 0, 1)
+            if not self._context.membership.is_controller(key.node_id):
+                raise InvalidRequest(
+                    f"node {key.node_id} has not registered as a controller: it needs the role controller in"
+                    " process.roles, or a moment more after its start"
+                )
+            node = VoterNode(key, self._endpoints(request.listeners), 0, 1)
             wait_ms = max(int(request.timeout.total_seconds() * 1000), 0)
             limit_ms = self._context.config.quorum_request_timeout_ms
             self._newcomer = _Newcomer(node, self._context.now_ms() + min(wait_ms, limit_ms), settle)
@@ -107,7 +112,7 @@ class VoterChanges:
             key = key_of(request.voter_id, request.voter_directory_id)
             node = VoterNode(
                 key,
-                _endpoints(request.listeners),
+                self._endpoints(request.listeners),
                 int(feature.min_supported_version),
                 int(feature.max_supported_version),
             )
@@ -122,6 +127,19 @@ class VoterChanges:
                 self._append(state, changed, settle)
 
         return self._change(request.cluster_id, begin, self._update_answer)
+
+    def _endpoints(self, listeners: Any) -> tuple[VoterEndpoint, ...]:
+        """Where a voter is to listen. Raises InvalidRequest where the others would not find it there."""
+        names = [each.name for each in listeners]
+        if len(set(names)) != len(names):
+            raise InvalidRequest("two listeners have one name")
+        own = self._context.membership.endpoints
+        if own and own[0].name not in names:
+            raise InvalidRequest(
+                f"the listeners {names} do not include {own[0].name}, by which the voters of this quorum are"
+                " reached"
+            )
+        return tuple(VoterEndpoint(name=each.name, host=each.host, port=int(each.port)) for each in listeners)
 
     def _change(
         self,
@@ -222,10 +240,3 @@ def _plain_answer(kind: Any, error: KreplicaError | None) -> Any:
         error_code=ErrorCode(0 if error is None else error.code),
         error_message=None if error is None else str(error),
     )
-
-
-def _endpoints(listeners: Any) -> tuple[VoterEndpoint, ...]:
-    names = [each.name for each in listeners]
-    if len(set(names)) != len(names):
-        raise InvalidRequest("two listeners have one name")
-    return tuple(VoterEndpoint(name=each.name, host=each.host, port=int(each.port)) for each in listeners)

@@ -126,6 +126,7 @@ class _Parser:
             metadata_directory=self.metadata_directory,
             voters=voters,
             endpoints=self._advertised(listeners, controllers) if "broker" in roles else (),
+            controller_endpoints=self._of_controller(listeners, controllers) if "controller" in roles else (),
             raft=RAFT,
             controller=CONTROLLER,
             broker=BROKER,
@@ -241,6 +242,19 @@ class _Parser:
                 raise InvalidConfig(f"advertised.listeners: nobody can connect to {address[0]}; name a host")
             endpoints.append(Endpoint(name=name, host=address[0], port=address[1], security_protocol=0))
         return tuple(endpoints)
+
+    def _of_controller(
+        self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
+    ) -> tuple[Endpoint, ...]:
+        """Where others reach the controller; nothing where that is not said, behind 0.0.0.0."""
+        given = _parse_listeners("advertised.listeners", self._words("advertised.listeners"))
+        name, address = next(iter((controllers or listeners).items()))
+        host, port = given.get(name, address)
+        if host in ANY_HOST:
+            return ()
+        # One listener for all has another name, by which the quorum does not know it.
+        name = name if controllers else self._controller_names()[0]
+        return (Endpoint(name=name, host=host, port=port, security_protocol=0),)
 
     # ---- values -------------------------------------------------------------------------------------------
 

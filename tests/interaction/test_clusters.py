@@ -12,7 +12,7 @@ from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.broker.node_format import read_properties
 from kreplica.cluster import Cluster
-from kreplica.common.errors import KreplicaError, StorageFull
+from kreplica.common.errors import InvalidRequest, KreplicaError, StorageFull
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.runtime import local_node
 from kreplica.runtime.storage import FileStorage
@@ -102,6 +102,47 @@ def test_voters_change_while_the_cluster_goes_on(tmp_path: Path) -> None:
         assert cluster.topics() == ["orders", "payments", "returns"]
         assert voters(cluster, leader) == VOTERS
         assert values(cluster, "orders") == [b"a"]
+
+
+def test_a_broker_is_not_added_as_a_voter(tmp_path: Path) -> None:
+    """It would lead the quorum, and the cluster would have no controller."""
+    with Cluster(2, tmp_path, controllers=1) as cluster:
+        request: Any = AddRaftVoterRequest
+        asked = request(
+            cluster_id=cluster.cluster_id,
+            timeout=timedelta(seconds=WAIT_S),
+            voter_id=2,
+            voter_directory_id=directory_id(cluster, 2),
+            listeners=(),
+        )
+        answer = cluster.node(1001).handle(asked).result(WAIT_S)
+        with pytest.raises(InvalidRequest, match="node 2 has not registered as a controller"):
+            raise error_of(answer.error_code, answer.error_message) or AssertionError("it was added")
+        assert voters(cluster, 1001) == {1001}
+        cluster.create_topic("orders")
+
+
+def test_a_quorum_is_a_majority_of_its_voters_of_now(tmp_path: Path) -> None:
+    with Cluster(1, tmp_path, controllers=3) as cluster:
+        for removed in sorted(VOTERS - {cluster.controller})[:2]:
+            ask(
+                cluster,
+                RemoveRaftVoterRequest(
+                    cluster_id=cluster.cluster_id,
+                    voter_id=removed,  # type: ignore[arg-type]
+                    voter_directory_id=directory_id(cluster, removed),
+                ),
+            )
+            cluster._wait(lambda: removed not in voters(cluster, 1), WAIT_S, "the new voters")  # noqa: B023
+        [last] = voters(cluster, 1)
+        for other in VOTERS - {last}:
+            cluster.kill(other)
+        assert cluster._nodes.has_quorum()
+        cluster.create_topic("orders")
+        for other in VOTERS - {last}:
+            cluster.start(other)
+        cluster.kill(last)
+        assert not cluster._nodes.has_quorum()
 
 
 def test_a_node_that_is_added_begins_with_a_snapshot(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from kreplica.common.config import MetadataLogConfig
 from kreplica.common.future import Future
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.types import Uuid
+from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.records import ConfigRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
@@ -21,6 +22,7 @@ from kreplica.raft.batch_reader import BatchReader
 from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
+from kreplica.raft.membership import Membership
 from kreplica.raft.raft_client import LeaderAndEpoch
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.snapshot_reader import RecordsSnapshotReader
@@ -54,6 +56,10 @@ class Witness(Protocol):
     def leader_told(self, node: QuorumNode, leader: LeaderAndEpoch) -> None: ...
 
 
+def _endpoint(listener: str, node_id: int) -> VoterEndpoint:
+    return VoterEndpoint(name=listener, host=f"node-{node_id}", port=9_093)
+
+
 def record_of(value: str) -> ApiMessageAndVersion[MetadataRecord]:
     """A record that holds the value."""
     return ApiMessageAndVersion(
@@ -83,6 +89,9 @@ class QuorumSetup:
     cluster_id: str = CLUSTER_ID
     directory_ids: dict[int, Uuid] = field(default_factory=dict)
     known_voters: dict[int, VoterSet] = field(default_factory=dict)
+    # Members without the role of a controller: the quorum does not let them vote, and they never lead.
+    brokers: set[int] = field(default_factory=set)
+    listener: str | None = None
     on_fatal: Callable[[int, BaseException], None] | None = None
 
 
@@ -115,6 +124,11 @@ class QuorumNode:
             loop=ports.loop("raft"),
             metrics=self.metrics,
             on_fatal=self._cannot_go_on,
+            membership=Membership(
+                can_be_voter=self.node_id not in setup.brokers,
+                endpoints=() if setup.listener is None else (_endpoint(setup.listener, self.node_id),),
+                is_controller=lambda node_id: node_id not in setup.brokers,
+            ),
         )
         self._setup = setup
 

@@ -1,32 +1,21 @@
-"""Quorums of three and five under a virtual clock: elections, replication, voters, and how they end."""
+"""Quorums of three and five under a virtual clock: elections, replication, and how they end."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
 from kio.schema.describe_quorum.v2 import request as describe
-from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
-from kio.schema.update_raft_voter.v0 import request as update
 
 from kreplica.common.errors import (
     BrokerNotAvailable,
-    FencedLeaderEpoch,
     InconsistentClusterId,
     InvalidRequest,
     InvalidVoterKey,
     NotLeader,
     NotLeaderOrFollower,
-    RequestTimedOut,
     UnexpectedBaseOffset,
     UnexpectedEpoch,
-    UnknownLeaderEpoch,
-    UnsupportedVersion,
-    VoterNotFound,
 )
 from kreplica.common.future import resolved
-from kreplica.common.wire import uuid_of
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.follower_state import FollowerState
 from kreplica.raft.leader_state import LeaderState
@@ -259,16 +248,6 @@ def test_a_follower_that_is_to_cut_what_is_committed_stops_and_keeps_it():
     assert client.log.end_offset == end
 
 
-def test_no_voter_is_added_before_the_leader_knows_what_is_committed():
-    """KAFKA-16530."""
-    quorum = SimQuorum(3, 1, shuffle=False)
-    quorum.start()
-    assert quorum.run_until(lambda: quorum.leader)
-    leader = quorum.leader
-    assert quorum.client(leader).high_watermark is None
-    assert answer_of(quorum, leader, add_voter(4)).error_code.value == RequestTimedOut.code
-
-
 # ---- replication ----------------------------------------------------------------------------------------
 
 
@@ -322,139 +301,6 @@ def test_a_leader_hears_that_it_leads_after_all_that_came_before():
     second = quorum.run_until(lambda: quorum.leader) and quorum.leader
     assert quorum.run_until(lambda: quorum.node(second).leader.leader_id == second)
     assert quorum.node(second).values == ["a"]
-
-
-# ---- voters ---------------------------------------------------------------------------------------------
-
-
-def add_voter(node_id, timeout_ms=500):
-    return AddRaftVoterRequest(
-        cluster_id=CLUSTER_ID,
-        timeout=timedelta(milliseconds=timeout_ms),
-        voter_id=node_id,
-        voter_directory_id=uuid_of(directory_id_of(node_id)),
-        listeners=(),
-    )
-
-
-def remove_voter(node_id):
-    return RemoveRaftVoterRequest(
-        cluster_id=CLUSTER_ID, voter_id=node_id, voter_directory_id=uuid_of(directory_id_of(node_id))
-    )
-
-
-def update_voter(node_id, *, epoch, disk=0, port=9_092, highest=1, listeners=1, cluster_id=CLUSTER_ID):
-    listener = update.Listener(name="CONTROLLER", host="elsewhere", port=port)
-    return update.UpdateRaftVoterRequest(
-        cluster_id=cluster_id,
-        current_leader_epoch=epoch,
-        voter_id=node_id,
-        voter_directory_id=uuid_of(directory_id_of(node_id, disk)),
-        listeners=(listener,) * listeners,
-        k_raft_version_feature=update.KRaftVersionFeature(
-            min_supported_version=0, max_supported_version=highest
-        ),
-    )
-
-
-def test_an_observer_becomes_a_voter():
-    quorum, leader = started(observers=1)
-    quorum.pass_time(300)
-    answer = quorum.send(leader, add_voter(4))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == 0
-    assert quorum.run_until(lambda: quorum.client(4).quorum.is_voter)
-    assert sorted(quorum.client(leader).voters.voters) == [1, 2, 3, 4]
-    again = quorum.send(leader, add_voter(4))
-    assert quorum.run_until(again.done)
-    assert again.result().error_code.name == "duplicate_voter"
-
-
-def test_who_does_not_catch_up_does_not_become_a_voter():
-    quorum, leader = started()
-    answer = quorum.send(leader, add_voter(9, 100))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == RequestTimedOut.code
-    assert sorted(quorum.client(leader).voters.voters) == [1, 2, 3]
-
-
-def test_a_leader_that_removes_itself_leads_until_that_is_committed_and_counts_the_others_only():
-    quorum, leader = started()
-    left = others_of(quorum, leader)
-    answer = quorum.send(leader, remove_voter(leader))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == 0
-    assert quorum.run_until(lambda: quorum.leader in left)
-    assert sorted(quorum.client(quorum.leader).voters.voters) == left
-    quorum.append(quorum.elect(), "a")
-    assert all_have(quorum, "a")
-
-
-def test_a_voter_that_moves_keeps_its_vote_and_everybody_learns_where_it_is():
-    quorum, leader = started()
-    moved = others_of(quorum, leader)[0]
-    answer = quorum.send(leader, update_voter(moved, epoch=1, port=9_093))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == 0
-    current = answer.result().current_leader
-    assert (current.leader_id, current.leader_epoch) == (leader, 1)
-
-    def is_known_to(node_id):
-        found = quorum.client(node_id).voters.endpoint(moved, "CONTROLLER")
-        return found is not None and (found.host, found.port) == ("elsewhere", 9_093)
-
-    assert quorum.run_until(lambda: all(map(is_known_to, quorum.alive)))
-    assert sorted(quorum.client(leader).voters.voters) == [1, 2, 3]
-    end = quorum.client(leader).log.end_offset
-    again = quorum.send(leader, update_voter(moved, epoch=1, port=9_093))
-    assert quorum.run_until(again.done)
-    assert again.result().error_code.value == 0
-    assert quorum.client(leader).log.end_offset == end, "nothing changed, so nothing is written"
-    quorum.append(quorum.elect(), "a")
-    assert all_have(quorum, "a")
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"epoch": 0}, FencedLeaderEpoch),
-        ({"epoch": 2}, UnknownLeaderEpoch),
-        ({"disk": 1}, VoterNotFound),
-        ({"node_id": 9}, VoterNotFound),
-        ({"highest": 0}, InvalidRequest),
-        ({"listeners": 2}, InvalidRequest),
-        ({"cluster_id": "another"}, InconsistentClusterId),
-    ],
-)
-def test_an_update_of_a_voter_that_does_not_fit_changes_nothing(changes, error):
-    quorum, leader = started()
-    voters, end = quorum.client(leader).voters, quorum.client(leader).log.end_offset
-    asked = {"node_id": others_of(quorum, leader)[0], "epoch": 1} | changes
-    answer = quorum.send(leader, update_voter(asked.pop("node_id"), **asked))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == error.code
-    assert quorum.client(leader).voters == voters
-    assert quorum.client(leader).log.end_offset == end
-    # It is not taken for a change that is under way.
-    answer = quorum.send(leader, update_voter(leader, epoch=1))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == 0
-
-
-def test_only_the_leader_updates_voters():
-    quorum, leader = started()
-    follower = others_of(quorum, leader)[0]
-    answer = quorum.send(follower, update_voter(follower, epoch=1))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == NotLeaderOrFollower.code
-    assert answer.result().current_leader.leader_id == leader
-
-
-def test_voters_that_were_configured_stay():
-    quorum, leader = started(dynamic=False)
-    answer = quorum.send(leader, remove_voter(1))
-    assert quorum.run_until(answer.done)
-    assert answer.result().error_code.value == UnsupportedVersion.code
 
 
 # ---- bad input ------------------------------------------------------------------------------------------
