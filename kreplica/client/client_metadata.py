@@ -21,7 +21,7 @@ from kreplica.client.client_config import ClientConfig
 from kreplica.common.errors import KreplicaError, UnknownTopicOrPartition
 from kreplica.common.future import Future
 from kreplica.common.ports import Loop, Transport
-from kreplica.common.types import TopicPartition, Uuid
+from kreplica.common.types import NO_LEADER_EPOCH, TopicPartition, Uuid
 from kreplica.common.wire import error_of, topic_id_of
 
 
@@ -74,6 +74,12 @@ class ClientMetadata:
         topic = self._topics.get(at.topic)
         partition = None if topic is None else topic.partitions.get(at.partition)
         return None if partition is None else partition.leader
+
+    def leader_epoch(self, at: TopicPartition) -> int:
+        """The leader epoch in which `leader` is believed to lead; NO_LEADER_EPOCH where nothing is known."""
+        topic = self._topics.get(at.topic)
+        partition = None if topic is None else topic.partitions.get(at.partition)
+        return NO_LEADER_EPOCH if partition is None else partition.leader_epoch
 
     def refresh(self, name: str) -> Future[TopicInfo]:
         """Ask a broker for the topic; what the answer to a request says that is sent after this call.

@@ -4,7 +4,8 @@ A batch that gets acks=all has a sequence number of the partition's own producer
 that is sent again is appended once. At most `max_in_flight` are on their way. When one fails that may be
 sent again, nothing new is sent until all of them are answered; then those that failed are sent again, in
 their order. A batch that is given up leaves a gap in the sequence: those behind it begin anew under another
-producer id if they certainly were not appended, and fail where nobody knows.
+producer id if they certainly were not appended, and fail where nobody knows. So does a batch that a leader
+refuses because it lacks what was acknowledged before, after an unclean election.
 
 It belongs to its producer's loop.
 """
@@ -39,7 +40,13 @@ from kreplica.common.errors import (
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.ports import Cancellable, Clock, Loop, Transport
-from kreplica.common.types import NO_OFFSET, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
+from kreplica.common.types import (
+    NO_LEADER_EPOCH,
+    NO_OFFSET,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TopicPartition,
+)
 from kreplica.common.wire import error_of, maker
 
 if TYPE_CHECKING:
@@ -82,6 +89,7 @@ class Batch:
         "deadline_ms",
         "future",
         "last_error",
+        "leader_epoch",
         "may_be_appended",
         "number",
         "records",
@@ -99,6 +107,7 @@ class Batch:
         self.attempt = 0  # how often it was sent
         self.number = 0  # its place among all that were sent to the partition
         self.may_be_appended = False  # it was sent, and an answer was lost
+        self.leader_epoch = NO_LEADER_EPOCH  # the latest in which it may have been appended
         self.last_error: BaseException | None = None
         self.timer: Cancellable | None = None
 
@@ -132,10 +141,11 @@ class PartitionSender:
         self._producer_id = NO_PRODUCER_ID
         self._sequence = 0
         self._has_gap = False
-        # Whether the leader has appended something under the producer id: one that does not know the id takes
-        # the first sequence number that comes, so until then they come one by one.
+        # Whether this leader, in this epoch, has appended something under the producer id: one that does not
+        # know the id takes the first sequence number that comes, so until then they come one by one.
         self._is_known = False
-        self._leader = NO_LEADER  # of those in flight
+        self._leader = NO_LEADER  # of those in flight, in the epoch in which it was believed to lead
+        self._leader_epoch = NO_LEADER_EPOCH
         self._count = 0
         self._answers = 0
         self._is_checking = False  # whether the leader answers
@@ -156,8 +166,8 @@ class PartitionSender:
             if leader is None:
                 self._refresh()
                 return
-            if self._in_flight and leader != self._leader:
-                return  # a new one may not have what the old one is getting
+            if not self._may_send_to(leader):
+                return
             batch = self._queue[0]
             if batch.acks == ALL and not self._has_producer_id():
                 return
@@ -169,6 +179,15 @@ class PartitionSender:
         # What failed goes first, once those in flight are answered.
         limit = self._config.max_in_flight if self._is_known else 1
         return not self._waits and not self._failed and len(self._in_flight) < limit
+
+    def _may_send_to(self, leader: int) -> bool:
+        epoch = self._metadata.leader_epoch(self._at)
+        if (leader, epoch) != (self._leader, self._leader_epoch):
+            if self._in_flight:
+                return False  # a new one may not have what the old one is getting
+            # Nor may it know the producer id, after an unclean election.
+            self._leader, self._leader_epoch, self._is_known = leader, epoch, False
+        return True
 
     def _has_producer_id(self) -> bool:
         if self._producer_id != NO_PRODUCER_ID and not self._has_gap:
@@ -209,7 +228,6 @@ class PartitionSender:
             topic_data=(topic,),
         )
         self._in_flight.append(batch)
-        self._leader = leader
         attempt = batch.attempt = batch.attempt + 1
         reply = self._transport.send(leader, request, timeout_ms=timeout_ms)
         reply.add_done_callback(lambda done: self._loop.post(partial(self._answered, batch, attempt, done)))
@@ -257,15 +275,31 @@ class PartitionSender:
 
     def _may_try_again(self, batch: Batch, error: BaseException) -> bool:
         if not isinstance(error, NOT_APPENDED):
-            batch.may_be_appended = True
+            self._note_doubt(batch)
         if self._now_ms() >= batch.deadline_ms or batch.acks == 0:
             return False
         if isinstance(error, OutOfOrderSequenceNumber):
-            # Expected behind a batch that failed, or whose request was lost, which is not known yet; without
-            # one the leader has lost what it knew.
-            before = [each for each in self._in_flight if each.number < batch.number] + self._failed
-            return any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap
+            return self._may_begin_anew(batch)
         return isinstance(error, KreplicaError) and error.retriable
+
+    def _note_doubt(self, batch: Batch) -> None:
+        batch.may_be_appended = True
+        batch.leader_epoch = max(batch.leader_epoch, self._leader_epoch)
+
+    def _may_begin_anew(self, batch: Batch) -> bool:
+        """The leader lacks what came before the batch, so neither the batch nor one behind it is in its log:
+        whether the batch may be sent again, and not be there twice."""
+        for each in (batch, *self._queue):
+            if each.leader_epoch < self._leader_epoch:
+                # Nor will it be in the logs of the leaders before, which are cut to this one's.
+                each.may_be_appended = False
+        before = [each for each in self._in_flight if each.number < batch.number] + self._failed
+        if any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap:
+            # Expected behind a batch that failed, or whose request was lost, which is not known yet.
+            return True
+        # The leader has lost what was acknowledged: the sequence begins anew.
+        self._has_gap = not batch.may_be_appended
+        return self._has_gap
 
     def _give_up(self, batch: Batch, error: BaseException) -> None:
         if batch.sequence != NO_SEQUENCE:
@@ -324,7 +358,7 @@ class PartitionSender:
         ):
             return
         for batch in self._in_flight:
-            batch.may_be_appended = True
+            self._note_doubt(batch)
             batch.last_error = NotLeaderOrFollower(f"{self._at}: broker {self._leader} leads no more")
         self._failed += self._in_flight
         self._in_flight.clear()

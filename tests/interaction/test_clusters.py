@@ -25,6 +25,29 @@ def values(cluster: Cluster, topic: str, partition: int = 0) -> list[bytes | Non
     return [record.value for record in cluster.read(topic, partition)]
 
 
+# ---- leaders ----------------------------------------------------------------------------------------------
+
+
+def test_appends_go_on_after_an_unclean_election(tmp_path: Path) -> None:
+    with Cluster(3, tmp_path / "data", controllers=1) as cluster:
+        cluster.create_topic("t", config={"min.insync.replicas": 1})
+        view = cluster.partition("t", 0)
+        assert cluster.append("t", [b"a"]).result(WAIT_S)[0].base_offset == 0
+        leader, *others = view.replicas
+        for other in others:
+            cluster.kill(other)
+        for value in (b"lost", b"lost, too"):
+            cluster.append("t", [value]).result(WAIT_S)
+        cluster.kill(leader)
+        for other in others:
+            cluster.start(other)
+        cluster._wait(lambda: view.leader is None, WAIT_S, "its leader is gone")
+        cluster.elect("t", 0, "unclean")
+        futures = [cluster.append("t", [value]) for value in (b"b", b"c")]
+        assert [future.result(WAIT_S)[0].base_offset for future in futures] == [1, 2]
+        assert values(cluster, "t") == [b"a", b"b", b"c"]
+
+
 # ---- the quorum -------------------------------------------------------------------------------------------
 
 

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 
 import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v11.request import ProduceRequest
+from kio.schema.produce.v11.response import (
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
 
 from kreplica.client.client_config import ClientConfig
 from kreplica.common import errors
+from kreplica.common.future import failed, resolved
 from kreplica.common.types import TopicPartition
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.sim.network import LinkConditions
 from tests.support.clients import AT, CLIENT_NODE, Stage
 from tests.support.replicas import TOPIC
+
+OUT_OF_ORDER = ProduceResponse(
+    responses=(
+        TopicProduceResponse(
+            name=TOPIC,
+            partition_responses=(
+                PartitionProduceResponse(
+                    index=0,
+                    error_code=ErrorCode.out_of_order_sequence_number,
+                    base_offset=-1,
+                    record_errors=(),
+                ),
+            ),
+        ),
+    ),
+    throttle_time=timedelta(0),
+)
 
 
 @pytest.fixture
@@ -131,6 +157,84 @@ def test_what_comes_after_a_batch_that_was_given_up(stage):
     assert isinstance(outcome, errors.NetworkException)
     assert stage.until_done(stage.produce(b"d")) == [1]
     assert stage.producer_ids == 2
+
+
+@pytest.mark.parametrize("is_on_its_way", [False, True])
+def test_it_goes_on_after_an_unclean_election_took_what_it_had_sent(is_on_its_way):
+    """The new leader knows the producer id, and an earlier sequence number than the next one."""
+    stage = Stage(settings={"unclean.leader.election.enable": True})
+    stage.until_done(stage.produce(b"a"))
+    stage.pass_time(1_000)
+    for other in (2, 3):
+        stage.cluster.cut(1, other)
+    stage.elect(1, isr=[1])
+    stage.pass_time(60_000)  # until the others do not count as about to join
+    lost = [stage.produce(b"b"), stage.produce(b"c")]
+    assert stage.until_done(*lost) == [1, 2]
+    futures = []
+    stage.cluster.kill(1)
+    if is_on_its_way:
+        futures = [stage.produce(b"d"), stage.produce(b"e")]
+        stage.pass_time(20)
+    stage.elect(2, isr=[2], unclean=True)
+    if not is_on_its_way:
+        futures = [stage.produce(b"d"), stage.produce(b"e")]
+    assert stage.until_done(*futures, stage.produce(b"f")) == [1, 2, 3]
+    assert stage.values(2) == [b"a", b"d", b"e", b"f"]
+    assert stage.producer_ids == 2
+
+
+def test_a_leader_that_has_lost_all_of_a_producer_gets_its_batches_one_by_one():
+    """It takes the first sequence number that comes. Were that the second batch's, it would answer the first
+    one, when that is sent again, as one that it has."""
+    stage = Stage(settings={"unclean.leader.election.enable": True})
+    for other in (2, 3):
+        stage.cluster.cut(1, other)
+    stage.elect(1, isr=[1])
+    stage.pass_time(60_000)
+    assert stage.until_done(stage.produce(b"a"), stage.produce(b"b")) == [0, 1]
+    stage.cluster.kill(1)
+    stage.elect(2, isr=[2], unclean=True)
+    refreshed = stage.metadata.refresh(TOPIC)
+    assert stage.cluster.scheduler.run_until(refreshed.done, 1_000)
+    hold = stage.cluster.hold(lambda message: message.name == "Produce" and message.is_request)
+    futures = [stage.produce(b"c"), stage.produce(b"d")]
+    stage.pass_time(100)
+    first, *others = stage.cluster.held()
+    hold()
+    stage.cluster.drop(first)
+    for other in others:
+        stage.cluster.release(other)
+    assert stage.until_done(*futures) == [0, 1]
+    assert stage.values(2) == [b"c", b"d"]
+
+
+@pytest.mark.parametrize("is_later_leader", [False, True])
+def test_what_may_be_in_the_leaders_log_is_not_sent_under_another_producer_id(stage, is_later_leader):
+    """A leader that lacks the sequence before has not appended the batch. What became of it where it was
+    sent before is known only where this leader is a later one, whose log the others follow."""
+    stage.until_done(stage.produce(b"a"))
+    stage.pass_time(1_000)
+    send, answers = stage.send, [OUT_OF_ORDER, None]
+
+    def answer(node_id, request, *, timeout_ms):
+        if not isinstance(request, ProduceRequest) or len(answers) == 0:
+            return send(node_id, request, timeout_ms=timeout_ms)
+        if answers.pop() is None:
+            return failed(errors.NetworkException("the answer was lost"))
+        return resolved(OUT_OF_ORDER)
+
+    stage.send = answer
+    future = stage.produce(b"b")
+    if is_later_leader:
+        stage.pass_time(1)
+        stage.elect(2, isr=[2, 3])
+    [outcome] = stage.until_done(future)
+    if is_later_leader:
+        assert (outcome, stage.producer_ids) == (1, 2)
+    else:
+        assert isinstance(outcome, errors.OutOfOrderSequenceNumber)
+        assert stage.values(1) == [b"a"]
 
 
 def test_it_goes_on_when_brokers_come_back_after_all_were_gone(stage):
