@@ -31,7 +31,7 @@ from kreplica.cluster.views import PartitionView
 from kreplica.engine import LogAppendInfo
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica.client.partition_sender import RecordMetadata
 
 __all__ = ["Cluster", "Log"]
@@ -57,9 +57,7 @@ class Log:
         """As kreplica.Log.open, recovery included."""
         return cls(await _in_executor(engine.Log.open, path, **options))
 
-    async def append(
-        self, records: Sequence[RecordLike], *, leader_epoch: int | None = None
-    ) -> LogAppendInfo:
+    async def append(self, records: RecordList, *, leader_epoch: int | None = None) -> LogAppendInfo:
         """As kreplica.Log.append. Tasks that append at once share a flush; which of them comes first is not
         said. One that is cancelled may have appended."""
         return await _in_executor(self.log.append, records, leader_epoch=leader_epoch)
@@ -114,7 +112,7 @@ class Cluster:
         self,
         topic: str,
         partition: int,
-        records: Sequence[RecordLike],
+        records: RecordList,
         *,
         acks: Acks = ...,
         timeout: float | None = ...,
@@ -124,7 +122,7 @@ class Cluster:
     def append(
         self,
         topic: str,
-        partition: Sequence[RecordLike],
+        partition: RecordList,
         records: None = ...,
         *,
         acks: Acks = ...,

@@ -7,6 +7,8 @@ clock. There is no cluster behind it: the log is its own only replica, so what i
 from __future__ import annotations
 
 import os
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -16,7 +18,6 @@ from kreplica._core.arrow import record_columns, schema
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.offset_map import OffsetMap
 from kreplica._core.record import Record
-from kreplica._core.record_columns import RecordColumns
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import CleanerConfig, LogConfig
 from kreplica.common.errors import (
@@ -39,6 +40,7 @@ from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_reader import TimestampOffset
 from kreplica.log.recovery_scan import Recovery
+from kreplica.log.settings_file import SettingsFile
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
     from pyarrow import Table as ArrowTable
     from typing_extensions import Buffer
 
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.arrow import ArrowRows
+    from kreplica._core.batch_builder import _Records as Records
 
 Isolation = Literal["log_end", "high_watermark", "txn_committed"]
 
@@ -60,7 +63,7 @@ class Log:
     close it.
     """
 
-    __slots__ = ("_compacting", "_lock", "_log", "_refresh", "path")
+    __slots__ = ("__weakref__", "_compacting", "_finalizer", "_lock", "_log", "_refresh", "path")
 
     def __init__(
         self, path: str, log: UnifiedLog, lock: DirectoryLock | None, refresh: live_reader.LiveReader | None
@@ -71,6 +74,7 @@ class Log:
         self._refresh = refresh
         # One cleans at a time.
         self._compacting = Lock()
+        self._finalizer: weakref.finalize[..., Log] | None = None
 
     @classmethod
     def open(
@@ -87,40 +91,55 @@ class Log:
 
         `config` and `settings` are Kafka's topic settings, as `segment.bytes` or `segment_bytes`, and
         `durability`: "page_cache" (Kafka's default: safe when the process dies) or "fsync" (safe when the
-        power fails; an append returns after its flush, which it shares with others). `read_only` may stand
-        beside a live writer, in this or another process, and sees what the writer has published; a directory
-        of Kafka's may be opened so, too.
+        power fails; an append returns after its flush, which it shares with others). They are kept in the
+        directory and hold for later openings until they are given anew; a LogConfig replaces all of them. In
+        a node's log directory they hold for this opening only.
 
-        Raises LogDirLocked if another writer has it open, or if a node, Kafka's or kreplica's, runs on the
-        log directory that it lies in; InvalidConfig, InvalidFile, KafkaStorageError.
-        Damage found on the way raises nothing: see `damage`.
+        `read_only` may stand beside a live writer, in this or another process, and sees what the writer has
+        published; a directory of Kafka's may be opened so, too.
+
+        Raises LogDirLocked, with the process that holds it, if another writer has it open or if a node,
+        Kafka's or kreplica's, runs on the log directory that it lies in; ValueError if `path` is empty;
+        InvalidConfig, InvalidFile, KafkaStorageError. Damage found on the way raises nothing: see `damage`.
         """
-        directory = os.path.abspath(path)
+        if not os.fspath(path):
+            raise ValueError("path is empty: name the directory of the log")
+        directory = os.path.abspath(os.fsdecode(path))
         files = storage or FileStorage()
-        parsed = config if isinstance(config, LogConfig) else LogConfig.parse(config or {})
-        parsed = parsed.replace(settings) if settings else parsed
+        given = _Given(config, settings)
         name = os.path.basename(directory)
         partition = parse_directory_name(name) or TopicPartition(name, 0)
         if read_only:
+            parsed = given.over(_stored(files, directory))
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
-            return cls(directory, reader.open(), None, reader)
+            return cls(directory, reader.open(), None, reader)._closed_when_lost(files)
         _make_directory(files, directory)
         with ExitStack() as locks:
             locks.callback(files.lock_directory(directory).release)
             options = _options(files, directory, partition, locks)
+            parsed = given.over(given.store(files, directory))
             log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), options)
-            return cls(directory, log, _Locks(locks.pop_all()), None)
+            return cls(directory, log, _Locks(locks.pop_all()), None)._closed_when_lost(files)
+
+    def _closed_when_lost(self, files: Storage) -> Self:
+        # On the machine's own files only: a simulated machine decides about the end of its logs.
+        if isinstance(files, FileStorage):
+            self._finalizer = weakref.finalize(
+                self, _close_unclosed, self.path, self._log, self._lock, os.getpid()
+            )
+        return self
 
     # ---- append -------------------------------------------------------------------------------------------
 
-    def append(
-        self, records: Sequence[RecordLike] | RecordColumns, *, leader_epoch: int | None = None
-    ) -> LogAppendInfo:
+    def append(self, records: Records, *, leader_epoch: int | None = None) -> LogAppendInfo:
         """Append the records as one batch; all of them or none.
 
-        A record is a value (bytes or None), a pair (key, value), a triple with headers, or a `Record`; all of
-        them may be RecordColumns, in memory of Arrow's layout.
-        Returns once the log's durability is met. Raises TypeError, MessageTooLarge, InvalidTimestamp,
+        `records` is a list. A record is a value (bytes or None), a tuple (key, value), (key, value, headers)
+        or (key, value, headers, timestamp), or a `Record`. A timestamp is in milliseconds since 1970, or a
+        datetime with a time zone. RecordColumns, in memory of Arrow's layout, are taken as well.
+
+        Returns once the log's durability is met. Raises TypeError, ValueError for a timestamp that cannot be
+        in milliseconds, InvalidRecord if there are no records, MessageTooLarge, InvalidTimestamp,
         StorageFull, KafkaStorageError, ReadOnlyLog, LogClosed.
         """
         return self._log.append_records(records, self._epoch(leader_epoch))
@@ -134,14 +153,19 @@ class Log:
         """
         return self._log.append_as_leader(batch, self._epoch(leader_epoch))
 
-    def append_arrow(self, batch: ArrowRecordBatch, *, leader_epoch: int | None = None) -> LogAppendInfo:
-        """Append the rows of a pyarrow.RecordBatch as one batch: columns `value`, and if there are any `key`,
-        `timestamp` (ms since 1970, or Arrow's timestamp) and `headers` (list of struct of key and value).
+    def append_arrow(self, rows: ArrowRows, *, leader_epoch: int | None = None) -> LogAppendInfo:
+        """Append rows in Arrow's layout as one batch: of pyarrow, polars, pandas, DuckDB, or anything else
+        that has `__arrow_c_stream__` or `__arrow_c_array__`.
 
-        Keys and values are binary or strings, and may be null. Raises ValueError for a batch without `value`,
-        and as `append`.
+        Columns: `value`, and optionally `key`, `timestamp` (ms since 1970, or Arrow's timestamp) and
+        `headers` (list of struct of key and value). Keys and values are binary or strings, and may be null.
+        The other columns that `to_arrow` gives (offset, timestamp_type, leader_epoch, producer_id) are
+        accepted and ignored: the log assigns them anew.
+
+        Raises TypeError for an object or a column of another type, ValueError for rows without `value` or
+        with an unknown column, ImportError if pyarrow is not installed, and as `append`.
         """
-        return self._log.append_records(record_columns(batch), self._epoch(leader_epoch))
+        return self._log.append_records(record_columns(rows), self._epoch(leader_epoch))
 
     def _epoch(self, given: int | None) -> int:
         return max(self._log.leader_epoch, 0) if given is None else given
@@ -173,7 +197,11 @@ class Log:
         self._see()
         first = self._log.log_start_offset if start is None else start
         found = self._log.batches(first, stop, isolation=isolation)
-        return found if self._refresh is None else self._beside_retention(found, first)
+        return self._held(found) if self._refresh is None else self._beside_retention(found, first)
+
+    def _held(self, found: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        # While it is iterated over, the log has a reference and is not closed.
+        yield from found
 
     def _beside_retention(self, found: Iterator[RecordBatch], offset: int) -> Iterator[RecordBatch]:
         try:
@@ -229,6 +257,7 @@ class Log:
             views=views,
             piece_rows=piece_rows,
             piece_bytes=piece_bytes,
+            owner=self,
         )
 
     def to_arrow(
@@ -368,6 +397,8 @@ class Log:
 
     def close(self) -> None:
         """Flush and close. Slices and batches that were handed out stay good."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
         try:
             self._log.close()
         finally:
@@ -384,6 +415,63 @@ class Log:
 
     def __repr__(self) -> str:
         return f"Log({self.path!r}, [{self._log.log_start_offset}, {self._log.log_end_offset}))"
+
+
+class _Given:
+    """The settings that a log is opened with, and how they go with those that its directory keeps."""
+
+    def __init__(
+        self, config: LogConfig | Mapping[str, object] | None, settings: Mapping[str, object]
+    ) -> None:
+        """Raises InvalidConfig."""
+        self._replaces_all = isinstance(config, LogConfig)
+        named = config.overrides() if isinstance(config, LogConfig) else LogConfig.normalized(config or {})
+        self._settings = {**named, **LogConfig.normalized(settings)}
+
+    def over(self, stored: Mapping[str, str]) -> LogConfig:
+        """The configuration to open the log with. Raises InvalidConfig if these and `stored` do not go
+        together."""
+        return LogConfig.parse(self._merged(stored))
+
+    def store(self, files: Storage, directory: str) -> Mapping[str, str]:
+        """Keep them in the directory of a log that is opened by itself; returns what is kept there now."""
+        stored = _stored(files, directory)
+        merged = self._merged(stored)
+        if merged == stored or _is_in_a_node(files, directory):
+            return stored
+        LogConfig.parse(merged)
+        SettingsFile(files, directory).write(merged)
+        return merged
+
+    def _merged(self, stored: Mapping[str, str]) -> dict[str, str]:
+        return self._settings if self._replaces_all else {**stored, **self._settings}
+
+
+def _stored(files: Storage, directory: str) -> dict[str, str]:
+    return {} if _is_in_a_node(files, directory) else SettingsFile(files, directory).read()
+
+
+def _is_in_a_node(files: Storage, directory: str) -> bool:
+    return LogDirectory(files, os.path.dirname(directory)).is_formatted
+
+
+def _close_unclosed(path: str, log: UnifiedLog, lock: DirectoryLock | None, process: int) -> None:
+    """Close a Log that its program has lost: the last reference is gone, or the process ends.
+
+    A forked child leaves it alone: the log is the parent's.
+    """
+    if os.getpid() != process:
+        return
+    try:
+        if log.closed:
+            return
+        warnings.warn(f"the log in {path} was not closed", ResourceWarning, stacklevel=2)
+    finally:
+        try:
+            log.close()
+        finally:
+            if lock is not None:
+                lock.release()
 
 
 class _Locks:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from kreplica._core.record import Record
 from kreplica._core.record_columns import RecordColumns
 
 if TYPE_CHECKING:
@@ -150,32 +151,86 @@ def _headers_array(headers: HeadersColumn, rows: int) -> Any:
     )
 
 
-def record_columns(batch: _RecordBatch) -> RecordColumns:
-    """The rows of a pyarrow.RecordBatch as records to be built, over the same memory where its layout allows.
+ArrowRows: TypeAlias = "_StreamOfRows | _ArrayOfRows"
+
+# What an append takes from rows; the other columns that a log gives are assigned by the log.
+_APPENDED = ("value", "key", "timestamp", "headers")
+_ASSIGNED = ("offset", "timestamp_type", "leader_epoch", "producer_id")
+
+
+class _StreamOfRows(Protocol):
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+class _ArrayOfRows(Protocol):
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any: ...
+
+
+def record_columns(rows: ArrowRows) -> RecordColumns:
+    """The rows as records to be built, over the same memory if its layout allows.
 
     `value` must be a column (binary or string); `key`, `timestamp` (ms, or Arrow's timestamp) and `headers`
-    (list of struct of key and value) may be. Raises ValueError without `value`, and for a timestamp that is
-    no whole number of ms; TypeError for columns of other types.
+    (list of struct of key and value) may be. Raises ValueError without `value`, for an unknown column, for
+    timestamps that cannot be in milliseconds, and for more rows than one batch can hold; TypeError for an
+    object or a column of another type.
     """
     import pyarrow
 
+    batch = _one_batch(rows)
     names = batch.schema.names
+    unknown = [name for name in names if name not in (*_APPENDED, *_ASSIGNED)]
+    if unknown:
+        raise ValueError(
+            f"unknown columns {', '.join(map(repr, unknown))}: a record has {', '.join(_APPENDED)}"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"a column is there twice: {', '.join(names)}")
     if "value" not in names:
-        raise ValueError(f"an Arrow batch without a column 'value': {', '.join(names)}")
+        raise ValueError(f"there is no column 'value', only {', '.join(names) or 'none at all'}")
     timestamp = headers = None
     if "timestamp" in names:
-        times = batch.column("timestamp")
-        if pyarrow.types.is_timestamp(times.type):
-            times = times.cast(pyarrow.timestamp("ms", tz=times.type.tz))
-        elif not pyarrow.types.is_integer(times.type) and not pyarrow.types.is_null(times.type):
-            raise TypeError(f"a record's timestamp must be a timestamp or a number, not {times.type}")
-        times = times.cast(pyarrow.int64())
+        times = _milliseconds(batch.column("timestamp"))
         timestamp = (times.offset, times.buffers()[0], times.buffers()[1])
     if "headers" in names and not pyarrow.types.is_null(batch.column("headers").type):
         headers = _header_source(batch.column("headers"))
     key = _binary_source(batch.column("key"), "key") if "key" in names else None
     value = _binary_source(batch.column("value"), "value")
     return RecordColumns(batch.num_rows, value, key, timestamp, headers)
+
+
+def _one_batch(rows: Any) -> _RecordBatch:
+    import pyarrow
+
+    if isinstance(rows, pyarrow.RecordBatch):
+        return rows
+    if hasattr(rows, "__arrow_c_array__"):
+        return pyarrow.record_batch(rows)
+    if not hasattr(rows, "__arrow_c_stream__"):
+        kind = type(rows).__name__
+        raise TypeError(f"rows must have __arrow_c_stream__ or __arrow_c_array__, and {kind} has neither")
+    table = pyarrow.RecordBatchReader.from_stream(rows).read_all()
+    batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise ValueError(f"{table.nbytes} bytes do not fit into one batch: append the rows in parts")
+    return batches[0] if batches else pyarrow.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _milliseconds(times: Any) -> Any:
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if pyarrow.types.is_timestamp(times.type):
+        # Parts of a millisecond are dropped, as of a datetime.
+        times = compute.floor_temporal(times, unit="millisecond")
+        return times.cast(pyarrow.timestamp("ms", tz=times.type.tz)).cast(pyarrow.int64())
+    if not pyarrow.types.is_integer(times.type) and not pyarrow.types.is_null(times.type):
+        raise TypeError(f"a record's timestamp must be a timestamp or a number, not {times.type}")
+    times = times.cast(pyarrow.int64())
+    bounds = compute.min_max(times).as_py()
+    for at in bounds.values():
+        if at is not None:
+            Record(timestamp=at)  # raises ValueError for what cannot be in milliseconds
+    return times
 
 
 def _binary_source(array: Any, what: str) -> tuple[int, Buffer | None, Buffer, Buffer | None]:
@@ -197,6 +252,9 @@ def _header_source(lists: Any) -> tuple[Any, ...]:
     import pyarrow
 
     kind = lists.type
+    if pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind):
+        lists = lists.cast(pyarrow.list_(kind.value_field))
+        kind = lists.type
     if not pyarrow.types.is_list(kind) or not pyarrow.types.is_struct(kind.value_type):
         raise TypeError(f"a record's headers must be a list of struct, not {kind}")
     pairs = lists.values

@@ -1,5 +1,6 @@
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias, final
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias, TypeVar, final
 
 from kreplica._core.record import Record
 from kreplica._core.record_columns import RecordColumns
@@ -10,10 +11,22 @@ _RecordLike: TypeAlias = (
     _Bytes
     | tuple[_Bytes, _Bytes]
     | tuple[_Bytes, _Bytes, _Headers]
-    | tuple[_Bytes, _Bytes, _Headers, int | None]
+    | tuple[_Bytes, _Bytes, _Headers, int | datetime | None]
     | Record
 )
-_Records: TypeAlias = Sequence[_RecordLike] | RecordColumns
+_T_co = TypeVar("_T_co", covariant=True)
+
+class _ListOf(Protocol[_T_co]):
+    """A list, or what is like one; not a tuple, which has no copy()."""
+
+    def __iter__(self) -> Iterator[_T_co]: ...
+    def __len__(self) -> int: ...
+    def copy(self) -> Any: ...
+
+_RecordList: TypeAlias = _ListOf[_RecordLike]
+_Records: TypeAlias = _RecordList | RecordColumns
+
+def require_list(records: object) -> int: ...
 
 @final
 class BatchBuilder:

@@ -19,7 +19,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from kreplica._core cimport codec
-from kreplica._core.record cimport Record, borrow, place, put_headers, put_sized
+from kreplica._core.record cimport Record, borrow, place, put_headers, put_sized, timestamp_ms
 from kreplica._core.record_batch cimport (
     CONTROL,
     DELETE_HORIZON,
@@ -104,7 +104,8 @@ cdef class BatchBuilder:
                 self.sequence = records
                 self._gather_columns(<RecordColumns>records, now_ms)
             else:
-                self.sequence = PySequence_Fast(records, b"records must be a sequence of records")
+                require_list(records)
+                self.sequence = PySequence_Fast(records, b"records must be a list of records")
                 self._gather(now_ms)
             size = self._plan(now_ms)
             if self.codec_number:
@@ -234,11 +235,9 @@ cdef class BatchBuilder:
         if size > 3 and <object>PyTuple_GET_ITEM(item, 3) is not None:
             timestamp = <object>PyTuple_GET_ITEM(item, 3)
             if not isinstance(timestamp, int):
-                kind = type(timestamp).__name__
-                raise TypeError(f"{place(index)}a timestamp must be int or None, not {kind}")
-            r.timestamp = timestamp
-            if r.timestamp < -1:
-                raise ValueError(f"{place(index)}a timestamp of {timestamp} ms")
+                # What a tzinfo runs may change the caller's list: the records borrowed so far are kept here.
+                self.sequence = tuple(self.sequence)
+            r.timestamp = timestamp_ms(timestamp, index)
         return 0
 
     cdef int _gather_record(self, Record item, PendingRecord *r) except -1:
@@ -348,6 +347,22 @@ cdef class BatchBuilder:
                 memcpy(p, headers, <size_t>r.headers_size)
                 p += r.headers_size
             r += 1
+
+
+cpdef int require_list(object records) except -1:
+    """Refuse one record where a list of records is wanted. Raises TypeError.
+
+    A tuple is refused although it is a sequence: it may be meant as one record (key, value) or as several.
+    """
+    if not isinstance(records, (tuple, bytes, bytearray, memoryview, str, dict, set, frozenset, Record)):
+        return 0
+    kind = type(records).__name__
+    hint = ""
+    if isinstance(records, tuple):
+        hint = ": [(key, value)] is one record with a key, [value, value] are two without"
+    elif isinstance(records, (bytes, bytearray, memoryview, Record)):
+        hint = ": use [record] for a single one"
+    raise TypeError(f"records must be a list of records, not a {kind}{hint}")
 
 
 cdef inline uint8_t *_write_sized(uint8_t *p, const uint8_t *data, int64_t size) noexcept nogil:

@@ -65,3 +65,6 @@ cdef int put_sized(Scratch *s, const uint8_t *data, int64_t size) except -1
 cdef int put_headers(Scratch *s, object headers, int64_t index) except -1
 # Which record an error speaks of.
 cdef str place(int64_t index)
+# A record's timestamp, given as milliseconds or as a datetime, which may run Python code. Raises TypeError,
+# ValueError.
+cdef int64_t timestamp_ms(object value, int64_t index) except? -2

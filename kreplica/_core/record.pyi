@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal, final
 
 @final
@@ -8,7 +9,7 @@ class Record:
         value: bytes | bytearray | memoryview | None = None,
         key: bytes | bytearray | memoryview | None = None,
         headers: Sequence[tuple[str, bytes | bytearray | memoryview | None]] = (),
-        timestamp: int | None = None,
+        timestamp: int | datetime | None = None,
     ) -> None: ...
     @property
     def value(self) -> bytes | None: ...

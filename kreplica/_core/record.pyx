@@ -8,7 +8,7 @@ cimport cython
 from cpython.buffer cimport PyBuffer_Release
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MIN, int32_t, int64_t, uint8_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
@@ -16,6 +16,14 @@ from kreplica._core.record_batch cimport parse_record_header
 from kreplica._core.scratch cimport Scratch, reserve
 from kreplica._core.status cimport check
 from kreplica._core.varint cimport write_varint
+
+from datetime import datetime, timedelta, timezone
+
+cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+cdef object MILLISECOND = timedelta(milliseconds=1)
+# Ints in this range are seconds of the years 2001 to 2286, taken for milliseconds.
+cdef int64_t SECONDS_FROM = 1_000_000_000
+cdef int64_t SECONDS_UNTIL = 10_000_000_000
 
 
 cdef str place(int64_t index):
@@ -61,6 +69,28 @@ cdef int put_headers(Scratch *s, object headers, int64_t index) except -1:
     return <int>len(headers)
 
 
+cdef int64_t timestamp_ms(object value, int64_t index) except? -2:
+    # Milliseconds since 1970 of an int of milliseconds or a datetime with a time zone. A datetime's tzinfo may
+    # be any Python code.
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise ValueError(f"{place(index)}the timestamp {value} has no time zone: "
+                             "use datetime.now(timezone.utc) or datetime.astimezone()")
+        return (value - EPOCH) // MILLISECOND
+    if not isinstance(value, int):
+        hint = ": use int(seconds * 1000)" if isinstance(value, float) else ""
+        raise TypeError(f"{place(index)}a timestamp must be an int of milliseconds since 1970, a datetime or "
+                        f"None, not {type(value).__name__}{hint}")
+    if value < -1:
+        raise ValueError(f"{place(index)}a timestamp of {value} ms: timestamps begin at 0, and -1 means none")
+    if SECONDS_FROM <= value < SECONDS_UNTIL:
+        raise ValueError(f"{place(index)}a timestamp of {value} ms would be in the first months of 1970 and looks "
+                         f"like seconds: use {value} * 1000")
+    if value > INT64_MAX:
+        raise ValueError(f"{place(index)}a timestamp of {value} ms is above the largest one, {INT64_MAX}")
+    return value
+
+
 cdef object _as_bytes(object item, str what):
     if item is None or isinstance(item, bytes):
         return item
@@ -87,10 +117,11 @@ cdef inline int _point(object data, const uint8_t **start, int64_t *size) except
 cdef class Record:
     """One record.
 
-    `Record(value=b"v", key=b"k", headers=[("h", b"1")], timestamp=None)` makes one to be written; `timestamp`
-    is in milliseconds since 1970, None means the time of the append. Reading a log gives records with
-    `offset` and `timestamp_type` ("create", or "log_append" where the broker's time replaced the producer's).
-    Two records are equal when all of this is equal.
+    `Record(value=b"v", key=b"k", headers=[("h", b"1")], timestamp=None)` makes one to be written. `timestamp`
+    is an int of milliseconds since 1970 or a datetime with a time zone; None means the time of the append.
+    Raises ValueError for an int between 10^9 and 10^10, which would be seconds. Reading a log gives records
+    with `offset` and `timestamp_type` ("create", or "log_append" where the broker's time replaced the
+    producer's). Two records are equal when all of this is equal.
     """
 
     # Nothing that a record refers to can refer back to it, so the collector need not know of it (no_gc).
@@ -99,9 +130,7 @@ cdef class Record:
         cdef Scratch scratch
         self.record_offset = NO_OFFSET
         self.log_append = False
-        self.time_ms = INT64_MIN if timestamp is None else timestamp
-        if timestamp is not None and self.time_ms < -1:
-            raise ValueError(f"a timestamp of {timestamp} ms")
+        self.time_ms = INT64_MIN if timestamp is None else timestamp_ms(timestamp, -1)
         self.value_bytes = _as_bytes(value, "value")
         self.key_bytes = _as_bytes(key, "key")
         _point(self.key_bytes, &self.view.key, &self.view.key_size)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 
+from kreplica._core.batch_builder import require_list
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.partition_sender import ALL, Batch, PartitionSender, RecordMetadata
@@ -26,7 +27,7 @@ from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _RecordList as RecordList
 
 ACKS = (0, 1, ALL)
 
@@ -57,7 +58,7 @@ class Producer:
     def send(
         self,
         at: TopicPartition,
-        records: Sequence[RecordLike],
+        records: RecordList,
         *,
         acks: int = ALL,
         timeout_ms: int | None = None,
@@ -65,14 +66,15 @@ class Producer:
         """Append the records as one batch: all of them or none; behind what was sent to the partition before.
 
         The sequence may be reused after the call, the bytes within it not before the future is done. That
-        fails with RequestTimedOut after `timeout_ms` (by default delivery.timeout.ms), and at once
-        with what cannot get better: MessageTooLarge, InvalidRecord, TypeError for what is no record. Raises
-        InvalidRequiredAcks.
+        fails with RequestTimedOut after `timeout_ms` (by default delivery.timeout.ms), and at once with
+        errors that no retry mends: MessageTooLarge, InvalidRecord, TypeError for something that is not a
+        record. Raises InvalidRequiredAcks, and TypeError if `records` is not a list.
         """
         if acks not in ACKS:
             raise InvalidRequiredAcks(f"acks is 0, 1 or -1 (all), not {acks}")
+        require_list(records)
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
-        batch = Batch(tuple(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
+        batch = Batch(list(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
         self._loop.post(partial(self._add, at, batch))
         return batch.future
 

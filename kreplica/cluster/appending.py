@@ -6,7 +6,7 @@ records without a key. The rest is functions; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from kreplica._core.partitioner import partitions_of
@@ -31,7 +31,7 @@ class KeyedRecords:
         self._next_partition = 0
 
     def by_partition(
-        self, topic: TopicRegistration, records: Sequence[RecordLike]
+        self, topic: TopicRegistration, records: Iterable[RecordLike]
     ) -> dict[int, list[RecordLike]]:
         """The records of each partition, in their order. Raises TypeError for what is no key."""
         records = tuple(records)

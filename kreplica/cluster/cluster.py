@@ -7,11 +7,16 @@ or the network.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import shutil
 import tempfile
+import threading
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -53,7 +58,7 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.local_network import LocalNetwork
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica.cluster.listeners import ClusterListeners
 
 T = TypeVar("T")
@@ -89,14 +94,19 @@ class Cluster(ClusterAdministration):
         serve: bool = False,
         startup_timeout: float = TIMEOUT,
     ) -> None:
-        self._is_temporary = directory is None
+        if directory is not None and not os.fspath(directory):
+            raise ValueError("directory is empty: name one, or leave it out for a temporary one")
         self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
-        # What tasks of nodes failed with, by the loop's name; nothing of it is expected.
+        # Errors that tasks of nodes raised, by the name of their loop. None are expected.
         self.failures: list[tuple[str, BaseException]] = []
         self._clock = SystemClock()
-        self._network = LocalNetwork(self._clock, self._task_failed)
+        # Nothing here refers to the cluster, so that one without references is closed: see _Parts.
+        on_error = partial(_note_failure, self.failures)
+        self._network = LocalNetwork(self._clock, on_error)
         self._pending = PendingFutures(f"the cluster in {self.directory}")
-        self._is_closed = False
+        self._parts = parts = _Parts(
+            self._network, self._pending, self.directory if directory is None else None
+        )
         self._listeners: ClusterListeners | None = None
         try:
             layout = _layout(self.directory, brokers, controllers, cluster_id)
@@ -104,21 +114,18 @@ class Cluster(ClusterAdministration):
                 from kreplica.cluster.listeners import ClusterListeners
 
                 first = node_config(layout, next(iter(layout.roles)), self.directory, config or {})
-                self._listeners = ClusterListeners(layout, first.server, self._task_failed)
-            self._nodes = ClusterNodes(
+                self._listeners = parts.listeners = ClusterListeners(layout, first.server, on_error)
+            self._nodes = parts.nodes = ClusterNodes(
                 layout,
                 self.directory,
                 config or {},
                 self._network,
                 self._clock,
-                self._node_failed,
+                lambda node_id, error: on_error(f"node {node_id}", error),
                 None if self._listeners is None else self._listeners.by_node,
             )
-        except BaseException:
-            self._close_listeners()
-            self._remove_directory()
-            raise
-        try:
+            weakref.finalize(self, _close_unreferenced, parts).atexit = False
+            _unclosed.add(parts)
             self._make_client(self._nodes)
             self._network.start()
             self._nodes.start_all()
@@ -139,7 +146,7 @@ class Cluster(ClusterAdministration):
             config=CLIENT,
         )
         # What kreplica.aio asks, too, which waits in its own way.
-        self.records = ClusterRecords(self._client, self._newest, self._pending)
+        self.records = ClusterRecords(self._client, nodes.newest_metadata, self._pending)
 
     # ---- records ------------------------------------------------------------------------------------------
 
@@ -148,7 +155,7 @@ class Cluster(ClusterAdministration):
         self,
         topic: str,
         partition: int,
-        records: Sequence[RecordLike],
+        records: RecordList,
         *,
         acks: Acks = ...,
         timeout: float | None = ...,
@@ -158,7 +165,7 @@ class Cluster(ClusterAdministration):
     def append(
         self,
         topic: str,
-        partition: Sequence[RecordLike],
+        partition: RecordList,
         records: None = ...,
         *,
         acks: Acks = ...,
@@ -168,8 +175,8 @@ class Cluster(ClusterAdministration):
     def append(
         self,
         topic: str,
-        partition: int | Sequence[RecordLike],
-        records: Sequence[RecordLike] | None = None,
+        partition: int | RecordList,
+        records: RecordList | None = None,
         *,
         acks: Acks = "all",
         timeout: float | None = None,
@@ -181,8 +188,9 @@ class Cluster(ClusterAdministration):
         RecordMetadata, for each partition. With acks="all" a batch is tried again, and appended once, until
         it is acknowledged or `timeout` seconds (by default 120) are over.
 
-        Raises UnknownTopicOrPartition, InvalidRequiredAcks. The future fails with RequestTimedOut,
-        MessageTooLarge, InvalidRecord, TypeError for what is no record.
+        Raises UnknownTopicOrPartition, InvalidRequiredAcks, and TypeError if `records` is not a list. The
+        future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, TypeError for something that is not
+        a record.
         """
         return self._call(self.records.appending(topic, partition, records, acks, timeout))
 
@@ -329,28 +337,10 @@ class Cluster(ClusterAdministration):
     def close(self) -> None:
         """Stop every node at once, close all files in order, and remove a temporary directory.
 
-        Whoever waits for something, another thread too, gets ClusterClosed. Does nothing in a forked child:
-        the cluster is the parent's.
+        Calls that wait for something, in other threads too, fail with ClusterClosed. Does nothing in a forked
+        child, since the cluster is the parent's.
         """
-        if self._is_closed or self._pending.is_forked:
-            return
-        self._is_closed = True
-        self._pending.close()
-        errors = self._nodes.close()
-        self._close_listeners()
-        self._network.shutdown()
-        self._pending.fail_all()
-        self._remove_directory()
-        if errors:
-            raise errors[0]
-
-    def _close_listeners(self) -> None:
-        if self._listeners is not None:
-            self._listeners.close()
-
-    def _remove_directory(self) -> None:
-        if self._is_temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        self._parts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -424,11 +414,73 @@ class Cluster(ClusterAdministration):
             self._loop.post(look)
         done.result()
 
-    def _task_failed(self, name: str, error: BaseException) -> None:
-        self.failures.append((name, error))
 
-    def _node_failed(self, node_id: int, error: BaseException) -> None:
-        self.failures.append((f"node {node_id}", error))
+class _Parts:
+    """What closing a cluster ends: threads, nodes, ports, and the directory if it is temporary.
+
+    The cluster and its finalizer share it.
+    """
+
+    def __init__(self, network: LocalNetwork, pending: PendingFutures, temporary: str | None) -> None:
+        self.network = network
+        self.pending = pending
+        self.temporary = temporary
+        self.nodes: ClusterNodes | None = None
+        self.listeners: ClusterListeners | None = None
+        self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to close, in this process."""
+        return not (self._is_closed or self.pending.is_forked)
+
+    def close(self) -> None:
+        """Close all of it, once. Raises the first error that a node's files met."""
+        if not self.is_open:
+            return
+        self._is_closed = True
+        _unclosed.discard(self)
+        self.pending.close()
+        errors = [] if self.nodes is None else self.nodes.close()
+        if self.listeners is not None:
+            self.listeners.close()
+        self.network.shutdown()
+        self.pending.fail_all()
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+        if errors:
+            raise errors[0]
+
+
+# The parts of all clusters of this process that are open.
+_unclosed: set[_Parts] = set()
+
+
+def _close_unreferenced(parts: _Parts) -> None:
+    # The collector may run in any thread, also in one that holds a lock of this cluster.
+    if parts.is_open:
+        try:
+            _warn_unclosed(parts)
+        finally:
+            threading.Thread(target=parts.close, name="kreplica-close").start()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for parts in list(_unclosed):
+        if parts.is_open:
+            try:
+                _warn_unclosed(parts)
+            finally:
+                parts.close()
+
+
+def _warn_unclosed(parts: _Parts) -> None:
+    warnings.warn(f"{parts.pending.name} was not closed", ResourceWarning, stacklevel=2)
+
+
+def _note_failure(failures: list[tuple[str, BaseException]], name: str, error: BaseException) -> None:
+    failures.append((name, error))
 
 
 def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | None) -> Layout:

@@ -21,7 +21,7 @@ class PendingFutures:
     """See the module. `name`: what is said to be closed."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._process_id = os.getpid()
         self._lock = Lock()
         # Guarded by _lock:
@@ -31,9 +31,9 @@ class PendingFutures:
     def require_open(self) -> None:
         """Raises ClusterClosed after `close`, UseAfterFork in a child of the process that made it."""
         if self.is_forked:
-            raise UseAfterFork(f"{self._name} belongs to the parent process")
+            raise UseAfterFork(f"{self.name} belongs to the parent process")
         if self._is_closed:
-            raise ClusterClosed(f"{self._name} is closed")
+            raise ClusterClosed(f"{self.name} is closed")
 
     @property
     def is_forked(self) -> bool:
@@ -74,4 +74,4 @@ class PendingFutures:
     def _fail(self, future: Future[Any]) -> None:
         # A task that was running when the network stopped may have been first.
         with suppress(InvalidStateError):
-            future.set_exception(ClusterClosed(f"{self._name} was closed meanwhile"))
+            future.set_exception(ClusterClosed(f"{self.name} was closed meanwhile"))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from kreplica._core.batch_builder import require_list
 from kreplica.client.client import Client
 from kreplica.client.consumer_config import ConsumerConfig
 from kreplica.client.fetcher import ISOLATION_LEVEL
@@ -25,7 +26,7 @@ from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _RecordList as RecordList
 
 T = TypeVar("T")
 
@@ -65,19 +66,21 @@ class ClusterRecords:
     def appending(
         self,
         topic: str,
-        partition: int | Sequence[RecordLike],
-        records: Sequence[RecordLike] | None,
+        partition: int | RecordList,
+        records: RecordList | None,
         acks: Acks,
         timeout: float | None,
     ) -> Question:
-        """As Cluster.append. Raises UnknownTopicOrPartition, InvalidRequiredAcks."""
+        """As Cluster.append. Raises UnknownTopicOrPartition, InvalidRequiredAcks, TypeError."""
         send = partial(
             self._client.producer.send,
             acks=acks_of(acks),
             timeout_ms=None if timeout is None else milliseconds(timeout),
         )
         if isinstance(partition, int):
-            return partial(send, self.require(topic, partition), records or ())
+            require_list(records)
+            return partial(send, self.require(topic, partition), [] if records is None else records)
+        require_list(partition)
         self._pending.require_open()
         found = self._newest().topics.get(topic)
         if found is None:

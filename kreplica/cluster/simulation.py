@@ -45,7 +45,7 @@ from kreplica.sim.nodes.sim_client import CONSUMER_CONFIG
 from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_nodes
 
 if TYPE_CHECKING:
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _RecordList as RecordList
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class Simulation(ClusterAdministration):
         self,
         topic: str,
         partition: int,
-        records: Sequence[RecordLike],
+        records: RecordList,
         *,
         acks: Acks = ...,
         timeout: float = ...,
@@ -133,7 +133,7 @@ class Simulation(ClusterAdministration):
     def append(
         self,
         topic: str,
-        partition: Sequence[RecordLike],
+        partition: RecordList,
         records: None = ...,
         *,
         acks: Acks = ...,
@@ -143,8 +143,8 @@ class Simulation(ClusterAdministration):
     def append(
         self,
         topic: str,
-        partition: int | Sequence[RecordLike],
-        records: Sequence[RecordLike] | None = None,
+        partition: int | RecordList,
+        records: RecordList | None = None,
         *,
         acks: Acks = "all",
         timeout: float = DELIVERY_TIMEOUT,

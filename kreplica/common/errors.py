@@ -482,6 +482,10 @@ class InvalidRecord(KreplicaError):
     code = 87
 
 
+class NoRecords(InvalidRecord):
+    """A batch needs at least one record."""
+
+
 class ThrottlingQuotaExceeded(KreplicaError):
     """A quota is exceeded."""
 
@@ -805,7 +809,7 @@ _BY_STATUS: dict[str, type[KreplicaError]] = {
     "BAD_ATTRIBUTES": CorruptMessage,
     "BAD_PRODUCER_FIELDS": InvalidRecord,
     "CONTROL_FROM_CLIENT": InvalidRecord,
-    "EMPTY_BATCH": InvalidRecord,
+    "EMPTY_BATCH": NoRecords,
     "BAD_MESSAGE": InvalidRequest,
     "STORAGE_FULL": StorageFull,
     "IO_FAILED": StorageIOError,
@@ -835,7 +839,8 @@ def exception_for_os(error: OSError, what: str) -> KreplicaError:
     """The exception for a failed file operation, with the operating system's words."""
     number = error.errno or errno.EIO
     made = exception_for(_status.status_of_errno(number), what)
-    return type(made)(f"{what}: {os.strerror(number)} ({error.filename or 'no file'})")
+    named = "" if error.filename is None else f" ({error.filename})"
+    return type(made)(f"{what}: {os.strerror(number)}{named}")
 
 
 def _by_code() -> dict[int, type[KreplicaError]]:

@@ -171,6 +171,13 @@ class Settings:
         """The defaults with `settings` over them; InvalidConfig names the one nearest to an unknown one."""
         return cls().replace(settings)
 
+    @classmethod
+    def normalized(cls, settings: Mapping[str, object]) -> dict[str, str]:
+        """`settings` alone, under Kafka's names and as text that `parse` reads back. Raises InvalidConfig."""
+        texts = cls.parse(settings).properties()
+        names = [cls.property_name(cls._field_name(name)) for name in settings]
+        return {name: texts[name] for name in names if name in texts}
+
     def replace(self, settings: Mapping[str, object]) -> Self:
         """This configuration with `settings` over it, checked as `parse` does."""
         changes: dict[str, Any] = {}

@@ -35,7 +35,8 @@ class ColumnReader:
     from_time <= timestamp < to_time (ms since 1970), wherever they stand. `skip_damaged`: pass over what
     rotted. `own`: the log was opened read-only for this reader alone; it then looks behind the end of a log
     of Kafka's for what rotted there. `views`: see ColumnBuilder. `piece_rows`, `piece_bytes`: what a piece
-    ends with, PIECE_ROWS and PIECE_BYTES by default.
+    ends with, PIECE_ROWS and PIECE_BYTES by default. `owner`: kept as long as the reader, so that the log is
+    not closed for want of references.
 
     `rows` and `bytes` count what was read, `next_offset` is where reading stands, `skipped` what was lost.
     Raises OffsetOutOfRange, DamagedLog with the offset, InvalidFile where a transaction index rotted,
@@ -57,8 +58,10 @@ class ColumnReader:
         views: bool = False,
         piece_rows: int | None = None,
         piece_bytes: int | None = None,
+        owner: object = None,
     ) -> None:
         self._log = log
+        self._owner = owner
         self._piece_rows = PIECE_ROWS if piece_rows is None else piece_rows
         self._piece_bytes = PIECE_BYTES if piece_bytes is None else piece_bytes
         self._walk = LogWalk(log, own=own)

@@ -32,6 +32,8 @@ STRAY_DIRECTORY_SUFFIX = "-stray"
 STATE_FILE = "kreplica.state.deleted"
 # The ranges that are known to have rotted in a log that goes on; Kafka passes over it.
 DAMAGE_FILE = "kreplica.damage.json"
+# The settings of a log that is opened by itself; Kafka passes over it.
+SETTINGS_FILE = "kreplica.settings.json"
 # Bytes that recovery cut from a segment's tail are kept in <base offset>.log.<position>.cut.
 CUT_SUFFIX = ".cut"
 # Bytes that a repair took out of a segment are kept in <base offset>.log.<position>.rot, and .rot.json says

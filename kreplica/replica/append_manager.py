@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ from kreplica.replica.queued_produce import QueuedProduce, only_answer
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.replica.partition import Partition
 
@@ -137,7 +137,7 @@ class AppendManager:
     def append_values(
         self,
         topic_partition: TopicPartition,
-        values: Sequence[RecordLike],
+        values: RecordList,
         *,
         required_acks: int = ACKS_ALL,
         timeout_ms: int = PRODUCE_TIMEOUT_MS,

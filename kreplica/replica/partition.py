@@ -11,7 +11,7 @@ and replaced as a whole. Nothing is resolved, sent or flushed under the lock: me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kreplica.common.errors import (
@@ -49,7 +49,7 @@ from kreplica.replica.replica import FetchClock, Replica
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from kreplica._core.batch_builder import _RecordLike as RecordLike
+    from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.log.damage import Damage
     from kreplica.log.log_reader import TimestampOffset
@@ -236,7 +236,7 @@ class Partition(PartitionStanding):
             return self._appended(log, info.base_offset) if self.leader_log_if_local is log else SAME
 
     def append_values_to_leader(
-        self, values: Sequence[RecordLike], required_acks: int = 0, *, wait: bool = True
+        self, values: RecordList, required_acks: int = 0, *, wait: bool = True
     ) -> tuple[LogAppendInfo, LeaderHwChange]:
         """Build one batch from Python values and append it; else as `append_records_to_leader`."""
         with self.leader_isr_update_lock:

@@ -153,10 +153,13 @@ class FileStorage:
             try:
                 _lock(descriptor, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
             except OSError as error:
+                holder = _holder(descriptor)
                 os.close(descriptor)
                 if error.errno in (errno.EAGAIN, errno.EACCES):
-                    raise LogDirLocked(f"{path}: another writer has the directory") from None
+                    raise LogDirLocked(f"{path}: another writer has the directory, in {holder}") from None
                 raise
+            if not shared:
+                _note_holder(descriptor)
         return FileLock(descriptor)
 
     def is_directory(self, path: str) -> bool:
@@ -198,6 +201,25 @@ class FileLock:
             with suppress(OSError):
                 _lock(descriptor, fcntl.F_UNLCK)
         os.close(descriptor)
+
+
+def _note_holder(descriptor: int) -> None:
+    """Write this process's id into a lock file, for the message that another process gets."""
+    # Only a message depends on it, so a full or broken disk is left to what matters to find.
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+
+
+def _holder(descriptor: int) -> str:
+    """Words for the process that holds a lock file. A holder that shares it, or Kafka, notes no id there."""
+    with suppress(OSError):
+        noted = os.pread(descriptor, 20, 0).strip()
+        if noted.isdigit() and int(noted) == os.getpid():
+            return f"this process ({os.getpid()})"
+        if noted.isdigit() and os.path.exists(f"/proc/{int(noted)}"):
+            return f"process {int(noted)}"
+    return "another process"
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import struct
 
+import polars
 import pyarrow
 import pytest
 from hypothesis import given
@@ -19,9 +20,9 @@ HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pya
 
 binary = st.none() | st.binary(max_size=20)
 headers = st.lists(st.tuples(st.text(max_size=5), binary), max_size=3)
-rows = st.lists(
-    st.tuples(binary, binary, st.none() | headers, st.none() | st.integers(-1, 2**53)), min_size=1, max_size=9
-)
+# Not those that could be seconds.
+times_ms = st.none() | st.integers(-1, 10**9 - 1) | st.integers(10**10, 2**53)
+rows = st.lists(st.tuples(binary, binary, st.none() | headers, times_ms), min_size=1, max_size=9)
 
 
 def arrow(given_rows, kind=None):
@@ -66,9 +67,25 @@ def test_dictionaries_fixed_sizes_and_nulls():
     assert one(value=pyarrow.nulls(2), key=pyarrow.nulls(2), headers=pyarrow.nulls(2)) == built([None, None])
     assert one(value=pyarrow.nulls(1), timestamp=pyarrow.nulls(1)) == built([None])
     assert one(value=["v"], timestamp=[5]) == built([Record(b"v", timestamp=5)])
-    assert one(value=["v"], timestamp=pyarrow.array([5000], pyarrow.timestamp("us", "UTC"))) == built(
-        [Record(b"v", timestamp=5)]
-    )
+    for us in (5000, 5999):
+        assert one(value=["v"], timestamp=pyarrow.array([us], pyarrow.timestamp("us", "UTC"))) == built(
+            [Record(b"v", timestamp=5)]
+        )
+
+
+def test_anything_that_exports_arrow_is_taken():
+    wanted = built([(b"k", b"a"), (None, b"b")])
+    table = pyarrow.table({"key": [b"k", None], "value": [b"a", b"b"]})
+    in_chunks = pyarrow.concat_tables([table.slice(0, 1), table.slice(1)])
+    frame = polars.DataFrame({"key": [b"k", None], "value": ["a", "b"]})
+    for rows in (table, in_chunks, table.to_reader(), frame, table.to_batches()[0]):
+        assert built(record_columns(rows)) == wanted
+    headers = polars.DataFrame({"value": ["v"], "headers": [[{"key": "h", "value": b"1"}]]})
+    assert built(record_columns(headers)) == built([(None, b"v", [("h", b"1")])])
+    assigned = table.append_column("offset", [[7, 8]]).append_column("timestamp_type", [["create"] * 2])
+    assert built(record_columns(assigned)) == wanted
+    with pytest.raises(TypeError, match="list has neither"):
+        record_columns([b"v"])
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
@@ -87,7 +104,8 @@ def test_compressed(codec):
         ({"value": ["v"], "key": [1.5]}, TypeError),
         ({"value": ["v"], "timestamp": ["now"]}, TypeError),
         ({"value": ["v"], "timestamp": [-2]}, ValueError),
-        ({"value": ["v"], "timestamp": pyarrow.array([1], pyarrow.timestamp("us"))}, ValueError),
+        ({"value": ["v"], "timestamp": [1_795_388_400]}, ValueError),
+        ({"value": ["v"], "kee": ["k"]}, ValueError),
         ({"value": ["v"], "headers": [["h"]]}, TypeError),
         ({"value": ["v"], "headers": [[{"key": "h"}]]}, TypeError),
         ({"value": ["v"], "headers": pyarrow.array([[{"key": None, "value": b""}]], HEADERS)}, ValueError),

@@ -1,14 +1,22 @@
-"""Log by itself: what a closed one still answers."""
+"""Log by itself: what it takes, what it keeps, and what a closed or lost one does."""
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
 
 import kreplica
-from kreplica.common.errors import LogClosed
+from kreplica import Log, Record
+from kreplica.common.config import LogConfig
+from kreplica.common.errors import InvalidConfig, InvalidFile, LogClosed, LogDirLocked, NoRecords
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -50,3 +58,94 @@ def test_arrow_in_and_out(tmp_path: Path, settings: dict[str, object]) -> None:
             *([], [{"key": "h", "value": b"x"}], []),
             *([{"key": "h", "value": b"x"}], []),
         ]
+
+
+@pytest.mark.parametrize("records", [(b"k", b"v"), b"v", Record(b"v"), {b"k": b"v"}])
+def test_one_record_by_itself_is_refused(tmp_path: Path, records: Any) -> None:
+    with Log.open(tmp_path / "orders-0") as log:
+        with pytest.raises(TypeError, match="records must be a list"):
+            log.append(records)
+        with pytest.raises(NoRecords, match="at least one record"):
+            log.append([])
+        assert log.log_end_offset == 0
+
+
+def test_settings_hold_for_later_openings(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "orders-0", segment_bytes=2 << 20, durability="fsync") as log:
+        log.append([b"v"])
+    with Log.open(tmp_path / "orders-0", config={"cleanup.policy": "compact"}) as log:
+        assert (log.config.segment_bytes, log.config.durability, log.config.compact) == (
+            2 << 20,
+            "fsync",
+            True,
+        )
+    with Log.open(tmp_path / "orders-0", segment_bytes=1 << 30) as log:
+        assert (log.config.segment_bytes, log.config.compact) == (1 << 30, True)
+    with Log.open(tmp_path / "orders-0", read_only=True, retention_ms=1) as log:
+        assert (log.config.retention_ms, log.config.compact) == (1, True)
+    with Log.open(tmp_path / "orders-0", config=LogConfig(retention_bytes=7)) as log:
+        assert log.config == LogConfig(retention_bytes=7)
+    with Log.open(tmp_path / "orders-0") as log:
+        assert log.config == LogConfig(retention_bytes=7)
+
+
+def test_settings_that_are_refused_leave_those_that_hold(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "orders-0", max_compaction_lag_ms=10):
+        pass
+    with pytest.raises(InvalidConfig, match=r"min.compaction.lag.ms"):
+        Log.open(tmp_path / "orders-0", min_compaction_lag_ms=11)
+    with Log.open(tmp_path / "orders-0") as log:
+        assert (log.config.min_compaction_lag_ms, log.config.max_compaction_lag_ms) == (0, 10)
+
+
+def test_settings_that_rotted_are_an_error_and_not_the_defaults(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "orders-0", durability="fsync"):
+        pass
+    (tmp_path / "orders-0" / "kreplica.settings.json").write_bytes(b'{"version": 0, "settings": {"durabil')
+    for read_only in (False, True):
+        with pytest.raises(InvalidFile, match=r"kreplica.settings.json"):
+            Log.open(tmp_path / "orders-0", read_only=read_only)
+
+
+def test_a_log_without_references_is_closed_with_a_warning(tmp_path: Path) -> None:
+    log = Log.open(tmp_path / "orders-0")
+    log.append([b"v"])
+    batches, rows = log.batches(), iter(log.column_reader())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del log
+        gc.collect()
+        # Whatever reads keeps the log open.
+        assert next(batches).base_offset == 0
+        assert next(rows).rows == 1
+    del rows
+    with pytest.warns(ResourceWarning, match="orders-0 was not closed"):
+        batches.close()  # type: ignore[attr-defined]
+    with Log.open(tmp_path / "orders-0") as log:
+        assert log.recovery.clean
+        assert [record.value for record in log.read()] == [b"v"]
+
+
+def test_a_log_that_is_open_at_the_end_of_the_process_is_closed(tmp_path: Path) -> None:
+    program = "import kreplica, sys; log = kreplica.Log.open(sys.argv[1]); log.append([b'v'])"
+    command = [sys.executable, "-W", "always", "-c", program, str(tmp_path / "orders-0")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "ResourceWarning: the log in" in done.stderr
+    with Log.open(tmp_path / "orders-0") as log:
+        assert log.recovery.clean
+
+
+def test_the_holder_of_a_log_is_named(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "orders-0"):
+        with pytest.raises(LogDirLocked, match=rf"in this process \({os.getpid()}\)"):
+            Log.open(tmp_path / "orders-0")
+        program = "import kreplica, sys; kreplica.Log.open(sys.argv[1])"
+        command = [sys.executable, "-c", program, str(tmp_path / "orders-0")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert f"another writer has the directory, in process {os.getpid()}" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["", b""])
+def test_a_log_needs_a_path(path: Any) -> None:
+    with pytest.raises(ValueError, match="path is empty"):
+        Log.open(path)

@@ -102,6 +102,7 @@ def test_readers_see_the_old_segments_or_the_new_ones(tmp_path):
     log.append([b"on"])
     assert _offsets(log) == _offsets(other) == [*survivors, 60]
     assert not [path for path in (tmp_path / "t-0").iterdir() if path.suffix in (".cleaned", ".swap")]
+    other.close()
     log.close()
     with kreplica.Log.open(tmp_path / "t-0") as again:
         assert _offsets(again) == [*survivors, 60]

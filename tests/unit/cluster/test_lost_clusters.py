@@ -1,0 +1,43 @@
+"""Clusters that their program did not close: the last reference is gone, or the process ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kreplica.cluster import Cluster
+
+PATIENCE = 30
+
+
+def _drop(objects):
+    objects.clear()
+    gc.collect()
+
+
+def test_a_cluster_without_references_is_closed_with_a_warning():
+    cluster = Cluster(brokers=1)
+    cluster.create_topic("orders")
+    directory = cluster.directory
+    lost = [cluster]
+    del cluster
+    lost[0].partition("orders", 0)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        _drop(lost)
+    closing = next((each for each in threading.enumerate() if each.name == "kreplica-close"), None)
+    if closing is not None:
+        closing.join(PATIENCE)
+    assert not os.path.exists(directory)
+
+
+def test_a_cluster_that_is_open_at_the_end_of_the_process_leaves_no_directory():
+    program = "import kreplica; cluster = kreplica.Cluster(brokers=1); print(cluster.directory)"
+    command = [sys.executable, "-W", "always", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "ResourceWarning: the cluster in" in done.stderr
+    assert not os.path.exists(done.stdout.strip())
