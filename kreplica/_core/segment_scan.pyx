@@ -15,8 +15,8 @@ from kreplica._core.record_batch cimport (
 )
 from kreplica._core.region cimport Slice, kr_guard_call, load_length, publish_length
 from kreplica._core.status cimport (
-    BAD_BATCH_LENGTH, END, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK, PAGE_FAULT,
-    SHORT_INPUT, STORAGE_FULL, check,
+    BAD_BATCH_LENGTH, END, EPOCH_MISMATCH, EPOCH_REGRESSION, NEEDS_LOOK, OFFSET_OVERFLOW, OFFSET_REGRESSION, OK,
+    PAGE_FAULT, SHORT_INPUT, STORAGE_FULL, check,
 )
 
 cdef enum:
@@ -30,6 +30,8 @@ cdef struct Window:
     Scan *scan
     void *segment
     bint rebuild
+    int64_t epoch_end             # -1: a batch of another epoch is looked at when it is read
+    bint is_in_front              # NEEDS_LOOK is for the batch at scan.position, not for the one before it
     int64_t file_end
 
 
@@ -82,6 +84,9 @@ cdef int _scan_guarded(void *argument) noexcept nogil:
             return OFFSET_OVERFLOW
         if h.leader_epoch < s.leader_epoch:
             return EPOCH_REGRESSION
+        if window.epoch_end >= 0 and (h.leader_epoch != s.leader_epoch or h.base_offset >= window.epoch_end):
+            window.is_in_front = True
+            return NEEDS_LOOK
         if window.rebuild:
             status = (<LogSegment> window.segment).fed(s.position, h)
             if status != OK:
@@ -124,7 +129,7 @@ cdef int _examine_guarded(void *argument) noexcept nogil:
         if h.base_offset >= x.epoch_end:
             return NEEDS_LOOK
         if x.leader_epoch >= 0 and h.leader_epoch != x.leader_epoch:
-            return EPOCH_REGRESSION
+            return EPOCH_MISMATCH
         x.last_position = x.position
         x.last_expected = x.next_offset
         x.position += h.size
@@ -151,14 +156,18 @@ cdef int _resync_guarded(void *argument) noexcept nogil:
 
 
 def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t next_offset, int64_t leader_epoch, *,
-         bint rebuild=False):
+         bint rebuild=False, int64_t epoch_end=-1):
     """Check the batches of [position, limit): header, CRC, offsets and epochs that do not go back.
 
     Goes on until a batch that a log must look at (a producer's, a control batch, one of another epoch), a
-    bad one, or `limit`. `rebuild`: feed the indexes and timestamps on the way. Returns (status, position
-    after the last good batch, next offset, header): status 0 at the limit, 1 after a batch to look at
-    (then `header` is (base offset, last offset, leader epoch, max timestamp, producer id, producer epoch,
-    base sequence, attributes, record count, size), else it is empty), negative for a bad batch at that position.
+    bad one, or `limit`. `rebuild`: feed the indexes and timestamps on the way. `epoch_end`: the offset at which
+    `leader_epoch` ends; -1 where that is not known.
+
+    Returns (status, position after the last good batch, next offset, header): status 0 at the limit, 1 after a batch
+    to look at, 2 in front of one that is whole but of another epoch, or at or above `epoch_end` (only where that is
+    given), negative for a bad batch at that position. With 1 and 2 `header` is (base offset, last offset, leader
+    epoch, max timestamp, producer id, producer epoch, base sequence, attributes, record count, size), else it is
+    empty.
     Raises StorageFull, KafkaStorageError where an index cannot grow.
     """
     cdef Scan s
@@ -179,11 +188,13 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
         window.scan = &s
         window.segment = <void *> segment
         window.rebuild = rebuild
+        window.epoch_end = epoch_end
+        window.is_in_front = False
         with nogil:
             status = kr_guard_call(_scan_guarded, &window)
         if status == NEEDS_LOOK:
             h = s.header
-            return 1, s.position, s.next_offset, (
+            return 2 if window.is_in_front else 1, s.position, s.next_offset, (
                 h.base_offset, h.base_offset + h.last_offset_delta, h.leader_epoch, h.max_timestamp,
                 h.producer_id, h.producer_epoch, h.base_sequence, h.attributes, h.record_count, h.size)
         if status != END:

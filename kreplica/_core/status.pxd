@@ -38,6 +38,7 @@ cdef enum Status:
     CONTROL_FROM_CLIENT = -22     # only the coordinator and the controller write control batches
     EMPTY_BATCH = -23             # no record to build a batch of
     BAD_MESSAGE = -24             # a message of the protocol that cannot be read, or not be written
+    EPOCH_MISMATCH = -25          # a batch of another leader epoch than the log knows for its offset
     # Storage
     STORAGE_FULL = -40            # ENOSPC, EDQUOT, EFBIG
     IO_FAILED = -41               # errno is in the detail

@@ -798,6 +798,7 @@ _BY_STATUS: dict[str, type[KreplicaError]] = {
     "OFFSET_OVERFLOW": InvalidOffsetDelta,
     "OFFSET_REGRESSION": OffsetsOutOfOrder,
     "EPOCH_REGRESSION": OffsetsOutOfOrder,
+    "EPOCH_MISMATCH": OffsetsOutOfOrder,
     "UNKNOWN_CODEC": UnsupportedCodec,
     "BAD_VARINT": InvalidRecordLength,
     "BAD_COMPRESSED_DATA": InvalidCompressedData,

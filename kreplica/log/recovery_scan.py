@@ -12,8 +12,10 @@ Owned by the opening of one log (log_loader); one thread.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Container
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding
@@ -21,6 +23,7 @@ from kreplica._core.records import batches
 from kreplica._core.segment_scan import check_indexes, resync, scan
 from kreplica._core.status import NAMES
 from kreplica.common.errors import InvalidFile
+from kreplica.common.types import INT64_MAX
 from kreplica.log import producer_batches
 from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.damage import Damage, Damages
@@ -29,6 +32,9 @@ from kreplica.log.local_log import LocalLog
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros
 from kreplica.log.producer_state_manager import ProducerStateManager
 
+# How a scan stops: behind a batch to look at, or in front of one of another epoch.
+BEHIND, IN_FRONT = 1, 2
+_START_OFFSET = attrgetter("start_offset")
 # A whole batch that fails so at the beginning of a file was written to another one.
 FOREIGN = ("OFFSET_REGRESSION", "OFFSET_OVERFLOW")
 
@@ -49,7 +55,9 @@ class RecoveryScan:
 
     `standing`: where the log's writer said that it stands, None where it said nothing; `same_boot`: in this
     life of the machine. `known`: the ranges that are known to have rotted; those that closed segments turn
-    out to have are added. `damage`: the range at which the scan had to stop.
+    out to have are added. `damage`: the range at which the scan had to stop. `epochs`: as they were on the disk,
+    where an epoch is before its first batch, and is forgotten before another batch can follow: a batch of
+    another epoch than they have for its offset has rotted, or was cut off before a power cut.
     """
 
     def __init__(
@@ -69,6 +77,8 @@ class RecoveryScan:
         self._local = local
         self._recovery = recovery
         self._epochs = epochs
+        # As they were on the disk; `epochs` changes with what is read.
+        self._epochs_due = epochs.entries
         self._producers = producers
         self._standing = standing
         self._same_boot = same_boot
@@ -77,6 +87,8 @@ class RecoveryScan:
         # How far the scan has come: the offset after the last good batch, and its leader epoch.
         self._next_offset = 0
         self._epoch = -1
+        # Where that epoch ends, as far as the epochs on the disk tell.
+        self._epoch_end = INT64_MAX
 
     def run(self, first: int, flushed: int) -> tuple[int, int]:
         """Read all from the segment with that index on; the offset after the last good batch, and its leader
@@ -86,6 +98,7 @@ class RecoveryScan:
         self._next_offset = segments[first].base_offset
         latest = self._epochs.epoch_for_offset(self._next_offset - 1)
         self._epoch = -1 if latest is None else latest
+        self._epoch_end = self._end_of_epoch_at(self._next_offset - 1)
         if self._goes_to_the_end(segments, first, flushed):
             self._check_nothing_missing(segments[-1], flushed)
         return self._next_offset, self._epoch
@@ -110,9 +123,18 @@ class RecoveryScan:
         expected = max(self._next_offset, segment.base_offset)
         while True:
             status, position, expected, header = scan(
-                segment, position, limit, expected, self._epoch, rebuild=not self._local.read_only
+                segment,
+                position,
+                limit,
+                expected,
+                self._epoch,
+                rebuild=not self._local.read_only,
+                epoch_end=self._epoch_end,
             )
-            if status <= 0:
+            if status == IN_FRONT and self._may_begin_epoch(segment, position, header):
+                self._begin_epoch(header)
+                continue
+            if status != BEHIND:
                 break
             self._observe(segment, position, header)
         self._next_offset = expected
@@ -122,14 +144,40 @@ class RecoveryScan:
             if index + 1 < len(segments) and not self._local.read_only:
                 segment.seal()
             return True
-        return self._met_bad_batch(segments, index, position, status, flushed)
+        reason = "EPOCH_MISMATCH" if status == IN_FRONT else NAMES[status]
+        return self._met_bad_batch(segments, index, position, reason, flushed)
 
-    def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
-        base_offset, _, leader_epoch, _, producer_id, *_ = header
+    def _may_begin_epoch(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> bool:
+        """Whether the batch at `position` is of the leader epoch that is due there."""
+        base_offset, _, leader_epoch, *_ = header
+        if not self._epochs_due:
+            # Nothing is known of any epoch but what the log's writer has published of its latest one.
+            standing = self._standing
+            return (
+                standing is None
+                or not self._is_published(segment, position)
+                or leader_epoch <= standing.leader_epoch
+            )
+        index = bisect_right(self._epochs_due, base_offset, key=_START_OFFSET) - 1
+        if index < 0:
+            # Below the log start: a deletion that a power cut has undone.
+            return leader_epoch <= self._epochs_due[0].epoch
+        return leader_epoch == self._epochs_due[index].epoch
+
+    def _begin_epoch(self, header: tuple[int, ...]) -> None:
+        base_offset, _, leader_epoch, *_ = header
+        self._epoch_end = self._end_of_epoch_at(base_offset)
         if leader_epoch != self._epoch:
             self._epoch = leader_epoch
             if not self._local.read_only:
                 self._epochs.learn(leader_epoch, base_offset)
+
+    def _end_of_epoch_at(self, offset: int) -> int:
+        index = bisect_right(self._epochs_due, offset, key=_START_OFFSET)
+        return self._epochs_due[index].start_offset if index < len(self._epochs_due) else INT64_MAX
+
+    def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
+        producer_id = header[4]
         if producer_id >= 0:
             producer_batches.feed(
                 self._producers,
@@ -139,9 +187,8 @@ class RecoveryScan:
             )
 
     def _met_bad_batch(
-        self, segments: list[LogSegment], index: int, position: int, status: int, flushed: int
+        self, segments: list[LogSegment], index: int, position: int, reason: str, flushed: int
     ) -> bool:
-        reason = NAMES[status]
         if reason == "OFFSET_REGRESSION":
             bad = int.from_bytes(segments[index].region.read(position, 8), "big", signed=True)
             index, position = self._blamed(segments, index, position, bad)
@@ -211,11 +258,16 @@ class RecoveryScan:
 
     def _was_safe(self, segment: LogSegment, position: int, flushed: int) -> bool:
         """Whether the bytes at `position` were once whole, so that they can only have rotted."""
-        standing, path = self._standing, segment.region.path
+        path = segment.region.path
         if any(known.path == path and known.position == position for known in self.known):
             return True
         if self._next_offset < flushed:
             return True
+        return self._is_published(segment, position)
+
+    def _is_published(self, segment: LogSegment, position: int) -> bool:
+        """Whether the log's writer has published the bytes at `position` in this life of the machine."""
+        standing = self._standing
         if not self._same_boot or standing is None:
             return False
         if segment.base_offset == standing.active_base_offset:
