@@ -9,7 +9,7 @@ def scan(
     leader_epoch: int,
     *,
     rebuild: bool = False,
-    epoch_end: int = -1,
+    stop_offset: int = -1,
 ) -> tuple[int, int, int, tuple[int, ...]]: ...
 def examine(
     segment: LogSegment,

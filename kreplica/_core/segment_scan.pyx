@@ -30,7 +30,7 @@ cdef struct Window:
     Scan *scan
     void *segment
     bint rebuild
-    int64_t epoch_end             # -1: a batch of another epoch is looked at when it is read
+    int64_t stop_offset           # -1: a batch of another epoch is looked at when it is read
     bint is_in_front              # NEEDS_LOOK is for the batch at scan.position, not for the one before it
     int64_t file_end
 
@@ -84,7 +84,8 @@ cdef int _scan_guarded(void *argument) noexcept nogil:
             return OFFSET_OVERFLOW
         if h.leader_epoch < s.leader_epoch:
             return EPOCH_REGRESSION
-        if window.epoch_end >= 0 and (h.leader_epoch != s.leader_epoch or h.base_offset >= window.epoch_end):
+        if window.stop_offset >= 0 and (h.leader_epoch != s.leader_epoch
+                                        or h.base_offset + h.last_offset_delta >= window.stop_offset):
             window.is_in_front = True
             return NEEDS_LOOK
         if window.rebuild:
@@ -156,16 +157,15 @@ cdef int _resync_guarded(void *argument) noexcept nogil:
 
 
 def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t next_offset, int64_t leader_epoch, *,
-         bint rebuild=False, int64_t epoch_end=-1):
+         bint rebuild=False, int64_t stop_offset=-1):
     """Check the batches of [position, limit): header, CRC, offsets and epochs that do not go back.
 
     Goes on until a batch that a log must look at (a producer's, a control batch, one of another epoch), a
-    bad one, or `limit`. `rebuild`: feed the indexes and timestamps on the way. `epoch_end`: the offset at which
-    `leader_epoch` ends; -1 where that is not known.
+    bad one, or `limit`. `rebuild`: feed the indexes and timestamps on the way. `stop_offset`: stop in front of the
+    first batch that reaches that offset or is of another epoch than `leader_epoch`; -1: in front of none.
 
     Returns (status, position after the last good batch, next offset, header): status 0 at the limit, 1 after a batch
-    to look at, 2 in front of one that is whole but of another epoch, or at or above `epoch_end` (only where that is
-    given), negative for a bad batch at that position. With 1 and 2 `header` is (base offset, last offset, leader
+    to look at, 2 in front of one (see `stop_offset`), negative for a bad batch at that position. With 1 and 2 `header` is (base offset, last offset, leader
     epoch, max timestamp, producer id, producer epoch, base sequence, attributes, record count, size), else it is
     empty.
     Raises StorageFull, KafkaStorageError where an index cannot grow.
@@ -188,7 +188,7 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
         window.scan = &s
         window.segment = <void *> segment
         window.rebuild = rebuild
-        window.epoch_end = epoch_end
+        window.stop_offset = stop_offset
         window.is_in_front = False
         with nogil:
             status = kr_guard_call(_scan_guarded, &window)

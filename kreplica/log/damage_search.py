@@ -209,7 +209,7 @@ def search(log: UnifiedLog, segment: LogSegment, offset: int) -> bool:
         following, size = following_offset(log, segment), segment.size
     if following is None:
         return False
-    position, begin = _trusted_place(log, segment, offset)
+    position, begin = trusted_place(log, segment, offset)
     examination = SegmentExamination(
         segment,
         following,
@@ -230,8 +230,8 @@ def search(log: UnifiedLog, segment: LogSegment, offset: int) -> bool:
     return told
 
 
-def _trusted_place(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int, int]:
-    # A position at or before the batch that holds `offset`, and the offset that is due there.
+def trusted_place(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int, int]:
+    """A position at or before the batch that holds `offset`, and the offset that is due there."""
     known = log.damages.before_in(segment.region.path, offset)
     position, begin = 0, segment.base_offset
     if known is not None and offset >= known.stop_offset:

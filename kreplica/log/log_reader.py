@@ -25,6 +25,7 @@ from kreplica.common.errors import (
     OffsetOutOfRange,
     OffsetsOutOfOrder,
 )
+from kreplica.common.types import INT64_MAX
 from kreplica.log import damage_search
 from kreplica.log.damage import Damage
 from kreplica.log.log_segments import LogSegments
@@ -103,6 +104,9 @@ def read(
             if not at_least_one and position_of(log, segment, start_offset) is not None:
                 # There is no room for what is here: what follows in other segments must not come before it.
                 break
+        else:
+            if at_least_one:
+                _require_all_read(log, segments, start_offset, bound)
     state = log.state
     aborted: Sequence[AbortedTxn] = ()
     if isolation == "txn_committed" and records is not None:
@@ -181,6 +185,8 @@ def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) ->
     # The next one's bytes are looked at only once somebody wants them, or if one of the two lies.
     offset, held, chunk_bytes = start, None, FIRST_CHUNK_BYTES
     for segment, limit in _bounded(log, segments, start, bound):
+        if held is not None:
+            check_order(log, held, segment.base_offset)
         while (chunk := _read(log, segment, offset, chunk_bytes, limit, True)) is not None:
             chunk_bytes = min(4 * chunk_bytes, READ_CHUNK_BYTES)
             for batch in batches_in(chunk):
@@ -202,6 +208,7 @@ def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) ->
             end = max(bound, log.state.log_end_offset)
             check_order(log, held, end if following is None else following[2])
         yield held
+    _require_all_read(log, segments, offset, bound)
 
 
 def _read(
@@ -263,6 +270,8 @@ def position_of(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int,
 
 def check_order(log: UnifiedLog, batch: RecordBatch, following: int) -> None:
     if following < batch.next_offset:
+        segments = log.local.segments
+        _notice(log, segments[max(0, segments.index_for(following - 1))], following - 1)
         raise OffsetsOutOfOrder(
             f"{log.topic_partition}: the batch at offset {batch.base_offset} reaches past {following}, "
             "where the next one begins",
@@ -279,11 +288,66 @@ def check_crc(log: UnifiedLog, batch: RecordBatch) -> None:
         )
 
 
-def check_records(log: UnifiedLog, records: Slice) -> None:
-    """Look at the CRC of each batch of what was read, before it is given away. Raises InvalidCrc; the log
-    knows of the damage then."""
-    for batch in batches_in(records):
-        check_crc(log, batch)
+def check_records(log: UnifiedLog, records: Slice, offset: int) -> None:
+    """Look at each batch of what was read from `offset` on before it is given away: its CRC, and the offset
+    and leader epoch, which no CRC covers. Raises CorruptMessage; the log knows of the damage then."""
+    segments = log.local.segments
+    index = max(0, segments.index_for(offset))
+    found = position_of(log, segments[index], offset)
+    while found is None and index + 1 < len(segments):
+        index += 1
+        offset = segments[index].base_offset
+        found = position_of(log, segments[index], offset)
+    if found is not None:
+        following = INT64_MAX  # where recovery stopped, what lies behind has no known end
+        if index + 1 < len(segments):
+            following = segments[index + 1].base_offset
+        elif log.stopped_at is None:
+            following = log.state.log_end_offset
+        stop = found[0] + len(records)
+        _examine(log, segments[index], following, offset, stop, stop)
+
+
+def _require_all_read(log: UnifiedLog, segments: LogSegments, offset: int, bound: int) -> None:
+    """Nothing was found in [offset, bound): raise CorruptMessage where a batch there lies about its offset.
+
+    Compaction may have left nothing there.
+    """
+    if offset >= bound or log.stopped_at is not None:
+        return
+    segment = segments[max(0, segments.index_for(offset))]
+    with log.lock:
+        following, size = damage_search.following_offset(log, segment), segment.size
+    if following is not None:
+        _examine(log, segment, following, offset, size, damage_search.SEARCH_BYTES)
+
+
+def _examine(
+    log: UnifiedLog, segment: LogSegment, following: int, offset: int, stop: int, max_bytes: int
+) -> None:
+    # From before the batch that should hold `offset`, which tells whether its offset is right, up to byte
+    # `stop`.
+    position, due = damage_search.trusted_place(log, segment, offset)
+    examination = damage_search.SegmentExamination(
+        segment,
+        following,
+        log.epochs,
+        log.damages,
+        position=position,
+        next_offset=due,
+        size=min(stop, segment.size),
+        aside=False,
+    )
+    bad = examination.first_bad(max_bytes)
+    if bad is not None:
+        at, first, reason = bad
+        _notice(log, segment, first)
+        kind = InvalidCrc if reason == "BAD_CRC" else CorruptMessage
+        raise kind(
+            f"{log.topic_partition}: the batch at offset {first}, byte {at} of {segment.region.path}, rotted "
+            f"({reason})",
+            where=first,
+        )
 
 
 def upper_bound(log: UnifiedLog, isolation: str) -> int:

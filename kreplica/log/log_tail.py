@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kreplica._core.log_segment import LogSegment
+from kreplica._core.segment_scan import resync
 from kreplica.common.errors import CorruptMessage
 from kreplica.log.file_names import CUT_SUFFIX
 from kreplica.log.local_log import LocalLog
@@ -89,7 +90,9 @@ class LogTail:
         if last is not None and last[0] + last[1] < segment.size:
             end = last[0] + last[1]
             if not only_zeros(segment, end):
-                if last[3] != following - 1:
+                behind = resync(segment, end - 1, 0)
+                if last[3] != following - 1 or (behind is not None and behind[0] < following):
+                    # Offsets lie outside the CRC: this one lies, or the one behind it.
                     return
                 self.keep_aside(segment, end, "behind the segment's last offset")
             self.cut(segment, end)

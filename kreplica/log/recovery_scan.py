@@ -55,9 +55,11 @@ class RecoveryScan:
 
     `standing`: where the log's writer said that it stands, None where it said nothing; `same_boot`: in this
     life of the machine. `known`: the ranges that are known to have rotted; those that closed segments turn
-    out to have are added. `damage`: the range at which the scan had to stop. `epochs`: as they were on the disk,
-    where an epoch is before its first batch, and is forgotten before another batch can follow: a batch of
-    another epoch than they have for its offset has rotted, or was cut off before a power cut.
+    out to have are added. `damage`: the range at which the scan had to stop.
+
+    `epochs`: as they were on the disk. An epoch is written there before its first batch, and removed before
+    a batch of another one can take its place. So a batch of another epoch has rotted, or it was cut off and
+    a power cut has brought it back.
     """
 
     def __init__(
@@ -87,8 +89,8 @@ class RecoveryScan:
         # How far the scan has come: the offset after the last good batch, and its leader epoch.
         self._next_offset = 0
         self._epoch = -1
-        # Where that epoch ends, as far as the epochs on the disk tell.
-        self._epoch_end = INT64_MAX
+        # A batch that reaches this offset is looked at first.
+        self._stop_offset = INT64_MAX
 
     def run(self, first: int, flushed: int) -> tuple[int, int]:
         """Read all from the segment with that index on; the offset after the last good batch, and its leader
@@ -98,7 +100,7 @@ class RecoveryScan:
         self._next_offset = segments[first].base_offset
         latest = self._epochs.epoch_for_offset(self._next_offset - 1)
         self._epoch = -1 if latest is None else latest
-        self._epoch_end = self._end_of_epoch_at(self._next_offset - 1)
+        self._stop_offset = self._next_stop(self._next_offset - 1)
         if self._goes_to_the_end(segments, first, flushed):
             self._check_nothing_missing(segments[-1], flushed)
         return self._next_offset, self._epoch
@@ -114,7 +116,7 @@ class RecoveryScan:
     def _scan(self, segments: list[LogSegment], index: int, flushed: int) -> bool:
         """Read one segment through; False when the log ends in it."""
         segment = segments[index]
-        position, limit = 0, segment.size
+        position, limit, reason = 0, segment.size, ""
         if self._local.read_only:
             check_indexes(segment)
         else:
@@ -129,14 +131,14 @@ class RecoveryScan:
                 expected,
                 self._epoch,
                 rebuild=not self._local.read_only,
-                epoch_end=self._epoch_end,
+                stop_offset=self._stop_offset,
             )
-            if status == IN_FRONT and self._may_begin_epoch(segment, position, header):
-                self._begin_epoch(header)
-                continue
-            if status != BEHIND:
+            if status == IN_FRONT and not (reason := self._misfit(segment, position, expected, header)):
+                self._let_pass(header)
+            elif status == BEHIND:
+                self._observe(segment, position, header)
+            else:
                 break
-            self._observe(segment, position, header)
         self._next_offset = expected
         self._producers.map_end_offset = expected
         self._recovery.scanned_bytes += position
@@ -144,11 +146,22 @@ class RecoveryScan:
             if index + 1 < len(segments) and not self._local.read_only:
                 segment.seal()
             return True
-        reason = "EPOCH_MISMATCH" if status == IN_FRONT else NAMES[status]
-        return self._met_bad_batch(segments, index, position, reason, flushed)
+        return self._met_bad_batch(segments, index, position, reason or NAMES[status], flushed)
 
-    def _may_begin_epoch(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> bool:
-        """Whether the batch at `position` is of the leader epoch that is due there."""
+    def _misfit(self, segment: LogSegment, position: int, expected: int, header: tuple[int, ...]) -> str:
+        """What is wrong with the whole batch at `position`, where offset `expected` is due; "" if nothing."""
+        standing, last_offset = self._standing, header[1]
+        if (
+            standing is not None
+            and not standing.has_gaps
+            and expected < standing.flush_offset <= last_offset
+            and segment.base_offset < standing.flush_offset
+        ):
+            # The log ended there once, so that no batch lies across it.
+            return "OFFSET_OVERFLOW"
+        return "" if self._is_of_due_epoch(segment, position, header) else "EPOCH_MISMATCH"
+
+    def _is_of_due_epoch(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> bool:
         base_offset, _, leader_epoch, *_ = header
         if not self._epochs_due:
             # Nothing is known of any epoch but what the log's writer has published of its latest one.
@@ -164,17 +177,20 @@ class RecoveryScan:
             return leader_epoch <= self._epochs_due[0].epoch
         return leader_epoch == self._epochs_due[index].epoch
 
-    def _begin_epoch(self, header: tuple[int, ...]) -> None:
-        base_offset, _, leader_epoch, *_ = header
-        self._epoch_end = self._end_of_epoch_at(base_offset)
+    def _let_pass(self, header: tuple[int, ...]) -> None:
+        base_offset, last_offset, leader_epoch, *_ = header
+        self._stop_offset = self._next_stop(last_offset)
         if leader_epoch != self._epoch:
             self._epoch = leader_epoch
             if not self._local.read_only:
                 self._epochs.learn(leader_epoch, base_offset)
 
-    def _end_of_epoch_at(self, offset: int) -> int:
+    def _next_stop(self, offset: int) -> int:
+        """The next offset above this one at which an epoch should begin, or where a flush ended."""
         index = bisect_right(self._epochs_due, offset, key=_START_OFFSET)
-        return self._epochs_due[index].start_offset if index < len(self._epochs_due) else INT64_MAX
+        stop = self._epochs_due[index].start_offset if index < len(self._epochs_due) else INT64_MAX
+        flushed = -1 if self._standing is None else self._standing.flush_offset
+        return min(stop, flushed) if flushed > offset else stop
 
     def _observe(self, segment: LogSegment, position: int, header: tuple[int, ...]) -> None:
         producer_id = header[4]

@@ -108,7 +108,7 @@ def fetch_records(
         if read.records is not None and (
             replica is None or fetch_offset < mark or replica.asks_again(fetch_offset)
         ):
-            log_reader.check_records(log, read.records)
+            log_reader.check_records(log, read.records, fetch_offset)
     except LogClosed as error:
         # The replica was stopped after the look at its role.
         raise NotLeaderOrFollower(

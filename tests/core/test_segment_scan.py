@@ -48,20 +48,20 @@ def test_what_a_log_has_to_look_at_stops_the_scan_behind_it():
     assert whole(plain, leader_epoch=3)[0] == 1
 
 
-def test_where_epochs_are_known_the_scan_stops_in_front_of_another_one():
+def test_a_scan_stops_in_front_of_another_epoch_and_of_an_offset():
     first, second = (
         build([b"a"], base_offset=BASE + number, leader_epoch=epoch) for number, epoch in enumerate((3, 5))
     )
     end = BASE + 1
-    status, position, next_offset, header = whole(first + second, leader_epoch=3, epoch_end=end)
+    status, position, next_offset, header = whole(first + second, leader_epoch=3, stop_offset=end)
     assert (status, position, next_offset) == (2, len(first), end)
     assert (header[0], header[2]) == (end, 5)
     # So it does where an epoch should end and the batch is of it still, and where it should not end yet.
-    assert whole(first + first, leader_epoch=3, epoch_end=BASE)[0] == 2
-    assert whole(first + second, leader_epoch=3, epoch_end=BASE + 9)[:2] == (2, len(first))
-    assert whole(first + second, leader_epoch=5, epoch_end=BASE + 9)[0] < 0
+    assert whole(first + first, leader_epoch=3, stop_offset=BASE)[0] == 2
+    assert whole(first + second, leader_epoch=3, stop_offset=BASE + 9)[:2] == (2, len(first))
+    assert whole(first + second, leader_epoch=5, stop_offset=BASE + 9)[0] < 0
     # What is not whole is no batch of any epoch.
-    assert name(whole(first + second[:-1] + b"?", leader_epoch=3, epoch_end=end)[0]) == "BAD_CRC"
+    assert name(whole(first + second[:-1] + b"?", leader_epoch=3, stop_offset=end)[0]) == "BAD_CRC"
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ class PartitionVerifier:
         yield from self._read_quarantines()
         yield from self._walk()
         if self.whole:
-            yield from self._shorter_than_published()
+            yield from self._other_end_than_published()
             if self._epochs is not None and self._bound is None:
                 yield from self._epochs.finish_log(self.next_offset)
         yield from self._beside_segments()
@@ -205,13 +205,13 @@ class PartitionVerifier:
             self._bound = standing
         self._standing = standing
 
-    def _shorter_than_published(self) -> Iterator[Problem]:
-        """What was published in this boot is there up to its end, later what was flushed."""
+    def _other_end_than_published(self) -> Iterator[Problem]:
+        """The log ends where its writer says; after a crash, at least where it was flushed."""
         standing = self._standing
         if standing is None:
             return
         end = standing.flush_offset if self._crashed() else standing.log_end_offset
-        if self.next_offset < end:
+        if self.next_offset < end or (self.next_offset > end and not self._crashed()):
             path = f"{self._directory}/{STATE_FILE}"
             text = f"the log went to {end} and ends at {self.next_offset}"
             yield Problem(path, "OffsetBeyondLog", text, self.next_offset)
