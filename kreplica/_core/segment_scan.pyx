@@ -165,10 +165,9 @@ def scan(LogSegment segment not None, int64_t position, int64_t limit, int64_t n
     first batch that reaches that offset or is of another epoch than `leader_epoch`; -1: in front of none.
 
     Returns (status, position after the last good batch, next offset, header): status 0 at the limit, 1 after a batch
-    to look at, 2 in front of one (see `stop_offset`), negative for a bad batch at that position. With 1 and 2 `header` is (base offset, last offset, leader
-    epoch, max timestamp, producer id, producer epoch, base sequence, attributes, record count, size), else it is
-    empty.
-    Raises StorageFull, KafkaStorageError where an index cannot grow.
+    to look at, 2 in front of one (see `stop_offset`), negative for a bad batch at that position. With 1 and 2
+    `header` is (base offset, last offset, leader epoch, max timestamp, producer id, producer epoch, base sequence,
+    attributes, record count, size), else it is empty. Raises StorageFull, KafkaStorageError where an index cannot grow.
     """
     cdef Scan s
     cdef Window window
