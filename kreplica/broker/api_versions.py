@@ -124,7 +124,7 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(68, 0, 1),  # ConsumerGroupHeartbeat
         _range(69, 0, 1),  # ConsumerGroupDescribe
         _range(75, 0, 0),  # DescribeTopicPartitions
-        _range(80, 0, 0, scope=ADMINS),  # AddRaftVoter
+        _range(80, 0, 1, scope=ADMINS),  # AddRaftVoter
         _range(81, 0, 0, scope=ADMINS),  # RemoveRaftVoter
         _range(52, 2, 2, scope=CONTROLLERS),  # Vote
         _range(53, 1, 1, scope=CONTROLLERS),  # BeginQuorumEpoch

@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.begin_quorum_epoch.v1.request import BeginQuorumEpochRequest
 from kio.schema.describe_configs.v4.request import DescribeConfigsRequest
 from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest
@@ -225,6 +225,7 @@ class Node:
                 VoterEndpoint(name=each.name, host=each.host, port=each.port)
                 for each in config.controller_endpoints
             ),
+            auto_join=config.raft.quorum_auto_join_enable,
             is_controller=self._is_controller,
         )
 

@@ -28,6 +28,8 @@ class FollowerState(EpochState):
         self.leader_has_left = False
         # Whether the leader may be gone, so that it should answer at once.
         self.is_in_doubt = False
+        # When this node looks again whether its vote is as it should be; see MembershipRequests.
+        self.membership_due_ms = 0
         self.snapshot_id: OffsetAndEpoch | None = None
         self.snapshot: RawSnapshotWriter | None = None
 

@@ -23,6 +23,7 @@ from kreplica.common.errors import (
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.follower_state import FollowerState
+from kreplica.raft.membership_requests import MembershipRequests
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import (
     FetchPosition,
@@ -43,6 +44,7 @@ class Following:
         self._context = context
         self._quorum = context.quorum
         self._on_commit = on_commit
+        self._membership_requests = MembershipRequests(context)
 
     # ---- the step -----------------------------------------------------------------------------------------
 
@@ -58,12 +60,13 @@ class Following:
             # voter does not hold them back.
             state.has_fetched = False
             return self.find_leader()
+        due_ms = self._membership_requests.poll(state, now_ms)
         if state.snapshot is not None:
             wait_ms = self._fetch_snapshot(state)
         else:
             max_wait_ms = 0 if state.is_in_doubt else self._context.config.fetch_wait_max_ms
             wait_ms = self._fetch(state.leader_id, max_wait_ms)
-        return min(wait_ms, state.remaining_ms(now_ms))
+        return min(wait_ms, due_ms, state.remaining_ms(now_ms))
 
     def find_leader(self) -> int:
         """Ask any voter, by a fetch, who leads; in how many ms to come again.

@@ -277,7 +277,9 @@ class QuorumState:
 
     def _following(self, epoch: int, leader_id: int, voted_key: ReplicaKey | None) -> FollowerState:
         deadline_ms = self.now_ms() + self._config.quorum_fetch_timeout_ms
-        return FollowerState(epoch, leader_id, voted_key=voted_key, deadline_ms=deadline_ms)
+        state = FollowerState(epoch, leader_id, voted_key=voted_key, deadline_ms=deadline_ms)
+        state.membership_due_ms = deadline_ms
+        return state
 
     def _resigned(self, epoch: int, preferred_successors: Sequence[ReplicaKey]) -> ResignedState:
         return ResignedState(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kreplica.common.errors import InvalidConfig
-from kreplica.common.settings import Settings, int32, int64, optional, setting
+from kreplica.common.settings import BOOLEAN, Settings, int32, int64, optional, setting
 from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES
 
 
@@ -51,6 +51,9 @@ class RaftConfig(Settings):
         int32(1, MAX_BATCH_SIZE_BYTES),
         "The largest batch of the metadata log; at most metadata.log.segment.bytes.",
         is_ours=True,
+    )
+    quorum_auto_join_enable: bool = setting(
+        False, BOOLEAN, "A controller that is an observer asks by itself to become a voter (KIP-853)."
     )
     metadata_log_cleanup_interval_ms: int = setting(
         60_000, int64(1), "How often old snapshots, and the log below them, are looked for.", is_ours=True

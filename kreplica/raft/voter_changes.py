@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v0.response import AddRaftVoterResponse
+from kio.schema.add_raft_voter.v1.response import AddRaftVoterResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.remove_raft_voter.v0.response import RemoveRaftVoterResponse
 from kio.schema.update_raft_voter.v0.response import CurrentLeader, UpdateRaftVoterResponse
@@ -38,19 +38,45 @@ from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import key_of, or_no_node
-from kreplica.raft.voter_set import ReplicaKey, VoterNode, VoterSet
+from kreplica.raft.voter_set import KRAFT_VERSIONS, ReplicaKey, VoterNode, VoterSet
 
 NO_THROTTLE = timedelta(0)
 Answer = Callable[[KreplicaError | None], Any]
 
 
-class _Newcomer:
-    """A voter to be, which is awaited until it has all of the log."""
+class _Change:
+    """A change that is under way. `answer(error)` is given to who asked for it, once; `on_over()` is called
+    when the change is committed, or has failed."""
 
-    def __init__(self, node: VoterNode, deadline_ms: int, settle: Callable[[KreplicaError | None], None]):
+    def __init__(
+        self, answer: Callable[[KreplicaError | None], object], on_over: Callable[[], object]
+    ) -> None:
+        self._answer = answer
+        self._on_over = on_over
+        self._is_answered = False
+
+    def acknowledge(self, error: KreplicaError | None = None) -> None:
+        """Answer now; the change itself may go on."""
+        if not self._is_answered:
+            self._is_answered = True
+            self._answer(error)
+
+    def settle(self, error: BaseException | None) -> None:
+        """Answer, if that is not done; the next change may begin."""
+        self._on_over()
+        assert error is None or isinstance(error, KreplicaError)
+        self.acknowledge(error)
+
+
+class _Newcomer:
+    """A voter to be, which is awaited until it has all of the log. `waits_for_commit`: its change is answered
+    when it is committed, and otherwise when it is in the leader's log (KIP-1186)."""
+
+    def __init__(self, node: VoterNode, deadline_ms: int, change: _Change, *, waits_for_commit: bool) -> None:
         self.node = node
         self.deadline_ms = deadline_ms
-        self.settle = settle
+        self.change = change
+        self.waits_for_commit = waits_for_commit
 
 
 class VoterChanges:
@@ -64,9 +90,10 @@ class VoterChanges:
     # ---- requests -----------------------------------------------------------------------------------------
 
     def handle_add(self, request: Any) -> Future[Any]:
-        """A new voter. It follows as an observer first, and catches up within the request's timeout."""
+        """A new voter. It follows as an observer first, and catches up within the request's timeout. Where
+        the commit is not waited for it has to have caught up: it asks itself, and cannot fetch meanwhile."""
 
-        def begin(state: LeaderState, settle: Callable[[KreplicaError | None], None]) -> None:
+        def begin(state: LeaderState, change: _Change) -> None:
             key = key_of(request.voter_id, request.voter_directory_id)
             if key.node_id < 0 or key.directory_id == Uuid.ZERO:
                 raise InvalidRequest(f"a voter has an id and a directory, not {key}")
@@ -77,17 +104,24 @@ class VoterChanges:
                     f"node {key.node_id} has not registered as a controller: it needs the role controller in"
                     " process.roles, or a moment more after its start"
                 )
-            node = VoterNode(key, self._endpoints(request.listeners), 0, 1)
-            wait_ms = max(int(request.timeout.total_seconds() * 1000), 0)
-            limit_ms = self._context.config.quorum_request_timeout_ms
-            self._newcomer = _Newcomer(node, self._context.now_ms() + min(wait_ms, limit_ms), settle)
+            node = VoterNode(key, self._endpoints(request.listeners), *KRAFT_VERSIONS)
+            wait_ms = 0
+            if request.ack_when_committed:
+                wait_ms = max(int(request.timeout.total_seconds() * 1000), 0)
+            wait_ms = min(wait_ms, self._context.config.quorum_request_timeout_ms)
+            self._newcomer = _Newcomer(
+                node,
+                self._context.now_ms() + wait_ms,
+                change,
+                waits_for_commit=request.ack_when_committed,
+            )
 
         return self._change(request.cluster_id, begin, partial(_plain_answer, AddRaftVoterResponse))
 
     def handle_remove(self, request: Any) -> Future[Any]:
         """A voter less. The leader may be it: it leads until that is committed, and does not count itself."""
 
-        def begin(state: LeaderState, settle: Callable[[KreplicaError | None], None]) -> None:
+        def begin(state: LeaderState, change: _Change) -> None:
             key = key_of(request.voter_id, request.voter_directory_id)
             voters = self._context.control.voters
             if key not in voters.voter_keys:
@@ -95,14 +129,14 @@ class VoterChanges:
             left = voters.remove_voter(key)
             if left is None:
                 raise InvalidRequest(f"{key} is the last voter")
-            self._append(state, left, settle)
+            self._append(state, left, change)
 
         return self._change(request.cluster_id, begin, partial(_plain_answer, RemoveRaftVoterResponse))
 
     def handle_update(self, request: Any) -> Future[Any]:
         """A voter has other listeners, or supports other levels of the protocol."""
 
-        def begin(state: LeaderState, settle: Callable[[KreplicaError | None], None]) -> None:
+        def begin(state: LeaderState, change: _Change) -> None:
             epoch = int(request.current_leader_epoch)
             if epoch < state.epoch:
                 raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {state.epoch}")
@@ -122,9 +156,11 @@ class VoterChanges:
             if changed is None:
                 raise VoterNotFound(f"{key} is none of {voters!r}")
             if changed == voters:
-                settle(None)
+                change.settle(None)
             else:
-                self._append(state, changed, settle)
+                self._append(state, changed, change)
+                # The commit may take this voter's own fetches.
+                change.acknowledge()
 
         return self._change(request.cluster_id, begin, self._update_answer)
 
@@ -144,24 +180,24 @@ class VoterChanges:
     def _change(
         self,
         cluster_id: str | None,
-        begin: Callable[[LeaderState, Callable[[KreplicaError | None], None]], None],
+        begin: Callable[[LeaderState, _Change], None],
         answer: Answer,
     ) -> Future[Any]:
         future: Future[Any] = Future()
 
-        def settle(error: KreplicaError | None) -> None:
+        def over() -> None:
             self._is_under_way, self._newcomer = False, None
-            future.set_result(answer(error))
 
         try:
             state = self._ready_leader(cluster_id)
         except KreplicaError as error:
             return resolved(answer(error))
         self._is_under_way = True
+        change = _Change(lambda error: future.set_result(answer(error)), over)
         try:
-            begin(state, settle)
+            begin(state, change)
         except KreplicaError as error:
-            settle(error)
+            change.settle(error)
         return future
 
     def _ready_leader(self, cluster_id: str | None) -> LeaderState:
@@ -192,12 +228,16 @@ class VoterChanges:
             self._newcomer = None
             voters = self._context.control.voters.add_voter(newcomer.node)
             if voters is None:
-                newcomer.settle(DuplicateVoter())
+                newcomer.change.settle(DuplicateVoter())
             else:
-                self._append(state, voters, newcomer.settle)
+                self._append(state, voters, newcomer.change)
+                if not newcomer.waits_for_commit:
+                    newcomer.change.acknowledge()
             return 0
         if now_ms >= newcomer.deadline_ms:
-            newcomer.settle(RequestTimedOut(f"{newcomer.node.voter_key} has not caught up with the log"))
+            newcomer.change.settle(
+                RequestTimedOut(f"{newcomer.node.voter_key} has not caught up with the log")
+            )
             return NEVER_MS
         return newcomer.deadline_ms - now_ms
 
@@ -211,15 +251,13 @@ class VoterChanges:
         """This node leads no longer: who awaits a change learns it nowhere else."""
         newcomer, self._newcomer = self._newcomer, None
         if newcomer is not None:
-            newcomer.settle(error)
+            newcomer.change.settle(error)
 
-    def _append(
-        self, state: LeaderState, voters: VoterSet, settle: Callable[[KreplicaError | None], None]
-    ) -> None:
+    def _append(self, state: LeaderState, voters: VoterSet, change: _Change) -> None:
         offset = state.accumulator.append_control_messages([voters.to_voters_record()])
         wait_ms = self._context.config.quorum_request_timeout_ms
         committed = self._context.appends.await_threshold(offset, wait_ms)
-        committed.add_done_callback(lambda done: settle(done.exception()))
+        committed.add_done_callback(lambda done: change.settle(done.exception()))
 
     # ---- answers ------------------------------------------------------------------------------------------
 

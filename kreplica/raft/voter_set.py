@@ -29,6 +29,10 @@ class ReplicaKey(NamedTuple):
         return str(self.node_id) if self.directory_id == Uuid.ZERO else f"{self.node_id}-{self.directory_id}"
 
 
+# The levels of the protocol that a node of kreplica supports, the lowest and the highest.
+KRAFT_VERSIONS = (0, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class VoterNode:
     """A voter, its listeners (the first is the default), and the levels of the protocol that it supports."""

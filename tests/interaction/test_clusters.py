@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.broker.node_format import read_properties

@@ -12,6 +12,7 @@ from kreplica.sim.mutants import built_in
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
 from kreplica.sim.quorum.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
 from tests.unit.raft import test_kafka_raft_client as scripts
+from tests.unit.raft import test_voter_changes as voter_scripts
 
 EVENTS = 800
 PINS = Path(__file__).with_name("pinned_quorum_seeds.txt")
@@ -24,7 +25,7 @@ SCRIPTS = {
     "lead_nobody": scripts.test_a_leader_that_is_cut_off_resigns,
     "refuse_who_was_wiped": scripts.test_a_voter_whose_disk_was_wiped_replicates_anew,
     "cut_what_is_committed": scripts.test_a_follower_that_is_to_cut_what_is_committed_stops_and_keeps_it,
-    "change_voters_too_early": scripts.test_no_voter_is_added_before_the_leader_knows_what_is_committed,
+    "change_voters_too_early": voter_scripts.test_no_voter_is_added_before_the_leader_knows_what_is_committed,
     "ask_nobody_before": scripts.test_a_voter_that_was_cut_off_does_not_disturb_the_others,
 }
 

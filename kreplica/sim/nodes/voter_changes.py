@@ -11,7 +11,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.common.future import Future

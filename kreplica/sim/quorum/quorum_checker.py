@@ -69,7 +69,8 @@ class QuorumChecker(QuorumLogChecker):
             self._check_quorum(node_id)
 
     def _check_quorum(self, node_id: int) -> None:
-        """A leader that a majority has not fetched from for too long resigns (KAFKA-15489)."""
+        """A leader that a majority has not fetched from for too long resigns (KAFKA-15489). It has the role
+        of a controller, and so have all that were added as voters."""
         machine = self.quorum.machines[node_id]
         state = self.quorum.client(node_id).quorum.state if machine.is_alive else None
         if not isinstance(state, LeaderState) or machine.is_paused:
@@ -78,6 +79,13 @@ class QuorumChecker(QuorumLogChecker):
             return
         now_ms = self.quorum.now_ms()
         voters = set(state.voters)
+        added = voters - self.quorum.setup.voters.voter_ids
+        without = self.quorum.setup.brokers & {node_id, *added}
+        self._require(
+            not without,
+            "RoleOfController",
+            f"node {node_id} leads {sorted(voters)}, of which {sorted(without)} are no controllers",
+        )
         of, since = self._leads_since.get(node_id, (voters, now_ms))
         if of != voters:
             # Others are voters now, and have a whole timeout to be heard of.

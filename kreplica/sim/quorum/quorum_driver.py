@@ -14,6 +14,7 @@ from typing import Any
 from kreplica.common.errors import BufferExhausted, IllegalSnapshotId, NotLeader, UnexpectedEpoch
 from kreplica.common.rare_collections import rare_collections
 from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.quorum.lost_majority import LostMajority
 from kreplica.sim.quorum.quorum_faults import CALM, QuorumFaults
@@ -27,13 +28,15 @@ ROUNDS = 2
 # Several elections' time, and longer than any request waits.
 HEALED_WITHIN_MS = 4_000
 LOOKS_EVERY_MS = 20
+# After so many of them a member would have asked for another change.
+SETTLED_FETCH_TIMEOUTS = 4
 # What has to happen in every larger number of runs; see `counts`.
 EXPECTED = (
     *("acknowledged", "rejected", "elected", "pre-votes", "candidates", "resigned", "truncations"),
     *("snapshots", "snapshots installed", "logs begun anew", "voters added", "voters removed"),
     *("killed", "power cuts", "partitions", "one-way cuts", "paused", "dates changed", "shutdowns"),
     *("disks replaced", "voters wiped", "starts refused", "snapshots refused", "stopped for good"),
-    *("messages lost", "messages twice", "slow disks", "connections lost"),
+    *("messages lost", "messages twice", "slow disks", "connections lost", "joined", "moved"),
 )
 
 
@@ -51,6 +54,7 @@ class QuorumDriver:
             dynamic=self._random.random() < 0.75,
             conditions=CALM,
         )
+        self._let_some_join_or_not(random.Random(f"{seed}/membership"))
         self.checker = QuorumObserver(self.quorum, self.counts)
         self._operator = QuorumOperator(self.checker, self._random, self.counts)
         self._faults = QuorumFaults(
@@ -62,6 +66,17 @@ class QuorumDriver:
         self._values = 0
         self.quorum.start()
         self.checker.check()
+
+    def _let_some_join_or_not(self, chance: random.Random) -> None:
+        """In some runs members join by themselves, listen somewhere, or are brokers that must not vote."""
+        setup, members = self.quorum.setup, sorted(self.quorum.machines)
+        observers = [node_id for node_id in members if node_id not in setup.voters.voters]
+        if chance.random() < 0.4:
+            setup.brokers.update(observers[:1])
+        if setup.voters.supports(1) and chance.random() < 0.4:
+            setup.auto_join.update(set(members) - setup.brokers)
+            for node_id in members:
+                setup.move(node_id, 9_093)
 
     @rare_collections()
     def run(self, events: int = 1_500) -> None:
@@ -103,6 +118,8 @@ class QuorumDriver:
             self._append()
         elif chance < 0.9:
             self._snapshot(self._random.choice(alive))
+        elif chance < 0.93 and self.quorum.setup.endpoints:
+            self._operator.move_a_node()
         else:
             self._operator.change_voters()
 
@@ -173,6 +190,21 @@ class QuorumDriver:
             raise InvariantViolated(
                 "Liveness", f"{HEALED_WITHIN_MS} ms after all faults: {'; '.join(self._what_ails())}"
             )
+        if self.quorum.setup.auto_join:
+            self._require_voters_stay()
+
+    def _require_voters_stay(self) -> None:
+        """Whoever has joined is a voter once: nobody leaves and joins again for ever."""
+        before = self._voters_offset()
+        self.quorum.pass_time(SETTLED_FETCH_TIMEOUTS * self.quorum.setup.config.quorum_fetch_timeout_ms)
+        if self._voters_offset() != before:
+            raise InvariantViolated(
+                "VotersSettle", f"all is well, and the voters changed at {before} and {self._voters_offset()}"
+            )
+
+    def _voters_offset(self) -> int:
+        leader = self.quorum.leader
+        return -1 if leader is None else self.quorum.client(leader).voters_offset
 
     def _end_faults(self) -> None:
         self._is_calm = True
@@ -205,8 +237,24 @@ class QuorumDriver:
                 ails.append(f"node {node_id} follows {other.leader_and_epoch}")
             if other.log.end_offset != client.log.end_offset:
                 ails.append(f"node {node_id} ends at {other.log.end_offset}")
+        ails += self._membership_ails(leader)
         ails += self.checker.missing(self.quorum.alive)
         ails += [f"{value} waits" for value in self.checker.pending]
         if self._operator.waiting:
             ails.append(f"{self._operator.waiting} changes of the voters wait")
+        return ails
+
+    def _membership_ails(self, leader: int) -> list[str]:
+        """Who should vote and does not, and whose voter's record says otherwise where it listens. A leader
+        asks nobody, and tells its listeners when another one leads."""
+        setup, voters = self.quorum.setup, self.quorum.client(leader).voters
+        ails = []
+        for node_id in sorted(setup.auto_join):
+            key = ReplicaKey(node_id, setup.directory_ids[node_id])
+            if not voters.contains(key):
+                ails.append(f"node {node_id} is no voter of {voters!r}")
+            elif node_id != leader and voters.voters[node_id].endpoints != setup.endpoints_of(node_id):
+                ails.append(f"node {node_id} is said to listen at {voters.voters[node_id].endpoints}")
+        if setup.auto_join and not ails:
+            self.counts["joined"] += len(set(voters.voters) - set(setup.voters.voters))
         return ails

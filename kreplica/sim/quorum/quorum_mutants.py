@@ -13,11 +13,14 @@ from typing import Any
 
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.quorum_state import NO_NODE
+from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.fetch_requests import FetchRequests
 from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.following import Following
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.leader_state import LeaderState
+from kreplica.raft.membership import Membership
+from kreplica.raft.membership_requests import MembershipRequests
 from kreplica.raft.prospective_state import ProspectiveState
 from kreplica.raft.quorum_state import QuorumState
 from kreplica.raft.raft_context import RaftContext
@@ -58,6 +61,22 @@ def announce_what_is_over(init: Replacement) -> Replacement:
         state.leader_id = state.local_id
 
     return claim
+
+
+@quorum_mutant(Membership, "__init__")
+def let_brokers_vote(init: Replacement) -> Replacement:
+    """Whoever is added votes, and may be elected, with the role of a controller or without it."""
+
+    def forget_roles(member: Any, **named: Any) -> None:
+        init(member, **{**named, "can_be_voter": True, "is_controller": lambda _: True})
+
+    return forget_roles
+
+
+@quorum_mutant(MembershipRequests, "poll")
+def ask_for_nothing(_: Replacement) -> Replacement:
+    """No observer joins by itself, and no voter tells where it listens now."""
+    return lambda *_: NEVER_MS
 
 
 @quorum_mutant(LeaderState, "update_high_watermark")

@@ -56,10 +56,6 @@ class Witness(Protocol):
     def leader_told(self, node: QuorumNode, leader: LeaderAndEpoch) -> None: ...
 
 
-def _endpoint(listener: str, node_id: int) -> VoterEndpoint:
-    return VoterEndpoint(name=listener, host=f"node-{node_id}", port=9_093)
-
-
 def record_of(value: str) -> ApiMessageAndVersion[MetadataRecord]:
     """A record that holds the value."""
     return ApiMessageAndVersion(
@@ -91,8 +87,20 @@ class QuorumSetup:
     known_voters: dict[int, VoterSet] = field(default_factory=dict)
     # Members without the role of a controller: the quorum does not let them vote, and they never lead.
     brokers: set[int] = field(default_factory=set)
-    listener: str | None = None
+    # Observers that ask by themselves to become voters.
+    auto_join: set[int] = field(default_factory=set)
+    # Where each listens from its next start on.
+    endpoints: dict[int, VoterEndpoint] = field(default_factory=dict)
     on_fatal: Callable[[int, BaseException], None] | None = None
+
+    def endpoints_of(self, node_id: int) -> tuple[VoterEndpoint, ...]:
+        """The node's listeners; none where nodes know each other by their ids alone."""
+        found = self.endpoints.get(node_id)
+        return () if found is None else (found,)
+
+    def move(self, node_id: int, port: int) -> None:
+        """Let the node listen on another port from its next start on."""
+        self.endpoints[node_id] = VoterEndpoint(name="CONTROLLER", host=f"node-{node_id}", port=port)
 
 
 class QuorumNode:
@@ -126,7 +134,8 @@ class QuorumNode:
             on_fatal=self._cannot_go_on,
             membership=Membership(
                 can_be_voter=self.node_id not in setup.brokers,
-                endpoints=() if setup.listener is None else (_endpoint(setup.listener, self.node_id),),
+                endpoints=setup.endpoints_of(self.node_id),
+                auto_join=self.node_id in setup.auto_join,
                 is_controller=lambda node_id: node_id not in setup.brokers,
             ),
         )

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest, Listener
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.common.errors import InvalidSnapshot, SnapshotMissing
@@ -91,7 +91,10 @@ class QuorumOperator:
             timeout=timedelta(milliseconds=CATCH_UP_MS),  # type: ignore[arg-type]
             voter_id=node_id,  # type: ignore[arg-type]
             voter_directory_id=uuid_of(self.quorum.setup.directory_ids[node_id]),
-            listeners=(),
+            listeners=tuple(
+                Listener(name=each.name, host=each.host, port=each.port)  # type: ignore[arg-type]
+                for each in self.quorum.setup.endpoints_of(node_id)
+            ),
         )
         self._ask(leader, request, "voters added")
 
@@ -112,6 +115,14 @@ class QuorumOperator:
     def _answered(self, what: str, answer: Future[Any]) -> None:
         if answer.exception() is None and not answer.result().error_code:
             self._counts[what] += 1
+
+    def move_a_node(self) -> None:
+        """Let a node that is down listen elsewhere when it comes back."""
+        setup = self.quorum.setup
+        down = [node_id for node_id in setup.endpoints if node_id not in self.quorum.alive]
+        if down:
+            setup.move(self._random.choice(down), self._random.randrange(1, 1 << 16))
+            self._counts["moved"] += 1
 
     # ---- disks --------------------------------------------------------------------------------------------
 

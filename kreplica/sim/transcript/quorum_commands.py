@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 
 from kreplica.common.config import MetadataLogConfig

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.raft.test_kafka_raft_client import add_voter, all_have, started
+from tests.unit.raft.test_kafka_raft_client import all_have, started
+from tests.unit.raft.test_voter_changes import add_voter
 
 
 def test_an_observer_comes_back_to_a_leader_that_it_does_not_know_for_a_voter():

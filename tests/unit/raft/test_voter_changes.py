@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from kio.schema.add_raft_voter.v0.request import AddRaftVoterRequest
+from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.errors import ErrorCode
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.schema.update_raft_voter.v0 import request as update
@@ -21,31 +21,15 @@ from kreplica.common.errors import (
     VoterNotFound,
 )
 from kreplica.common.wire import uuid_of
-from kreplica.sim.quorum.quorum_checker import QuorumChecker
+from kreplica.metadata.control_records import VoterEndpoint
+from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID
 from kreplica.sim.quorum.sim_quorum import SimQuorum, directory_id_of
+from tests.unit.raft.test_kafka_raft_client import all_have, answer_of, others_of, started
 
-
-def started(voters=3, observers=0, **options):
-    quorum = SimQuorum(voters, observers, shuffle=False, **options)
-    quorum.checker = QuorumChecker(quorum)
-    quorum.start()
-    return quorum, quorum.elect()
-
-
-def answer_of(quorum, node_id, request):
-    answer = quorum.client(node_id).handle_inbound(request)
-    quorum.pass_time(1)
-    assert answer.done()
-    return answer.result()
-
-
-def others_of(quorum, leader):
-    return [i for i in quorum.machines if i != leader]
-
-
-def all_have(quorum, *values):
-    return quorum.run_until(lambda: all(quorum.node(i).values == list(values) for i in quorum.alive))
+HERE = {
+    node_id: VoterEndpoint(name="CONTROLLER", host=f"node-{node_id}", port=9_093) for node_id in range(1, 6)
+}
 
 
 def add_voter(node_id, timeout_ms=500):
@@ -99,7 +83,7 @@ def test_a_voter_without_the_role_never_leads():
 
 
 def test_a_voter_has_to_listen_where_the_others_do():
-    quorum, leader = started(observers=1, listener="CONTROLLER")
+    quorum, leader = started(observers=1, endpoints=HERE)
     answer = quorum.send(leader, add_voter(4))
     assert quorum.run_until(answer.done)
     assert answer.result().error_code == ErrorCode.invalid_request
@@ -218,3 +202,74 @@ def test_no_voter_is_added_before_the_leader_knows_what_is_committed():
     leader = quorum.leader
     assert quorum.client(leader).high_watermark is None
     assert answer_of(quorum, leader, add_voter(4)).error_code.value == RequestTimedOut.code
+
+
+# ---- what members ask for themselves ----------------------------------------------------------------------
+
+
+def voters_of(quorum):
+    return sorted(quorum.client(quorum.leader).voters.voters) if quorum.leader else []
+
+
+def test_an_observer_that_joins_by_itself_becomes_a_voter_once():
+    quorum, leader = started(observers=2, auto_join={4}, endpoints=HERE)
+    assert quorum.run_until(lambda: voters_of(quorum) == [1, 2, 3, 4])
+    assert quorum.client(leader).voters.voters[4].endpoints == (HERE[4],)
+    # It counts: with it a majority is three, and the one that did not ask stays an observer.
+    quorum.kill(others_of(quorum, leader)[0])
+    client = quorum.client(leader)
+    assert quorum.run_until(lambda: client.voters_offset < client.high_watermark)
+    quorum.pass_time(2_000)
+    at = quorum.client(quorum.leader).voters_offset
+    quorum.pass_time(2_000)
+    assert voters_of(quorum) == [1, 2, 3, 4]
+    assert quorum.client(quorum.leader).voters_offset == at
+
+
+def test_the_only_voter_and_one_that_joins_need_each_other_at_once():
+    """The second voter's fetch commits that it is one, and its own request must not stand in its way."""
+    quorum, _ = started(voters=1, observers=1, auto_join={2})
+    timeout_ms = quorum.setup.config.quorum_fetch_timeout_ms
+    assert quorum.run_until(lambda: voters_of(quorum) == [1, 2], limit_ms=2 * timeout_ms)
+    assert quorum.run_until(
+        lambda: quorum.client(1).voters_offset < quorum.client(1).high_watermark, limit_ms=timeout_ms // 2
+    )
+
+
+def test_a_broker_does_not_join():
+    quorum, _ = started(observers=1, brokers={4}, auto_join={4})
+    quorum.pass_time(2_000)
+    assert voters_of(quorum) == [1, 2, 3]
+
+
+def test_one_whose_disk_was_lost_lets_its_former_vote_go_and_joins_again():
+    quorum, leader = started(auto_join={1, 2, 3})
+    lost = others_of(quorum, leader)[0]
+    quorum.kill(lost)
+    quorum.checker.forget_disk(lost)
+    quorum.wipe(lost, quorum.client(leader).voters)
+    quorum.start(lost)
+    key = ReplicaKey(lost, quorum.setup.directory_ids[lost])
+    assert quorum.run_until(lambda: quorum.leader and quorum.client(quorum.leader).voters.contains(key))
+    assert voters_of(quorum) == [1, 2, 3]
+
+
+def test_voters_that_are_configured_are_not_joined():
+    quorum, _ = started(observers=1, dynamic=False, auto_join={4})
+    quorum.pass_time(2_000)
+    assert voters_of(quorum) == [1, 2, 3]
+
+
+def test_a_voter_that_listens_elsewhere_after_its_start_tells_so():
+    quorum, leader = started(endpoints=dict(HERE))
+    moved = others_of(quorum, leader)[0]
+
+    def ports():
+        return [each.port for each in quorum.client(quorum.leader).voters.voters[moved].endpoints]
+
+    assert quorum.run_until(lambda: quorum.leader and ports() == [9_093])
+    quorum.kill(moved)
+    quorum.setup.move(moved, 19_093)
+    quorum.start(moved)
+    assert quorum.run_until(lambda: quorum.leader and ports() == [19_093])
+    assert voters_of(quorum) == [1, 2, 3]
