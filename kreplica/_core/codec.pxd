@@ -6,5 +6,6 @@ from libc.stdint cimport int64_t
 # `data` (any buffer) compressed, as an object with the buffer protocol; level None is the codec's own
 # default.
 cdef object compress(int codec, object data, object level)
-# `data` decompressed; BAD_COMPRESSED_DATA, DECOMPRESSION_TOO_LARGE when it would be more than max_size bytes.
-cdef object decompress(int codec, object data, int64_t max_size)
+# `data` decompressed; BAD_COMPRESSED_DATA, also when it begins with anything but so many records, and
+# DECOMPRESSION_TOO_LARGE when it would be more than max_size bytes.
+cdef object decompress(int codec, object data, int64_t max_size, int64_t record_count)

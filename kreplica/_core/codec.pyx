@@ -1,15 +1,20 @@
 """Where the core finds compression: two functions that kreplica.record.compression installs at its import."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from kreplica._core.status cimport UNKNOWN_CODEC, check
+from kreplica._core.status cimport SHORT_INPUT, UNKNOWN_CODEC, check
+from kreplica._core.varint cimport read_varint
+
+cdef enum:
+    # Of a record's body: attributes, two deltas, two lengths, a count of headers.
+    SMALLEST_RECORD = 6
 
 cdef object _compress = None
 cdef object _decompress = None
 
 
 def install(compress, decompress):
-    """Use `compress(codec, data, level)` and `decompress(codec, data, max_size)` from now on.
+    """Use `compress(codec, data, level)` and `decompress(codec, data, max_size, record_count)` from now on.
 
     Both return an object with the buffer protocol, which nobody changes afterwards.
     """
@@ -24,7 +29,33 @@ cdef object compress(int codec, object data, object level):
     return _compress(codec, data, level)
 
 
-cdef object decompress(int codec, object data, int64_t max_size):
+cdef int64_t _least_size(const uint8_t *p, int64_t size, int64_t record_count) noexcept nogil:
+    cdef int64_t at = 0
+    cdef int32_t length = 0
+    cdef int used
+    while at < size and record_count > 0:
+        used = read_varint(p + at, size - at, &length)
+        if used == SHORT_INPUT:
+            return size
+        if used < 0 or length < SMALLEST_RECORD:
+            return -1
+        at += used + length
+        record_count -= 1
+    # Behind the last record there is nothing.
+    return at + record_count * (SMALLEST_RECORD + 1) if at >= size else -1
+
+
+def least_size(const uint8_t[::1] data, int64_t record_count):
+    """The size that so many records have at least which begin with `data`, by their lengths alone; -1 where no such
+    records begin so. A batch that decompresses to too much, or to something else, is given up early by that."""
+    cdef const uint8_t *p = &data[0] if data.shape[0] else NULL
+    cdef int64_t found
+    with nogil:
+        found = _least_size(p, data.shape[0], record_count)
+    return found
+
+
+cdef object decompress(int codec, object data, int64_t max_size, int64_t record_count):
     if _decompress is None:
         check(UNKNOWN_CODEC, "decompressing without kreplica.record.compression", codec)
-    return _decompress(codec, data, max_size)
+    return _decompress(codec, data, max_size, record_count)

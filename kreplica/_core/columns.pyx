@@ -457,7 +457,7 @@ cdef class ColumnBuilder:
         source = PyMemoryView_FromMemory(
             <char *>w.data + w.position + HEADER_SIZE, h.size - HEADER_SIZE, PyBUF_READ
         )
-        records = codec.decompress(h.attributes & CODEC_MASK, source, self.max_decompressed)
+        records = codec.decompress(h.attributes & CODEC_MASK, source, self.max_decompressed, h.record_count)
         PyObject_GetBuffer(records, &section, PyBUF_SIMPLE)
         status = self.append_records(&h, <const uint8_t *>section.buf, section.len, w, False)
         PyBuffer_Release(&section)

@@ -51,7 +51,7 @@ cdef const int32_t *fault_of(object owner) except? NULL:
 cdef object _decompressed(const uint8_t *p, const BatchHeader *h, int64_t max_size, Py_buffer *section):
     # The records section of a compressed batch; returns what keeps it alive.
     cdef object source = PyMemoryView_FromMemory(<char *>p + HEADER_SIZE, h.size - HEADER_SIZE, PyBUF_READ)
-    cdef object data = codec.decompress(h.attributes & CODEC_MASK, source, max_size)
+    cdef object data = codec.decompress(h.attributes & CODEC_MASK, source, max_size, h.record_count)
     PyObject_GetBuffer(data, section, PyBUF_SIMPLE)
     PyBuffer_Release(section)     # `data` itself keeps it: codec's results do not change
     return data

@@ -186,6 +186,11 @@ class Disk(Protocol):
         """Do the jobs of a held lane again; none is under way."""
         ...
 
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
+        """Run a task that takes the processor and not the disk where no loop waits for it; then `done()` is
+        called in the node's loop. The task does not raise."""
+        ...
+
     @property
     def waiting_ms(self) -> float:
         """For how long the oldest job that is not done has been waiting; 0 where there is none."""

@@ -4,6 +4,9 @@
                   ▲                 │ declined: it holds the log's lane, and
                   └─────────────────┘ those behind it come back, too
 
+A batch whose records take long to decompress and check is checked aside, by a thread that holds up neither
+the loop nor the disk; appends to the same log wait for it, and others do not.
+
 An append that needs a decision (a roll, a transaction, a new leader epoch) is made by its owner in the
 loop, once nothing of the log is under way, and before any that came after it. So appends never overtake
 each other.
@@ -21,6 +24,8 @@ thread. `offsets_lock` guards the tables.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kreplica._core.append_job import PublishJob
@@ -43,6 +48,11 @@ class QueuedAppend(Protocol):
         """What the disk thread is to do; None where it takes a decision. Under the log's lock."""
         ...
 
+    @property
+    def check(self) -> Callable[[], None] | None:
+        """What has to run aside before a job can be made; None where nothing has to."""
+        ...
+
     def note(self) -> None:
         """The job is done, or part of it: keep what the log has to know of it. Under the log's lock."""
         ...
@@ -62,9 +72,9 @@ class QueuedAppend(Protocol):
 
 class _Entry:
     """An append in the queue. `is_declined`: the core has left it to its owner. `is_given_up`: he was
-    told."""
+    told. `is_in_check`: its check runs aside."""
 
-    __slots__ = ("append", "is_declined", "is_given_up", "is_noted", "job")
+    __slots__ = ("append", "is_declined", "is_given_up", "is_in_check", "is_noted", "job")
 
     def __init__(self, append: QueuedAppend) -> None:
         self.append = append
@@ -72,6 +82,7 @@ class _Entry:
         self.is_noted = False
         self.is_declined = False
         self.is_given_up = False
+        self.is_in_check = False
 
 
 class AppendQueue:
@@ -168,6 +179,8 @@ class AppendQueue:
     def _take_next(self) -> bool:
         """Begin the next append; False where it has to wait for those under way."""
         entry = self._waiting[0]
+        if entry.is_in_check:
+            return False
         with self._log.offsets_lock:
             if not self._in_flight:
                 self.end = self._log.state.log_end_offset
@@ -179,11 +192,21 @@ class AppendQueue:
                 self._in_flight.append(entry)
                 self._disk.submit(job, self._back, self._lane)
                 return True
+        check = entry.append.check
+        if check is not None:
+            entry.is_in_check = True
+            self._disk.aside(check, partial(self._checked, entry))
+            return False
         if self._in_flight:
             return False
         self._waiting.popleft()
         entry.append.make_carefully()
         return True
+
+    def _checked(self, entry: _Entry) -> None:
+        entry.is_in_check = False
+        if not self._is_going_on:
+            self._go_on()
 
     def _back(self, job: DiskJob) -> None:
         with self._log.offsets_lock:

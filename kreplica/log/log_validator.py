@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kreplica._core.record_batch import correct_max_timestamp
 from kreplica._core.records import RecordBatch, batches, validate_for_append
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import InvalidRecord, InvalidTimestamp, MessageTooLarge
+from kreplica.common.errors import DecompressionTooLarge, InvalidRecord, InvalidTimestamp, MessageTooLarge
 from kreplica.common.types import AppendOrigin
+from kreplica.record.compression import MAX_DECOMPRESSED
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 # Who may send control batches, and several batches at once.
 TRUSTED_ORIGINS = (AppendOrigin.COORDINATOR, AppendOrigin.RAFT_LEADER)
 INT64_MAX = (1 << 63) - 1
+# A batch may decompress to so many times what it may have compressed. Text of one kind takes a tenth, a
+# hundredth is rare; nobody needs the thousandth that a bomb has.
+MOST_TIMES_LARGER = 32
+# What is decompressed, scanned or compressed where others wait for it takes no more than this, some 100 us.
+BRIEF_BYTES = 256 << 10
 
 
 class ValidBatch(NamedTuple):
@@ -35,10 +41,23 @@ class ValidBatch(NamedTuple):
 class LogValidator:
     """The checks that one configuration asks for."""
 
-    __slots__ = ("_after_ms", "_before_ms", "_codec", "_compact", "_level", "_log_append_time", "max_bytes")
+    __slots__ = (
+        "_after_ms",
+        "_ahead",
+        "_before_ms",
+        "_codec",
+        "_compact",
+        "_level",
+        "_log_append_time",
+        "max_bytes",
+        "max_decompressed",
+    )
 
     def __init__(self, config: LogConfig) -> None:
         self.max_bytes = min(config.max_message_bytes, config.segment_bytes)
+        self.max_decompressed = min(MOST_TIMES_LARGER * self.max_bytes, MAX_DECOMPRESSED)
+        # Records that were validated already, and what came of it.
+        self._ahead: tuple[Buffer, list[ValidBatch]] | None = None
         self._compact = config.compact
         self._log_append_time = config.log_append_time
         self._before_ms = config.message_timestamp_before_max_ms
@@ -57,22 +76,56 @@ class LogValidator:
         """The latest create time (ms) that is accepted at `now_ms`."""
         return min(now_ms + self._after_ms, INT64_MAX)
 
-    def validate(self, records: Buffer, now_ms: int, origin: AppendOrigin) -> list[ValidBatch]:
+    def is_brief(self, records: Buffer) -> bool:
+        """Whether the records are few enough to be validated where others wait."""
+        return memoryview(records).nbytes <= BRIEF_BYTES
+
+    def expect(self, records: Buffer, found: list[ValidBatch]) -> None:
+        """Let the next `validate`, if it is of the same object, give what an earlier one has found."""
+        self._ahead = (records, found)
+
+    def validate(
+        self, records: Buffer, now_ms: int, origin: AppendOrigin, max_decompressed: int | None = None
+    ) -> list[ValidBatch]:
         """Every batch in `records`, checked whole; raises for the first that may not be appended.
+
+        A batch may decompress to `max_decompressed` bytes, beyond which it is a DecompressionTooLarge; by
+        default to as many as the topic's max.message.bytes allows, beyond which it is a MessageTooLarge.
 
         Raises CorruptMessage and its kinds, MessageTooLarge, InvalidTimestamp, and InvalidRecord (no key in a
         compacted topic, a control batch from a client, several batches from a client, none at all).
         """
-        found = [self._valid(batch, now_ms, origin) for batch in batches(records)]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is records:
+            return ahead[1]
+        return self.validate_anew(records, now_ms, origin, max_decompressed)
+
+    def validate_anew(
+        self, records: Buffer, now_ms: int, origin: AppendOrigin, max_decompressed: int | None = None
+    ) -> list[ValidBatch]:
+        """The same without regard to what was found before; any thread may call."""
+        most = self.max_decompressed if max_decompressed is None else max_decompressed
+        try:
+            found = [self._valid(batch, now_ms, origin, most) for batch in batches(records)]
+        except DecompressionTooLarge as error:
+            if max_decompressed is not None:
+                raise
+            # Which producers answer by smaller batches; a corrupt batch they would send again.
+            raise MessageTooLarge(
+                f"{error}: {MOST_TIMES_LARGER} times max.message.bytes, {self.max_bytes}, at most"
+            ) from None
         if not found:
             raise InvalidRecord("no record batch to append")
         if len(found) > 1 and origin not in TRUSTED_ORIGINS:
             raise InvalidRecord(f"{len(found)} record batches; a producer sends one at a time")
         return found
 
-    def _valid(self, batch: RecordBatch, now_ms: int, origin: AppendOrigin) -> ValidBatch:
+    def _valid(self, batch: RecordBatch, now_ms: int, origin: AppendOrigin, most: int) -> ValidBatch:
         data: Buffer = memoryview(batch)
-        largest, _ = validate_for_append(data, allow_control=origin in TRUSTED_ORIGINS)
+        if self._codec is None or self._codec == batch.codec:
+            self._require_size(batch)  # before it is decompressed
+        batch.max_decompressed = most
+        largest, _ = validate_for_append(data, allow_control=origin in TRUSTED_ORIGINS, max_decompressed=most)
         if batch.is_control:
             return ValidBatch(batch, data, -1)
         if self._compact and any(record.key is None for record in batch):
@@ -81,9 +134,12 @@ class LogValidator:
         changed = self._stored(batch, largest)
         if changed is not None:
             data, batch = changed, RecordBatch(changed)
+        self._require_size(batch)
+        return ValidBatch(batch, data, now_ms if self._log_append_time else -1)
+
+    def _require_size(self, batch: RecordBatch) -> None:
         if batch.size > self.max_bytes:
             raise MessageTooLarge(f"a batch of {batch.size} bytes; max.message.bytes is {self.max_bytes}")
-        return ValidBatch(batch, data, now_ms if self._log_append_time else -1)
 
     def _check_timestamps(self, batch: RecordBatch, largest: int, now_ms: int) -> None:
         if self._log_append_time or largest < 0:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from kreplica._core.append_job import AppendJob, RunJob
 from kreplica._core.records import RecordBatch, batches
-from kreplica.common.errors import KreplicaError
+from kreplica.common.errors import DecompressionTooLarge, KreplicaError, UnknownServerError
 from kreplica.common.types import AppendOrigin
 from kreplica.log import producer_batches
+from kreplica.log.log_validator import BRIEF_BYTES, ValidBatch
 from kreplica.log.producer_append_info import ProducerAppendInfo
 from kreplica.log.producer_state_entry import ProducerStateEntry
 
@@ -36,6 +37,7 @@ class LeaderAppend:
 
     __slots__ = (
         "_appended",
+        "_checked",
         "_declined",
         "_job",
         "_leader_epoch",
@@ -44,6 +46,7 @@ class LeaderAppend:
         "_origin",
         "_producer",
         "_records",
+        "check",
     )
 
     def __init__(
@@ -65,6 +68,39 @@ class LeaderAppend:
         self._declined = declined
         self._job: AppendJob | None = None
         self._producer: ProducerAppendInfo | None = None
+        # Set where the records are to be checked aside; then what came of it.
+        self.check: Callable[[], None] | None = None
+        self._checked: list[ValidBatch] | KreplicaError | None = None
+
+    def _check(self) -> None:
+        # Any thread: it reads the records and the validator, which nobody changes.
+        log = self._log
+        try:
+            self._checked = log.validator.validate_anew(self._records, log.time_ms(), self._origin)
+        except KreplicaError as error:
+            self._checked = error.with_traceback(None)
+        except Exception as error:
+            self._checked = UnknownServerError(repr(error))
+        self.check = None
+
+    def _valid(self) -> list[ValidBatch] | None:
+        """The batches; None where they have to be checked aside first. Raises as LogValidator.validate."""
+        if isinstance(self._checked, KreplicaError):
+            raise self._checked
+        if self._checked is None:
+            log = self._log
+            try:
+                if log.validator.is_brief(self._records):
+                    return log.validator.validate_anew(
+                        self._records,
+                        log.time_ms(),
+                        self._origin,
+                        max_decompressed=min(BRIEF_BYTES, log.validator.max_decompressed),
+                    )
+            except DecompressionTooLarge:
+                pass
+            self.check = self._check
+        return self._checked
 
     def make_job(self, queue: AppendQueue) -> AppendJob | None:
         self._producer = None
@@ -82,7 +118,9 @@ class LeaderAppend:
         job = log.plain_job(self._records, self._leader_epoch)
         batch: RecordBatch | None = None
         if job is None:
-            found = log.validator.validate(self._records, log.time_ms(), self._origin)
+            found = self._valid()
+            if found is None:
+                return None
             batch = found[0].batch
             if len(found) > 1 or batch.is_control:
                 return None
@@ -132,6 +170,11 @@ class LeaderAppend:
 
     def make_carefully(self) -> None:
         self._job = None
+        if isinstance(self._checked, KreplicaError):
+            self._appended(self._checked)
+            return
+        if self._checked is not None:
+            self._log.validator.expect(self._records, self._checked)
         self._declined()
 
 
@@ -142,6 +185,8 @@ class FollowerAppend:
     append what is left by itself; `info` is then that of what was appended, or None. `with_care`: all is
     left to it.
     """
+
+    check = None  # the leader has checked it
 
     __slots__ = ("_appended", "_declined", "_info", "_job", "_leader_epoch", "_log", "_rest", "_with_care")
 

@@ -1,8 +1,9 @@
 """The codecs of record batches: gzip, snappy, lz4 and zstd, through cramjam.
 
-Decompression is bounded by the size that comes out, never by a ratio or by a length that the data claims: the
-output buffer starts small, grows in steps while the codec fills it, and stops at the caller's bound. What is
-broken, cut short or followed by something else is refused. Importing this module gives the native core its
+Decompression is bounded by the size that comes out, never by a length that the data claims: the output buffer
+starts small, grows in steps while the codec fills it, and stops at the caller's bound, or before that where
+what has come so far cannot be the records that the batch's header counts. What is broken, cut short or
+followed by something else is refused. Importing this module gives the native core its
 compression. Thread rule: any thread; cramjam releases the GIL while it works.
 """
 
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import cramjam
 
 from kreplica._core import codec as _codec
+from kreplica._core.codec import least_size
 from kreplica._core.record_batch import CODECS
 from kreplica.common.errors import DecompressionTooLarge, InvalidCompressedData, UnsupportedCodec
 
@@ -62,20 +64,22 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
     raise UnsupportedCodec(f"compressing with codec {codec}")
 
 
-def decompress(codec: int, data: Buffer, max_size: int = MAX_DECOMPRESSED) -> Buffer:
-    """What `data` decompresses to by the codec of this number.
+def decompress(
+    codec: int, data: Buffer, max_size: int = MAX_DECOMPRESSED, record_count: int | None = None
+) -> Buffer:
+    """What `data` decompresses to by the codec of this number; so many records, where that is told.
 
     Raises DecompressionTooLarge past `max_size` bytes, InvalidCompressedData, UnsupportedCodec.
     """
     view = memoryview(data)
     if codec == GZIP:
-        return _decompress_growing(cramjam.gzip.decompress_into, view, max_size)
+        return _decompress_growing(cramjam.gzip.decompress_into, view, max_size, record_count)
     if codec == SNAPPY:
         return _decompress_snappy(view, max_size)
     if codec == LZ4:
-        return _decompress_growing(cramjam.lz4.decompress_into, view, max_size)
+        return _decompress_growing(cramjam.lz4.decompress_into, view, max_size, record_count)
     if codec == ZSTD:
-        return _decompress_growing(cramjam.zstd.decompress_into, view, max_size)
+        return _decompress_growing(cramjam.zstd.decompress_into, view, max_size, record_count)
     if codec == NONE:
         if len(view) > max_size:
             raise DecompressionTooLarge(f"{len(view)} bytes of records, {max_size} allowed")
@@ -104,7 +108,9 @@ def _compress_xerial(data: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _decompress_growing(into: Callable[[Any, Any], int], data: memoryview, max_size: int) -> Buffer:
+def _decompress_growing(
+    into: Callable[[Any, Any], int], data: memoryview, max_size: int, record_count: int | None
+) -> Buffer:
     size = min(max(_FIRST_GUESS, _GUESSED_RATIO * len(data)), max_size)
     while True:
         target = bytearray(size)
@@ -114,7 +120,12 @@ def _decompress_growing(into: Callable[[Any, Any], int], data: memoryview, max_s
             # The codec says so when it has more than the target takes; anything else is wrong with the data.
             if "failed to write whole buffer" not in str(error):
                 raise InvalidCompressedData(f"decompressing {len(data)} bytes: {error}") from None
-            if size == max_size:
+            least = size if record_count is None else least_size(target, record_count)
+            if least < 0:
+                raise InvalidCompressedData(
+                    f"{len(data)} bytes that do not decompress to {record_count} records"
+                ) from None
+            if size == max_size or least > max_size:
                 raise DecompressionTooLarge(f"more than {max_size} bytes of records") from None
             size = min(_GROWTH * size, max_size)
         else:

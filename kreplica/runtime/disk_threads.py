@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from kreplica._core.disk_thread import DiskJob, DiskThread, Lane
 from kreplica.common.locks import Lock
@@ -21,8 +22,10 @@ JOBS_A_TURN = 64
 class ThreadedDisk:
     """Implements `kreplica.common.ports.Disk` by a native thread, whose notices the event loop watches."""
 
-    def __init__(self, life: NodeLoops) -> None:
+    def __init__(self, life: NodeLoops, checks: Executor) -> None:
         self._life = life
+        self._checks = checks
+        self._loop = life.loop("checks")
         self._thread = DiskThread()
         self.settle = self._thread.settle
         self.is_finished = self._thread.is_finished
@@ -42,6 +45,15 @@ class ThreadedDisk:
         """As the port."""
         job.done = done
         self._thread.submit(job, lane, lazily=lazily)
+
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
+        """As the port; tasks run one at a time, by a thread that all disks of the node share."""
+
+        def run() -> None:
+            task()
+            self._loop.post(done)
+
+        self._checks.submit(run)
 
     @property
     def waiting_ms(self) -> float:
@@ -84,6 +96,7 @@ class NodeDisks:
 
     def __init__(self, life: NodeLoops) -> None:
         self._life = life
+        self._checks = ThreadPoolExecutor(1, "kreplica-checks")
         self._lock = Lock()
         # Guarded by _lock:
         self._disks: dict[str, ThreadedDisk] = {}
@@ -93,11 +106,12 @@ class NodeDisks:
         with self._lock:
             found = self._disks.get(directory)
             if found is None:
-                found = self._disks[directory] = ThreadedDisk(self._life)
+                found = self._disks[directory] = ThreadedDisk(self._life, self._checks)
             return found
 
     def leave(self) -> None:
         """End the threads; the life's tasks have ended."""
+        self._checks.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for disk in self._disks.values():
                 disk.stop()

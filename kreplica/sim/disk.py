@@ -29,6 +29,7 @@ class SimDisk:
         self._ahead = 0
         self._held: set[Lane] = set()
         self._missed = 0
+        self._aside: deque[Callable[[], None]] = deque()
         self.is_stalled = False
         self.waiting_ms = 0.0
 
@@ -67,6 +68,14 @@ class SimDisk:
         """As the port."""
         self._held.discard(lane)
 
+    def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
+        """As the port."""
+        task()
+        if self._loop is None:
+            self._aside.append(done)
+        else:
+            self._loop.post_later(done, self._delay_ms())
+
     def stall(self, waiting_ms: float) -> None:
         """Do nothing any more, and tell that it has been so for `waiting_ms`."""
         self.is_stalled, self.waiting_ms = True, waiting_ms
@@ -92,6 +101,15 @@ class SimDisk:
                 self._held.add(lane)
         self._performed.append((job, done))
         self._ahead += 1
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether something was done aside of which nobody has heard."""
+        return bool(self._aside)
+
+    def tell_aside(self) -> None:
+        """Tell of the oldest task that was done aside."""
+        self._aside.popleft()()
 
     def tell(self) -> None:
         """Tell of the oldest job that was performed."""

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kreplica._core.log_append_info import LogAppendInfo
-from kreplica.common.errors import KreplicaError, OutOfOrderSequenceNumber, StorageIOError
+from kreplica.common.errors import KreplicaError, MessageTooLarge, OutOfOrderSequenceNumber, StorageIOError
 from kreplica.common.types import AppendOrigin
+from kreplica.log.log_validator import LogValidator
 from kreplica.log.queued_append import FollowerAppend, LeaderAppend
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.sim.disk import SimDisk
@@ -34,7 +35,10 @@ class Stage:
 
     def lead(self, name: str, **fields: object) -> None:
         """Submit a producer's batch with one record, the name."""
-        records = build([name.encode()], **{"now_ms": NOW_MS, **fields})
+        self.lead_batch(name, build([name.encode()], **{"now_ms": NOW_MS, **fields}))
+
+    def lead_batch(self, name: str, records: bytes) -> None:
+        """Submit a producer's batch."""
 
         def appended(info: LogAppendInfo | KreplicaError) -> None:
             self.results[name] = type(info) if isinstance(info, KreplicaError) else info.base_offset
@@ -71,11 +75,15 @@ class Stage:
             self.disk.tell()
 
     def finish(self) -> None:
+        self.finish_jobs()
+        assert self._queue.is_idle
+
+    def finish_jobs(self) -> None:
+        """Do what the disk thread does; what is checked aside stays there."""
         while self.disk or self.disk.untold:
             if self.disk:
                 self.disk.perform_next()
             self.disk.tell()
-        assert self._queue.is_idle
 
     @property
     def _queue(self):
@@ -276,3 +284,59 @@ def test_who_waits_for_a_disk_that_stands_still_can_be_told(tmp_path: Path) -> N
     at.finish()
     assert at.log.log_end_offset == 3
     assert at.results == {"a": StorageIOError, "b": StorageIOError, "c": StorageIOError}
+
+
+def test_what_takes_long_to_check_is_checked_aside_and_holds_up_its_own_log_alone(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    large = build([b"x" * (1 << 20)], now_ms=NOW_MS, codec="zstd")
+    at.lead("a")
+    at.lead_batch("large", large)
+    at.lead("b")
+    at.finish_jobs()
+    assert at.results == {"a": 0}
+    at.disk.tell_aside()
+    at.finish()
+    assert at.results == {"a": 0, "large": 1, "b": 2}
+    assert at.carefully == []
+    assert len(values(at.log)) == 3
+
+
+@pytest.mark.parametrize(
+    ("records", "error"),
+    [
+        (build([b"x" * (40 << 20)], now_ms=NOW_MS, codec="zstd"), MessageTooLarge),
+        (build([b"x" * 2_000_000], now_ms=NOW_MS), MessageTooLarge),
+    ],
+    ids=["decompressed", "as it is"],
+)
+def test_what_is_too_large_is_refused_and_those_behind_it_go_on(
+    tmp_path: Path, records: bytes, error: type[KreplicaError]
+) -> None:
+    at = Stage(tmp_path)
+    at.lead_batch("large", records)
+    at.lead("b")
+    while at.disk.has_aside:
+        at.disk.tell_aside()
+    at.finish()
+    assert at.results == {"large": error, "b": 0}
+
+
+def test_what_was_checked_aside_is_not_checked_again_where_its_segment_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Stage(tmp_path, segment_bytes=40_000)
+    for name in ("a" * 19_900, "b" * 19_900):
+        at.lead(name)
+    at.finish_jobs()
+    at.lead_batch("large", build([b"x" * (1 << 20)], now_ms=NOW_MS, codec="zstd"))
+    checks = []
+    anew = LogValidator.validate_anew
+    monkeypatch.setattr(
+        LogValidator, "validate_anew", lambda self, *a, **k: checks.append(1) or anew(self, *a, **k)
+    )
+    at.disk.tell_aside()
+    at.finish()
+    assert at.carefully == ["large"]
+    assert not checks
+    assert at.results["large"] == 2
+    assert len(at.log.local.segments) == 2

@@ -2,6 +2,7 @@ import contextlib
 import os
 import resource
 import struct
+import tracemalloc
 
 import cramjam
 import pytest
@@ -161,7 +162,7 @@ def test_case_38_a_gibibyte_of_zeros_with_a_huge_record_count_costs_little_memor
     bomb = with_field(batch_of(section, 2**31 - 1, attributes=GZIP), 23, ">i", 2**31 - 2)
     assert len(bomb) < 2 << 20
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(errors.DecompressionTooLarge):
+    with pytest.raises(errors.InvalidCompressedData, match="2147483647 records"):
         validate_for_append(bomb, max_decompressed=16 << 20)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
@@ -258,3 +259,27 @@ def test_every_bit_flip_of_a_compressed_batch_is_found_or_outside_the_crc(name):
             continue
         assert bit // 8 < 8 or 12 <= bit // 8 < 16
         assert [fact[1:] for fact in read] == right
+
+
+@pytest.mark.parametrize("name", ["gzip", "lz4", "zstd"])
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_bomb_that_is_no_such_records_is_given_up_early(name, count):
+    bombs = (b"\0" * (64 << 20), record_of() * count + b"\x40" * (64 << 20))
+    for stream in [bytes(compress(CODECS[name], bomb)) for bomb in bombs]:
+        tracemalloc.start()
+        try:
+            with pytest.raises(errors.InvalidCompressedData, match=f"{count} records"):
+                decompress(CODECS[name], stream, 256 << 20, count)
+            assert tracemalloc.get_traced_memory()[1] < 10 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@every_codec
+@given(records)
+@settings(max_examples=50)
+def test_records_are_never_given_up(name, some):
+    some = [Record(value=b"x" * 100_000), *some, Record(value=b"x" * 100_000)]
+    section = bytes(RecordBatch(build(some)).uncompressed())
+    stream = compress(CODECS[name], section)
+    assert bytes(decompress(CODECS[name], stream, len(section), len(some))) == section

@@ -1,0 +1,94 @@
+"""Batches that decompress to far more than they are, sent to a node while others work with it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
+
+from kreplica.broker.api_versions import response_type
+from kreplica.record import compress
+from kreplica.record.compression import GZIP, LZ4, ZSTD
+from tests.support.batches import batch_of, build
+from tests.support.requests import frame_of, response_of
+from tests.support.sockets import connected, framed, read_frame
+from tests.support.tcp_cluster import WAIT_S, TcpClient, TcpCluster
+
+CODECS = {"gzip": GZIP, "lz4": LZ4, "zstd": ZSTD}
+BOMB_BYTES = 200 << 20
+# Three steps of the largest buffer that may be decompressed into, 32 MiB, and what else there is.
+FLAT_BYTES = 120 << 20
+APPENDS = 100
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
+    cluster = TcpCluster(tmp_path_factory.mktemp("bombs"), 1)
+    cluster.start()
+    client = TcpClient(cluster)
+    client.admin.create_topic("orders", partitions=2, replication_factor=1).result(WAIT_S)
+    client.close()
+    yield cluster
+    cluster.close()
+
+
+def produce(records: bytes) -> bytes:
+    data = PartitionProduceData(index=1, records=records)
+    topic = TopicProduceData(name="orders", partition_data=(data,))
+    return framed(frame_of(ProduceRequest(acks=1, timeout=timedelta(seconds=5), topic_data=(topic,)), 1))
+
+
+def answer(client: socket.socket) -> Any:
+    response = response_of(response_type(0, 11), read_frame(client), 1)
+    return response.responses[0].partition_responses[0].error_code
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_others_go_on_while_bombs_come_and_memory_stays_bounded(cluster: TcpCluster, name: str) -> None:
+    # A record of 200 MiB is sound; a batch of nothing but zeros is not.
+    sound = produce(build([bytes(BOMB_BYTES)], codec=name))
+    rubbish = produce(batch_of(bytes(compress(CODECS[name], bytes(BOMB_BYTES))), 1, attributes=CODECS[name]))
+    wide = produce(build([bytes(24 << 20)], codec=name))
+    epoch = cluster.nodes[1].node.raft.leader_and_epoch.epoch
+    is_over = threading.Event()
+    answers: list[ErrorCode] = []
+
+    def bomb() -> None:
+        with connected(cluster.addresses[1]) as hostile:
+            while not is_over.is_set():
+                for each in (sound, rubbish, wide):
+                    hostile.sendall(each)
+                answers.extend(answer(hostile) for _ in range(3))
+
+    client = TcpClient(cluster)
+    tracemalloc.start()
+    sender = threading.Thread(target=bomb)
+    sender.start()
+    try:
+        took = []
+        while len(took) < APPENDS or len(answers) < 9:
+            began = time.monotonic()
+            client.append("orders", 0, [b"x"])
+            took.append(time.monotonic() - began)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        is_over.set()
+        sender.join()
+        tracemalloc.stop()
+        client.close()
+    assert peak < FLAT_BYTES
+    assert set(answers[0::3]) == {ErrorCode.message_too_large}
+    assert set(answers[1::3]) <= {ErrorCode.corrupt_message, ErrorCode.message_too_large}
+    assert set(answers[2::3]) <= {ErrorCode.none, ErrorCode.message_too_large}
+    # Its broker was never fenced, and the quorum had no election: heartbeats and fetches went on.
+    assert cluster.nodes[1].node.raft.leader_and_epoch.epoch == epoch
+    assert not cluster.nodes[1].node.loader.published.brokers[1].fenced
+    assert sorted(took)[len(took) // 2] < 0.25
