@@ -31,7 +31,8 @@ IGNORED = BecameLeader(False, False, NOTHING)
 def make_leader(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> BecameLeader:
     """As Partition.make_leader."""
     if log.config.durability != "page_cache":
-        # Only what is flushed counts from now on, and no append may ever come that flushes the rest.
+        # Only what is flushed counts from now on, and no append may ever come that flushes the rest. The
+        # fetcher has let the partition go, so nothing is appended before the epoch begins.
         _flush(log)
     with partition.leader_isr_update_lock:
         former, known = partition.term, partition.leader_and_isr
@@ -113,7 +114,14 @@ def _begin_epoch(log: UnifiedLog, leader_epoch: int, start_offset: int) -> None:
         raise DamagedLog(f"{log.topic_partition}: cannot lead: {error}") from error
 
 
+def _settle(log: UnifiedLog) -> None:
+    """Have in the log what a disk thread is still appending for the role that ends."""
+    with log.lock:
+        pass
+
+
 def _flush(log: UnifiedLog) -> None:
+    _settle(log)
     if log.flush_offset < log.log_end_offset:
         log.flush()
 
@@ -136,10 +144,12 @@ def make_follower(partition: Partition, told: LeaderAndIsr, log: UnifiedLog) -> 
         partition.assign_replicas(())
         partition.set_state(CommittedPartitionState((), told.leader_recovery_state))
     if former.leads and former.log is log:
-        # What a disk thread was still appending for the term that is over is in the log when its end is told
-        # to the new leader: else that one would count records that are about to be cut with all the rest.
-        with log.lock:
-            pass
+        # The new leader is told the log's end: were something appended behind it then, the leader would count
+        # records that are about to be cut with all the rest.
+        _settle(log)
+        if log.config.durability == "fsync_quorum":
+            # What was appended after the flush above.
+            _flush(log)
     return is_new_epoch
 
 

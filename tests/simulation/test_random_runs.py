@@ -68,3 +68,8 @@ def test_a_follower_does_not_lead_with_records_that_its_leader_could_not_check()
     # A follower keeps records of epochs that its leader no longer knows, and is elected before it hears where
     # the leader's log begins.
     RandomDriver(331014, with_disks=True).run(EVENTS)
+
+
+def test_what_the_disk_thread_appends_during_an_election_is_committed():
+    # Only flushed records count there, and the new leader flushed its log before the last append was in it.
+    RandomDriver(340247, with_disks=True).run(EVENTS)

@@ -75,6 +75,33 @@ def test_what_is_under_way_is_in_the_log_before_a_follower_tells_its_end(at: Rep
     assert isinstance(future.exception(0), NotLeaderOrFollower)
 
 
+def test_what_a_new_leader_was_appending_as_a_follower_is_flushed() -> None:
+    """Only what is flushed may be committed, and no append may ever come that flushes the rest."""
+    at = Replicas(with_disks=True, settings={"durability": "fsync"})
+    manager, log = at.broker(1).replica_manager, log_of(at, 2)
+    # The first append of a leader epoch is not left to the disk thread.
+    manager.append(at.partitions[0], batch(b"a"))
+    at.pass_time(100)
+    disk = stalled(at, 2)
+    manager.append(at.partitions[0], batch(b"b"))
+    at.pass_time(10)
+    assert log.log_end_offset == 1
+    at.elect(2)
+    disk.go_on()
+    at.pass_time(1_000)
+    assert (log.log_end_offset, log.flush_offset, log.high_watermark) == (2, 2, 2)
+
+
+def test_what_a_new_follower_was_appending_as_a_leader_is_flushed_before_it_fetches() -> None:
+    """Its first fetch tells the new leader where its log ends, which takes that for flushed."""
+    at = Replicas(with_disks=True, settings={"durability": "fsync_quorum"})
+    disk = stalled(at, 1)
+    at.broker(1).replica_manager.append(at.partitions[0], batch(b"a", b"b"))
+    assert end_as_follower(at, 1, leader=2) == log_of(at, 1).flush_offset == 2
+    disk.go_on()
+    at.settle()
+
+
 def test_what_waits_when_a_term_ends_is_not_appended() -> None:
     # The second batch does not fit into the segment: the disk declines it, and gives the third one back.
     at = Replicas(with_disks=True, settings={"segment_bytes": 100})
