@@ -44,7 +44,7 @@ from kio.schema.produce.v11.response import (
 from kio.serial.readers import tz_aware_from_i64
 from kio.static.primitive import i64
 
-from kreplica.common.errors import InvalidRequest, KreplicaError, UnknownTopicId
+from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
 from kreplica.common.future import Future, MadeFuture, resolved
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import maker, topic_id_of, uuid_of
@@ -71,6 +71,8 @@ NO_ERROR = ErrorCode.none
 MILLISECOND = timedelta(milliseconds=1)
 # A request waits no longer, whatever it asks for: what it holds is held so long at most.
 LONGEST_WAIT_MS = 300_000
+# The low byte of a batch's attributes, and the bit in it of a transaction's batch.
+ATTRIBUTES_AT, TRANSACTIONAL = 22, 0x10
 NO_DIVERGENCE = EpochEndOffset()
 # Null is in the schema, but librdkafka and kafka-python take no answer that has it.
 NO_RECORDS = b""
@@ -106,6 +108,9 @@ class KafkaApis:
                 if topic_partition in entries or data.records is None:
                     text = f"{topic_partition}: twice in a request, or without records"
                     refused[topic_partition] = response_to(InvalidRequest(text))
+                elif _is_in_transaction(data.records):
+                    text = f"{topic_partition}: a batch of a transaction, and there are none here"
+                    refused[topic_partition] = response_to(InvalidTxnState(text))
                 else:
                     entries[topic_partition] = data.records
         for topic_partition in refused:
@@ -272,6 +277,16 @@ def then(result: Future[Any], make: Callable[[Any], Any]) -> Future[Any]:
 def code_of(error: KreplicaError) -> ErrorCode:
     """The error's code on the wire."""
     return ErrorCode(error.code)
+
+
+def _is_in_transaction(records: Any) -> bool:
+    """Whether a batch says so of itself.
+
+    Nobody could end the transaction, and readers of committed records would stop before it for ever. Kafka
+    answers InvalidTxnState to a batch of a transaction that its coordinator does not know (KIP-890).
+    """
+    data = memoryview(records)
+    return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & TRANSACTIONAL)
 
 
 def _produce_answered(

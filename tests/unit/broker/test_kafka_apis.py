@@ -18,6 +18,7 @@ from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest,
 
 from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
 from kreplica.common.errors import InvalidRequest, UnknownTopicOrPartition, UnsupportedVersion
+from tests.support.batches import build
 from tests.support.replicas import Replicas, batch
 
 
@@ -146,6 +147,18 @@ def test_fetch_tells_what_is_wrong() -> None:
     [answer] = fetch(at, 0, partitions=(-3,)).responses[0].partitions
     assert answer.error_code is ErrorCode.unknown_topic_or_partition
     assert fetch(at, 0, isolation=7).error_code is ErrorCode.invalid_request
+
+
+def test_a_batch_of_a_transaction_is_refused_and_hides_nothing() -> None:
+    at = Replicas()
+    fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    open_one = build([b"open"], **fields)
+    [answer] = produce(at, ("t", 0, open_one)).responses[0].partition_responses
+    assert answer.error_code is ErrorCode.invalid_txn_state
+    assert "a batch of a transaction" in answer.error_message
+    assert produce(at, ("t", 0, batch(b"a"))).responses[0].partition_responses[0].base_offset == 0
+    [fetched] = fetch(at, 0, isolation=1).responses[0].partitions
+    assert fetched.last_stable_offset == 1
 
 
 def test_no_request_waits_longer_than_five_minutes() -> None:
