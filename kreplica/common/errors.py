@@ -11,19 +11,30 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from kreplica._core import status as _status
+
+
+class RecordError(NamedTuple):
+    """What is wrong with one record of a batch: its index in it, and why it was refused (KIP-467)."""
+
+    batch_index: int
+    message: str
 
 
 class KreplicaError(Exception):
     """The root of all errors.
 
     `code`: Kafka's error code. `retriable`: the same call may succeed later. `where`: the byte position or
-    offset that the message speaks of, or None.
+    offset that the message speaks of, or None. `record_errors`: the records of a batch for which it was
+    refused, where single ones are to blame.
     """
 
     code: int = -1
     retriable: bool = False
+    record_errors: Sequence[RecordError] = ()
 
     def __init__(self, message: str = "", *, where: int | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").split("\n")[0])

@@ -7,12 +7,21 @@ transactional producers, compacted topics, LogAppendTime, recompression.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica._core.record_batch import correct_max_timestamp
 from kreplica._core.records import RecordBatch, batches, validate_for_append
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import DecompressionTooLarge, InvalidRecord, InvalidTimestamp, MessageTooLarge
+from kreplica.common.errors import (
+    DecompressionTooLarge,
+    InvalidRecord,
+    InvalidTimestamp,
+    KreplicaError,
+    MessageTooLarge,
+    RecordError,
+)
 from kreplica.common.types import AppendOrigin
 from kreplica.record.compression import MAX_DECOMPRESSED
 
@@ -22,6 +31,8 @@ if TYPE_CHECKING:
 # Who may send control batches, and several batches at once.
 TRUSTED_ORIGINS = (AppendOrigin.COORDINATOR, AppendOrigin.RAFT_LEADER)
 INT64_MAX = (1 << 63) - 1
+# So many records an error names; a batch may have a hundred thousand.
+MOST_RECORD_ERRORS = 1_000
 # A batch may decompress to so many times what it may have compressed. Text of one kind takes a tenth, a
 # hundredth is rare; nobody needs the thousandth that a bomb has.
 MOST_TIMES_LARGER = 32
@@ -128,8 +139,13 @@ class LogValidator:
         largest, _ = validate_for_append(data, allow_control=origin in TRUSTED_ORIGINS, max_decompressed=most)
         if batch.is_control:
             return ValidBatch(batch, data, -1)
-        if self._compact and any(record.key is None for record in batch):
-            raise InvalidRecord("a record without a key in a compacted topic")
+        if self._compact:
+            keyless = (
+                RecordError(index, "a compacted topic takes no record without a key")
+                for index, record in enumerate(batch)
+                if record.key is None
+            )
+            _refuse(InvalidRecord("a record without a key in a compacted topic"), keyless)
         self._check_timestamps(batch, largest, now_ms)
         changed = self._stored(batch, largest)
         if changed is not None:
@@ -144,16 +160,27 @@ class LogValidator:
     def _check_timestamps(self, batch: RecordBatch, largest: int, now_ms: int) -> None:
         if self._log_append_time or largest < 0:
             return
-        if largest > self.latest(now_ms):
-            raise InvalidTimestamp(
-                f"timestamp {largest} is more than message.timestamp.after.max.ms "
-                f"({self._after_ms}) past now, {now_ms}"
-            )
-        if self._before_ms < INT64_MAX and batch.base_timestamp < now_ms - self._before_ms:
-            raise InvalidTimestamp(
-                f"timestamp {batch.base_timestamp} is more than message.timestamp.before.max.ms "
-                f"({self._before_ms}) before now, {now_ms}"
-            )
+        latest = self.latest(now_ms)
+        earliest = now_ms - self._before_ms if self._before_ms < INT64_MAX else -INT64_MAX
+        if largest <= latest and batch.base_timestamp >= earliest:
+            return
+        outside = (
+            RecordError(index, self._why_refused(record.timestamp, now_ms))
+            for index, record in enumerate(batch)
+            if record.timestamp is not None and not earliest <= record.timestamp <= latest
+        )
+        timestamp = largest if largest > latest else batch.base_timestamp
+        _refuse(InvalidTimestamp(self._why_refused(timestamp, now_ms)), outside)
+
+    def _why_refused(self, timestamp: int, now_ms: int) -> str:
+        if timestamp > now_ms:
+            name, bound_ms, side = "after", self._after_ms, "past"
+        else:
+            name, bound_ms, side = "before", self._before_ms, "before"
+        return (
+            f"timestamp {timestamp} is more than message.timestamp.{name}.max.ms ({bound_ms}) {side} now,"
+            f" {now_ms}"
+        )
 
     def _stored(self, batch: RecordBatch, largest: int) -> bytearray | bytes | None:
         """The batch as it is to be stored where that differs from what came."""
@@ -167,3 +194,10 @@ class LogValidator:
             correct_max_timestamp(corrected, largest)
             return corrected
         return None
+
+
+def _refuse(error: KreplicaError, records: Iterator[RecordError]) -> None:
+    """Raise the error if there are such records; with the first of them, as many as an answer may name."""
+    error.record_errors = tuple(islice(records, MOST_RECORD_ERRORS))
+    if error.record_errors:
+        raise error

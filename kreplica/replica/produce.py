@@ -16,6 +16,7 @@ from kreplica.common.errors import (
     KreplicaError,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
+    RecordError,
 )
 from kreplica.common.future import Future
 from kreplica.common.types import NO_OFFSET, NO_TIMESTAMP, TopicPartition
@@ -32,13 +33,6 @@ NOT_IN_TIME = (
     "the high watermark did not reach the records in time; "
     "they are in the leader's log and may be committed later"
 )
-
-
-class RecordError(NamedTuple):
-    """What is wrong with one record of a batch: its index in it, and why it was refused (KIP-467)."""
-
-    batch_index: int
-    message: str
 
 
 class PartitionResponse(NamedTuple):
@@ -66,8 +60,7 @@ def response_of(info: LogAppendInfo) -> PartitionResponse:
 
 def response_to(error: KreplicaError) -> PartitionResponse:
     """The answer to an append that was refused."""
-    record_errors: Sequence[RecordError] = getattr(error, "record_errors", ())
-    return PartitionResponse(error=error, record_errors=record_errors)
+    return PartitionResponse(error=error, record_errors=error.record_errors)
 
 
 @dataclass(slots=True)

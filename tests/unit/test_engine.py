@@ -16,7 +16,14 @@ import pytest
 import kreplica
 from kreplica import Log, Record
 from kreplica.common.config import LogConfig
-from kreplica.common.errors import InvalidConfig, InvalidFile, LogClosed, LogDirLocked, NoRecords
+from kreplica.common.errors import (
+    InvalidConfig,
+    InvalidFile,
+    InvalidRecord,
+    LogClosed,
+    LogDirLocked,
+    NoRecords,
+)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -149,3 +156,11 @@ def test_the_holder_of_a_log_is_named(tmp_path: Path) -> None:
 def test_a_log_needs_a_path(path: Any) -> None:
     with pytest.raises(ValueError, match="path is empty"):
         Log.open(path)
+
+
+def test_records_that_are_refused_are_named(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "orders-0", config={"cleanup.policy": "compact"}) as log:
+        with pytest.raises(InvalidRecord) as refused:
+            log.append([(b"k", b"v"), b"no key"])
+        assert [each.batch_index for each in refused.value.record_errors] == [1]
+        assert list(log.read()) == []

@@ -18,6 +18,7 @@ from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest,
 
 from kreplica.broker.kafka_apis import LONGEST_WAIT_MS
 from kreplica.common.errors import InvalidRequest, UnknownTopicOrPartition, UnsupportedVersion
+from kreplica.record import Record
 from tests.support.batches import build
 from tests.support.replicas import Replicas, batch
 
@@ -159,6 +160,38 @@ def test_a_batch_of_a_transaction_is_refused_and_hides_nothing() -> None:
     assert produce(at, ("t", 0, batch(b"a"))).responses[0].partition_responses[0].base_offset == 0
     [fetched] = fetch(at, 0, isolation=1).responses[0].partitions
     assert fetched.last_stable_offset == 1
+
+
+def refused(at: Replicas, records: bytes):
+    [answer] = produce(at, ("t", 0, records)).responses[0].partition_responses
+    return answer.error_code, [each.batch_index for each in answer.record_errors], answer.record_errors
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_refused_records_are_named_by_their_index(codec: str) -> None:
+    at = Replicas(settings={"cleanup.policy": "compact"})
+    mixed = build([(b"k", b"v"), b"no key", (b"k", b"v"), b"none"], codec=codec)
+    code, indexes, errors = refused(at, mixed)
+    assert (code, indexes) == (ErrorCode.invalid_record, [1, 3])
+    assert "without a key" in errors[0].batch_index_error_message
+    assert produce(at, ("t", 0, build([(b"k", b"v")]))).responses[0].partition_responses[0].base_offset == 0
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_records_with_refused_timestamps_are_named(codec: str) -> None:
+    at = Replicas(
+        settings={"message.timestamp.before.max.ms": 1_000, "message.timestamp.after.max.ms": 1_000}
+    )
+    now_ms = at.partition().local_log.time_ms()
+    times = [now_ms, now_ms + 5_000, now_ms]
+    records = [Record(value=b"v", timestamp=each) for each in times]
+    code, indexes, errors = refused(at, build(records, codec=codec))
+    assert (code, indexes) == (ErrorCode.invalid_timestamp, [1])
+    assert "message.timestamp.after.max.ms" in errors[0].batch_index_error_message
+    old = [Record(value=b"v", timestamp=now_ms - each) for each in (5_000, 0, 6_000)]
+    code, indexes, errors = refused(at, build(old, codec=codec))
+    assert (code, indexes) == (ErrorCode.invalid_timestamp, [0, 2])
+    assert "message.timestamp.before.max.ms" in errors[0].batch_index_error_message
 
 
 def test_no_request_waits_longer_than_five_minutes() -> None:
