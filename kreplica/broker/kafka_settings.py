@@ -25,6 +25,9 @@ OF_PROCESS: Mapping[str, str] = {
     "inter.broker.listener.name": "The listener for other brokers. By default that for clients.",
     "security.inter.broker.protocol": "PLAINTEXT.",
     "controller.listener.names": "The name of the listener for controllers. By default CONTROLLER.",
+    "controller.quorum.bootstrap.servers": (
+        "Controllers, host:port, that a node asks who leads as long as its own log names no voters."
+    ),
     "controller.quorum.voters": "The voters, id@host:port. Without it the metadata log names them (KIP-853).",
 }
 

@@ -71,6 +71,8 @@ from kreplica.raft.file_based_state_store import FileBasedStateStore
 from kreplica.raft.kafka_metadata_log import KafkaMetadataLog
 from kreplica.raft.kafka_raft_client import KafkaRaftClient
 from kreplica.raft.membership import Membership
+from kreplica.raft.raft_messages import is_of_metadata_log
+from kreplica.raft.voter_set import VoterSet
 
 LOGGER = logging.getLogger(__name__)
 
@@ -90,7 +92,6 @@ QUORUM_REQUESTS = frozenset(
 )
 # What producers, consumers and followers ask all the time.
 DATA_REQUESTS = frozenset({ProduceRequest, FetchRequest})
-METADATA_TOPIC_NUMBER = int.from_bytes(Uuid.METADATA_TOPIC.raw, "big")
 # How long a node that is to stop waits until its leaderships, and then the quorum's, are others'.
 CONTROLLED_SHUTDOWN_MS = 5_000
 # Where no controller is known for so long there is nobody to hand over to: others of the quorum have gone.
@@ -156,7 +157,7 @@ class Node:
             if "controller" in self.config.roles:
                 self._make_controller()
             self.raft.initialize()
-            if not self.raft.voters.voters:
+            if not self.raft.voters.voters and not self.config.bootstrap_ids:
                 raise InvalidConfig(
                     "a node has to know its quorum, and neither its settings nor its log names it"
                 )
@@ -194,7 +195,7 @@ class Node:
             node_id=config.node_id,
             directory_id=directory_id,
             cluster_id=config.cluster_id,
-            voters=config.voters,
+            voters=config.voters or (VoterSet.unknown() if config.bootstrap_ids else None),
             log=log,
             state_store=FileBasedStateStore(ports.storage, directory),
             clock=ports.clock,
@@ -226,6 +227,7 @@ class Node:
                 for each in config.controller_endpoints
             ),
             auto_join=config.raft.quorum_auto_join_enable,
+            bootstrap=config.bootstrap_ids,
             is_controller=self._is_controller,
         )
 
@@ -429,7 +431,7 @@ class Node:
         kind = type(request)
         if self.failure is not None or self._raft is None or not self.is_open:
             return failed(BrokerNotAvailable(f"node {self.config.node_id} does not go on, or not yet"))
-        if kind in QUORUM_REQUESTS or (kind is FetchRequest and _is_of_metadata_log(request)):
+        if kind in QUORUM_REQUESTS or (kind is FetchRequest and is_of_metadata_log(request)):
             return self._raft.handle_inbound(request)
         if kind in DATA_REQUESTS and self._knows_cluster and self.broker is not None:
             # Of what is asked for each record nothing else has a part.
@@ -468,10 +470,8 @@ class Node:
         return None if raft is None or not self.is_open else (raft.voters_offset, raft.voters.voter_ids)
 
     def voter_address(self, node_id: int) -> tuple[str, int] | None:
-        """Where the voter listens, as the metadata log says; None where it says nothing of it (KIP-853)."""
-        voter = None if self._raft is None else self._raft.voters.voters.get(node_id)
-        endpoint = next(iter(voter.endpoints), None) if voter is not None else None
-        return None if endpoint is None else (endpoint.host, endpoint.port)
+        """Where the voter listens, as the metadata log or the quorum says; None where neither does."""
+        return None if self._raft is None else self._raft.address_of(node_id)
 
     def active_controller(self) -> int | None:
         """The node id of the active controller, None where this node knows of none."""
@@ -589,12 +589,3 @@ class Stop:
         patience_ms = min(self._timeout_ms, NO_CONTROLLER_MS)
         left = self._node.raft.shutdown(patience_ms)
         self._once(left, lambda: self._done.set_result(None), patience_ms)
-
-
-def _is_of_metadata_log(request: FetchRequest) -> bool:
-    topics = request.topics
-    if len(topics) != 1:
-        return False
-    topic_id = topics[0].topic_id
-    # By its number: the comparison of ids is a call.
-    return topic_id is not None and topic_id.int == METADATA_TOPIC_NUMBER

@@ -25,7 +25,7 @@ def check_files(config: NodeConfig, storage: Storage) -> None:
     for path in config.directories:
         LogDirectory(storage, path).read_checkpoints()
     directory = f"{config.metadata_directory}/{METADATA_LOG}"
-    if config.voters is None and not storage.is_directory(directory):
+    if config.voters is None and not config.bootstrap_ids and not storage.is_directory(directory):
         raise InvalidFile(f"{directory} is gone, and with it who the voters are: format the node anew")
     store = FileBasedStateStore(storage, directory)
     stored = store.read()

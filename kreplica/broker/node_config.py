@@ -28,6 +28,7 @@ class NodeConfig:
     """A node of cluster `cluster_id` with its directories, which were formatted (node_format).
 
     `voters`: those of controller.quorum.voters, None where the metadata log names them (KIP-853).
+    `bootstrap_ids`: the ids by which the transport reaches controller.quorum.bootstrap.servers, below 0.
     `metadata_directory`: where the metadata log is, by default the first of `directories`. `endpoints`: where
     its broker is reached, by clients at the first of them and by other nodes at the last.
     `controller_endpoints`: where the quorum reaches it; none where nodes find each other by their ids. Raises
@@ -40,6 +41,7 @@ class NodeConfig:
     roles: frozenset[Role] = BOTH
     metadata_directory: str = ""
     voters: VoterSet | None = None
+    bootstrap_ids: tuple[int, ...] = ()
     endpoints: Sequence[Endpoint] = ()
     controller_endpoints: Sequence[Endpoint] = ()
     raft: RaftConfig = field(default_factory=RaftConfig)

@@ -72,7 +72,7 @@ class KRaftControlRecordStateMachine:
 
     def voters_at(self, end_offset: int) -> VoterSet | None:
         """Who votes by what stands below `end_offset`."""
-        return self._history.at(end_offset - 1).voters
+        return self._history.at(end_offset - 1).voters or None
 
     def kraft_version_at(self, end_offset: int) -> int:
         """The level of the protocol by what stands below `end_offset`."""
@@ -158,6 +158,6 @@ class KRaftControlRecordStateMachine:
 
 
 def _version_of(configured: VoterSet | None) -> int:
-    if configured is None or not configured.supports(1):
+    if not configured or not configured.supports(1):
         return 0
     return int(all(node.voter_key.directory_id != Uuid.ZERO for node in configured))

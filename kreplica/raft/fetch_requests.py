@@ -54,7 +54,10 @@ class FetchRequests:
         except KafkaStorageError:
             raise
         except KreplicaError as error:
-            return make_fetch_response(self._context.standing(error))
+            standing = self._context.standing(error)
+            leader_id = standing.leader_id
+            address = None if leader_id is None else self._context.address_of(leader_id)
+            return make_fetch_response(standing, leader_address=address)
         if response is not None:
             return response
         wait_ms = int(request.max_wait.total_seconds() * 1000)

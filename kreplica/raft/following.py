@@ -69,11 +69,12 @@ class Following:
         return min(wait_ms, due_ms, state.remaining_ms(now_ms))
 
     def find_leader(self) -> int:
-        """Ask any voter, by a fetch, who leads; in how many ms to come again.
+        """Ask any voter or bootstrap server, by a fetch, who leads; in how many ms to come again.
 
         The leader of before is asked, too: it may be none of the voters that this node's log knows of.
         """
         others, leader_id = self._quorum.others(), self._quorum.leader_id
+        others += self._context.membership.bootstrap
         if leader_id is not None and leader_id not in others:
             others.append(leader_id)
         if any(self._context.requests.connection(node_id).in_flight for node_id in others):
@@ -111,6 +112,7 @@ class Following:
     def _fetched(self, sender: int, asked: FetchPosition, response: Any) -> None:
         if response is None:
             return
+        self._context.learn_endpoints(response.node_endpoints)
         state = self._accepted(sender, asked.current_epoch, response)
         if state is None or self._context.log_end()[:2] != (asked.fetch_offset, asked.last_fetched_epoch):
             return

@@ -196,6 +196,10 @@ class KafkaRaftClient:
         """Who votes by what this node's log says."""
         return self._control.voters
 
+    def address_of(self, node_id: int) -> tuple[str, int] | None:
+        """As RaftContext.address_of."""
+        return self._context.address_of(node_id)
+
     @property
     def voters_offset(self) -> int:
         """Where the batch begins whose record named them; -1 where they were configured."""

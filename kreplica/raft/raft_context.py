@@ -43,6 +43,7 @@ LOGGER = logging.getLogger(__name__)
 # has granted pre-votes, so a request with more is a forged one: 2,147,483,647 would leave no epoch for the
 # next election. A voter that really is further ahead is believed when it answers what this node asked it.
 MOST_EPOCHS_AHEAD = 1_000
+MOST_PORT = 0xFFFF
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +78,8 @@ class RaftContext:
     strangers: set[int] = field(default_factory=set)
     is_at_home: bool = False
     shutdown_until_ms: int | None = None
+    # Where leaders listen that answers have named; read by any thread.
+    learned: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def now_ms(self) -> int:
         """The time that deadlines are told in."""
@@ -113,6 +116,20 @@ class RaftContext:
         """Whether a log that ends so has all that this one may know to be committed."""
         own = self.log_end()
         return (other.epoch, other.offset) >= (own.epoch, own.offset)
+
+    def address_of(self, node_id: int) -> tuple[str, int] | None:
+        """Where a node listens for the quorum: as its voters' record says, or an answer that named the
+        leader; None where neither does. For any thread."""
+        voter = self.control.voters.voters.get(node_id)
+        if voter is not None and voter.endpoints:
+            return voter.endpoints[0].host, voter.endpoints[0].port
+        return self.learned.get(node_id)
+
+    def learn_endpoints(self, endpoints: Any) -> None:
+        """An answer says where the leader listens (KIP-853)."""
+        for each in endpoints:
+            if each.host and 0 < each.port <= MOST_PORT:
+                self.learned = {int(each.node_id): (each.host, int(each.port))}
 
     def voter_key(self, node_id: int) -> ReplicaKey:
         """The voter's key; one without a directory where it is no voter."""

@@ -33,6 +33,7 @@ from kreplica.raft.voter_set import ReplicaKey
 
 METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = uuid_of(Uuid.METADATA_TOPIC)
+METADATA_TOPIC_NUMBER = METADATA_TOPIC_ID.int
 METADATA_PARTITION = 0
 NO_NODE = -1
 NO_THROTTLE = timedelta(0)
@@ -246,8 +247,14 @@ def make_fetch_response(
     diverging: OffsetAndEpoch | None = None,
     snapshot_id: OffsetAndEpoch | None = None,
     records: Any = b"",
+    leader_address: tuple[str, int] | None = None,
 ) -> fetch_response.FetchResponse:
-    """`high_watermark` is -1 where it is not known in this epoch. `records`: whole batches."""
+    """`high_watermark` is -1 where it is not known in this epoch. `records`: whole batches.
+    `leader_address`: where the leader listens, for a replica that may not know it."""
+    endpoints: tuple[fetch_response.NodeEndpoint, ...] = ()
+    if leader_address is not None and standing.leader_id is not None:
+        host, port = leader_address
+        endpoints = (fetch_response.NodeEndpoint(node_id=standing.leader_id, host=host, port=port),)
     partition = _fetch_answer(
         partition_index=METADATA_PARTITION,
         error_code=_error_code(standing),
@@ -272,7 +279,19 @@ def make_fetch_response(
         records=records,
     )
     topic = fetch_response.FetchableTopicResponse(topic_id=METADATA_TOPIC_ID, partitions=(partition,))
-    return fetch_response.FetchResponse(throttle_time=NO_THROTTLE, error_code=NO_ERROR, responses=(topic,))
+    return fetch_response.FetchResponse(
+        throttle_time=NO_THROTTLE, error_code=NO_ERROR, responses=(topic,), node_endpoints=endpoints
+    )
+
+
+def is_of_metadata_log(request: fetch_request.FetchRequest) -> bool:
+    """Whether a fetch is of the metadata log alone."""
+    topics = request.topics
+    if len(topics) != 1:
+        return False
+    topic_id = topics[0].topic_id
+    # By its number: the comparison of ids is a call.
+    return topic_id is not None and topic_id.int == METADATA_TOPIC_NUMBER
 
 
 def offset_and_epoch_in(part: Any) -> OffsetAndEpoch | None:

@@ -72,6 +72,13 @@ class VoterSet:
         self.voters = MappingProxyType(by_id)
 
     @classmethod
+    def unknown(cls) -> VoterSet:
+        """The set of a node that asks bootstrap servers who leads, until its log names the voters: nobody."""
+        voters = cls.__new__(cls)
+        voters.voters = MappingProxyType({})
+        return voters
+
+    @classmethod
     def parse(cls, text: str, listener: str = DEFAULT_LISTENER) -> VoterSet:
         """The set in controller.quorum.voters: `id@host:port`, separated by commas. Raises InvalidConfig."""
         return cls(_parse_voter(part.strip(), listener) for part in text.split(","))

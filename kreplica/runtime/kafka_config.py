@@ -54,13 +54,8 @@ CONTROLLER = ControllerConfig(
 )
 BROKER = BrokerConfig(broker_heartbeat_interval_ms=100, broker_heartbeat_timeout_ms=500)
 
-# Kafka's properties for what is told otherwise here, and how.
-ELSEWHERE = {
-    "controller.quorum.bootstrap.servers": (
-        "a node does not ask others who the voters are; name them in controller.quorum.voters, id@host:port,"
-        " or format the node with `kreplica format --initial-controllers`, for voters that come and go"
-    ),
-}
+# Ids of bootstrap servers are negative, as in Kafka: -2, -3, ...
+FIRST_BOOTSTRAP_ID = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +63,8 @@ class KafkaConfig:
     """A node, where it listens, and where the quorum's voters do.
 
     `listeners`: all of them, each with those for whom it is. `listen`: the one for clients, or of a
-    controller alone its own. `voters`: those of controller.quorum.voters, none where the metadata log names
-    them (KIP-853).
+    controller alone its own. `voters`: those of controller.quorum.voters, and the bootstrap servers under
+    ids below 0.
     """
 
     node: NodeConfig
@@ -118,6 +113,7 @@ class _Parser:
         node_id = self._integer("node.id")
         roles = self._roles(node_id, voters)
         listeners, controllers = self._listeners(roles, node_id, voters)
+        bootstrap = self._bootstrap_servers()
         node = NodeConfig(
             node_id=node_id,
             cluster_id=cluster_id,
@@ -125,6 +121,7 @@ class _Parser:
             roles=roles,
             metadata_directory=self.metadata_directory,
             voters=voters,
+            bootstrap_ids=tuple(bootstrap),
             endpoints=self._advertised(listeners, controllers) if "broker" in roles else (),
             controller_endpoints=self._of_controller(listeners, controllers) if "controller" in roles else (),
             raft=RAFT,
@@ -134,14 +131,12 @@ class _Parser:
         return KafkaConfig(
             node=self._with_others(node),
             listeners=_scopes(list(listeners.values()), list(controllers.values()), node),
-            voters={} if voters is None else _addresses(voters),
+            voters={**bootstrap, **({} if voters is None else _addresses(voters))},
         )
 
     def _with_others(self, node: NodeConfig) -> NodeConfig:
         known = {*OF_PROCESS, *known_names(node)}
         for name in self._others:
-            if name in ELSEWHERE:
-                raise InvalidConfig(f"there is no setting {name!r}: {ELSEWHERE[name]}")
             if name not in known:
                 check_known(name)
                 near = difflib.get_close_matches(name, sorted(known), 1)
@@ -154,6 +149,12 @@ class _Parser:
     def _voters(self) -> VoterSet | None:
         text = self._text("controller.quorum.voters")
         return VoterSet.parse(text, self._controller_names()[0]) if text else None
+
+    def _bootstrap_servers(self) -> dict[int, Address]:
+        """By the ids under which the quorum asks them."""
+        name = "controller.quorum.bootstrap.servers"
+        addresses = [parse_address(name, word) for word in self._words(name)]
+        return {FIRST_BOOTSTRAP_ID - number: address for number, address in enumerate(addresses)}
 
     def _roles(self, node_id: int, voters: VoterSet | None) -> frozenset[Role]:
         words: list[Any] = self._words("process.roles")

@@ -29,10 +29,11 @@ class KafkaRaftServer:
     def __init__(self, properties: Mapping[str, object], on_failure: Callable[[BaseException], None]) -> None:
         self.config = KafkaConfig.parse(properties, cluster_id_of(directories_of(properties)[0]))
         metadata_log = f"{self.config.node.metadata_directory}/{METADATA_LOG}"
-        if self.config.node.voters is None and not FileStorage().is_directory(metadata_log):
+        if not self.config.voters and not FileStorage().is_directory(metadata_log):
             raise InvalidConfig(
-                "a node has to know its quorum: by controller.quorum.voters (--quorum), id@host:port,..., or"
-                " by `kreplica format --initial-controllers`"
+                "a node has to know its quorum: by controller.quorum.voters (--quorum), id@host:port,..., by"
+                " controller.quorum.bootstrap.servers, host:port,..., or by"
+                " `kreplica format --initial-controllers`"
             )
         # Another node's directory is refused here, before it is so much as locked.
         for path in self.config.node.all_directories:

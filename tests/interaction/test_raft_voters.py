@@ -73,6 +73,24 @@ def test_a_fourth_controller_takes_the_place_of_the_first(
         client.close()
 
 
+def test_a_controller_joins_a_quorum_that_it_knows_by_bootstrap_servers_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is formatted without voters, and becomes one without an operator; the others then reach it."""
+    with NodeProcesses(tmp_path, nodes=3, voters=2, joining={3}) as nodes:
+        until(lambda: voters(nodes, capsys) == {1, 2, 3})
+        client = TcpClient(nodes)
+        client.admin.create_topic("orders", partitions=1, replication_factor=3).result(WAIT_S)
+        # Two of three decide; without the third's vote nobody would.
+        nodes.kill(1)
+        client.admin.create_topic("by-the-third", partitions=1, replication_factor=1).result(WAIT_S)
+        nodes.start(1)
+        nodes.stop(3)
+        nodes.start(3)
+        assert voters(nodes, capsys) == {1, 2, 3}
+        client.close()
+
+
 def test_configured_voters_stay(tmp_path: Path) -> None:
     with NodeProcesses(tmp_path, nodes=1) as nodes:
         directory = str(nodes.directory_ids[1])

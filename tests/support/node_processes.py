@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ class NodeProcesses:
     then shows the end of their logs where the test failed. `settings` are Kafka's properties with underscores
     for dots; `of_nodes` are those of single ones, under their names. `voters`: so many of them are the first
     voters of a quorum whose voters come and go (KIP-853); None: all are, and stay it. `cluster_ids`: of nodes
-    that are formatted for another cluster.
+    that are formatted for another cluster. `joining`: nodes that know no voters, but the others as bootstrap
+    servers, and join the quorum by themselves.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class NodeProcesses:
         of_nodes: Mapping[int, Mapping[str, object]] | None = None,
         voters: int | None = None,
         cluster_ids: Mapping[int, str] | None = None,
+        joining: Collection[int] = (),
         **settings: object,
     ) -> None:
         self.directory = directory
@@ -54,6 +56,7 @@ class NodeProcesses:
         found = free_addresses(2 * nodes)
         self.addresses = dict(zip(self.ids, found[:nodes], strict=True))
         self.controllers = dict(zip(self.ids, found[nodes:], strict=True))
+        self._joining = frozenset(joining)
         self._processes: dict[int, _NodeProcess] = {}
         directory.mkdir(parents=True, exist_ok=True)
         chance = random.SystemRandom()
@@ -61,7 +64,8 @@ class NodeProcesses:
         self._initial = None if voters is None else self._controllers_text(self.ids[:voters])
         for node_id in self.ids:
             cluster_id = (cluster_ids or {}).get(node_id, CLUSTER_ID)
-            found = _format(node_id, str(self.node_directory(node_id)), cluster_id, self._initial)
+            initial = None if node_id in joining else self._initial
+            found = _format(node_id, str(self.node_directory(node_id)), cluster_id, initial)
             self.directory_ids[node_id] = found
 
     def __enter__(self) -> NodeProcesses:
@@ -184,6 +188,10 @@ class NodeProcesses:
         given = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
         directory = {"log.dirs": self.node_directory(node_id)}
         settings = {**directory, **self.settings, **self._of_nodes.get(node_id, {})}
+        if node_id in self._joining:
+            others = [address for other, address in self.controllers.items() if other != node_id]
+            settings["controller.quorum.bootstrap.servers"] = ",".join(f"{h}:{p}" for h, p in others)
+            settings["controller.quorum.auto.join.enable"] = "true"
         changed = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
         return [*given, *changed]
 

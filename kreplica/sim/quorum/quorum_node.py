@@ -89,6 +89,8 @@ class QuorumSetup:
     brokers: set[int] = field(default_factory=set)
     # Observers that ask by themselves to become voters.
     auto_join: set[int] = field(default_factory=set)
+    # Whom a member asks whose own log names no voters, and who was configured with none.
+    bootstrap: tuple[int, ...] = ()
     # Where each listens from its next start on.
     endpoints: dict[int, VoterEndpoint] = field(default_factory=dict)
     on_fatal: Callable[[int, BaseException], None] | None = None
@@ -136,6 +138,7 @@ class QuorumNode:
                 can_be_voter=self.node_id not in setup.brokers,
                 endpoints=setup.endpoints_of(self.node_id),
                 auto_join=self.node_id in setup.auto_join,
+                bootstrap=tuple(each for each in setup.bootstrap if each != self.node_id),
                 is_controller=lambda node_id: node_id not in setup.brokers,
             ),
         )

@@ -22,7 +22,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
-from kreplica.raft.voter_set import ReplicaKey
+from kreplica.raft.voter_set import ReplicaKey, VoterSet
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID
 from kreplica.sim.quorum.sim_quorum import SimQuorum, directory_id_of
 from tests.unit.raft.test_kafka_raft_client import all_have, answer_of, others_of, started
@@ -273,3 +273,32 @@ def test_a_voter_that_listens_elsewhere_after_its_start_tells_so():
     quorum.start(moved)
     assert quorum.run_until(lambda: quorum.leader and ports() == [19_093])
     assert voters_of(quorum) == [1, 2, 3]
+
+
+def test_a_node_that_knows_no_voters_finds_them_by_bootstrap_servers_and_joins():
+    quorum, leader = started(
+        observers=2,
+        auto_join={4},
+        bootstrap=(1, 2, 3),
+        known_voters={4: VoterSet.unknown(), 5: VoterSet.unknown()},
+        endpoints=HERE,
+    )
+    assert quorum.run_until(lambda: voters_of(quorum) == [1, 2, 3, 4])
+    quorum.append(quorum.leader, "a")
+    assert all_have(quorum, "a")
+    assert quorum.client(5).voters == quorum.client(leader).voters
+
+
+def test_bootstrap_servers_serve_where_the_log_never_names_the_voters():
+    quorum, leader = started(
+        observers=1, dynamic=False, bootstrap=(1, 2, 3), known_voters={4: VoterSet.unknown()}
+    )
+    quorum.append(leader, "a")
+    assert all_have(quorum, "a")
+    quorum.kill(leader)
+    assert quorum.run_until(
+        lambda: quorum.leader not in (None, leader) and quorum.mark_is_known(quorum.leader)
+    )
+    quorum.append(quorum.leader, "b")
+    assert all_have(quorum, "a", "b")
+    assert len(quorum.client(4).voters) == 0

@@ -41,6 +41,12 @@ def test_voters_that_the_metadata_log_names_need_no_setting() -> None:
     assert parse(controller_quorum_voters="").node.roles == {"broker"}
 
 
+def test_bootstrap_servers_stand_for_voters_that_are_not_known() -> None:
+    config = parse(controller_quorum_voters="", controller_quorum_bootstrap_servers="a:9093,b:9094")
+    assert config.voters == {-2: ("a", 9093), -3: ("b", 9094)}
+    assert (config.node.voters, config.node.bootstrap_ids) == (None, (-2, -3))
+
+
 def test_listeners_of_brokers_and_controllers_and_what_clients_are_told() -> None:
     config = parse(
         listeners="PLAINTEXT://0.0.0.0:9092, CONTROLLER://10.0.0.1:9093",
@@ -134,10 +140,7 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
         ({"listener": ":1"}, "is it 'listeners'"),
         ({"max_connection": 1}, "is it 'max.connections'"),
         ({"zookeeper_connect": "z"}, "zookeeper.connect is not supported: there is no ZooKeeper"),
-        (
-            {"controller_quorum_bootstrap_servers": "a:1"},
-            "name them in controller.quorum.voters, id@host:port",
-        ),
+        ({"controller_quorum_bootstrap_servers": "a"}, "controller.quorum.bootstrap.servers: 'a' is no host"),
         ({"node_id": "one"}, "node.id="),
         ({"node_id": -1}, "node.id="),
         ({"node_id": ""}, "node.id="),
