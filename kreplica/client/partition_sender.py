@@ -4,8 +4,8 @@ A batch that gets acks=all has a sequence number of the partition's own producer
 that is sent again is appended once. At most `max_in_flight` are on their way. When one fails that may be
 sent again, nothing new is sent until all of them are answered; then those that failed are sent again, in
 their order. A batch that is given up leaves a gap in the sequence: those behind it begin anew under another
-producer id if they certainly were not appended, and fail where nobody knows. So does a batch that a leader
-refuses because it lacks what was acknowledged before, after an unclean election.
+producer id if they certainly were not appended, and fail where nobody knows. The same goes for a batch that
+a leader refuses because it lacks what was acknowledged before, as after an unclean election.
 
 It belongs to its producer's loop.
 """
@@ -30,6 +30,7 @@ from kreplica.common.errors import (
     DuplicateSequenceNumber,
     KreplicaError,
     NetworkException,
+    NodeUnreachable,
     NotEnoughReplicas,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
@@ -58,7 +59,7 @@ ALL = -1
 SEQUENCES = 1 << 31
 # After these the broker certainly has not appended. NotLeaderOrFollower is none of them: it also ends the
 # wait of what was appended when its leader is deposed.
-NOT_APPENDED = (NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
+NOT_APPENDED = (NodeUnreachable, NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
 
 
 class RecordMetadata(NamedTuple):
@@ -89,7 +90,6 @@ class Batch:
         "deadline_ms",
         "future",
         "last_error",
-        "leader_epoch",
         "may_be_appended",
         "number",
         "records",
@@ -107,7 +107,6 @@ class Batch:
         self.attempt = 0  # how often it was sent
         self.number = 0  # its place among all that were sent to the partition
         self.may_be_appended = False  # it was sent, and an answer was lost
-        self.leader_epoch = NO_LEADER_EPOCH  # the latest in which it may have been appended
         self.last_error: BaseException | None = None
         self.timer: Cancellable | None = None
 
@@ -275,29 +274,21 @@ class PartitionSender:
 
     def _may_try_again(self, batch: Batch, error: BaseException) -> bool:
         if not isinstance(error, NOT_APPENDED):
-            self._note_doubt(batch)
+            batch.may_be_appended = True
         if self._now_ms() >= batch.deadline_ms or batch.acks == 0:
             return False
         if isinstance(error, OutOfOrderSequenceNumber):
             return self._may_begin_anew(batch)
         return isinstance(error, KreplicaError) and error.retriable
 
-    def _note_doubt(self, batch: Batch) -> None:
-        batch.may_be_appended = True
-        batch.leader_epoch = max(batch.leader_epoch, self._leader_epoch)
-
     def _may_begin_anew(self, batch: Batch) -> bool:
-        """The leader lacks what came before the batch, so neither the batch nor one behind it is in its log:
-        whether the batch may be sent again, and not be there twice."""
-        for each in (batch, *self._queue):
-            if each.leader_epoch < self._leader_epoch:
-                # Nor will it be in the logs of the leaders before, which are cut to this one's.
-                each.may_be_appended = False
+        """The leader lacks what came before the batch: whether the batch may be sent again."""
         before = [each for each in self._in_flight if each.number < batch.number] + self._failed
         if any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap:
             # Expected behind a batch that failed, or whose request was lost, which is not known yet.
             return True
-        # The leader has lost what was acknowledged: the sequence begins anew.
+        # The leader has lost what was acknowledged, so the sequence begins anew. The batch is not in its log,
+        # but may be in that of a leader before, which another unclean election would bring back.
         self._has_gap = not batch.may_be_appended
         return self._has_gap
 
@@ -358,7 +349,7 @@ class PartitionSender:
         ):
             return
         for batch in self._in_flight:
-            self._note_doubt(batch)
+            batch.may_be_appended = True
             batch.last_error = NotLeaderOrFollower(f"{self._at}: broker {self._leader} leads no more")
         self._failed += self._in_flight
         self._in_flight.clear()

@@ -721,6 +721,10 @@ class UnknownMetadataRecord(UnsupportedVersion):
     """The metadata log holds a kind of record that is not known here."""
 
 
+class NodeUnreachable(NetworkException):
+    """There was no connection to the node, so the request was certainly not sent."""
+
+
 class StorageFull(KafkaStorageError):
     """The disk, the quota or the file size limit is reached; reads go on."""
 

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kreplica._core.timing_wheel import TimingWheel
-from kreplica.common.errors import NetworkException
+from kreplica.common.errors import NetworkException, NodeUnreachable
 from kreplica.common.future import Future, failed
 from kreplica.common.locks import Condition, Lock
 from kreplica.common.ports import Clock
@@ -453,7 +453,7 @@ class LocalNetwork:
                 return Future()
             receiver = self._lives.get(node_id)
             if receiver is None or receiver.handle is None:
-                return failed(NetworkException(f"node {node_id} is not there"))
+                return failed(NodeUnreachable(f"node {node_id} is not there"))
             self._numbers += 1
             number = self._numbers
             link = receiver.links.get(sender.node_id)

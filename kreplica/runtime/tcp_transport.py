@@ -34,7 +34,7 @@ from kio.schema.produce.v11.request import ProduceRequest
 from kio.schema.vote.v2.request import VoteRequest
 
 from kreplica.broker.api_versions import response_type
-from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkException
+from kreplica.common.errors import InvalidRequest, KreplicaError, NetworkException, NodeUnreachable
 from kreplica.common.future import Future
 from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
@@ -262,7 +262,7 @@ class PeerConnection:
             return
         if self._attempt is None:
             if self._transport.loop.time() < self._retries_at:
-                call.end(NetworkException(f"node {self._node_id} could not be reached a moment ago"))
+                call.end(NodeUnreachable(f"node {self._node_id} could not be reached a moment ago"))
                 return
             self._attempt = self._transport.loop.create_task(self._connect())
         self._waiting.append(call)
@@ -279,7 +279,7 @@ class PeerConnection:
         due = self._transport.loop.time() + CLOCK_TICK_S
         for call in [each for each in self._waiting if each.deadline <= due]:
             self._waiting.remove(call)
-            call.end(NetworkException(f"no connection to node {self._node_id} in time"))
+            call.end(NodeUnreachable(f"no connection to node {self._node_id} in time"))
         if any(each.deadline <= due for each in self._in_flight):
             self.give_up(f"node {self._node_id} did not answer in time")
         left = [each.deadline for each in (*self._waiting, *self._in_flight)]

@@ -47,3 +47,8 @@ def test_the_same_seed_gives_the_same_events_in_another_process(seed):
 def test_a_follower_hears_the_high_watermark_that_it_was_told_during_a_change_of_role():
     # The answer finds the partition removed from the fetcher, which adds it again before its next fetch.
     NodeDriver(821539).run(EVENTS)
+
+
+def test_a_batch_is_not_there_twice_after_two_unclean_elections():
+    # The second one brings back the log of the leader to which the batch was sent first.
+    NodeDriver(840416).run(EVENTS)
