@@ -28,6 +28,7 @@ from kreplica.common.types import INT64_MAX
 CLEANUP_POLICIES = ("compact", "delete")
 COMPRESSION_TYPES = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+PRODUCER_ID_EXPIRATION_MS = 86_400_000
 DURABILITIES = ("page_cache", "fsync", "fsync_quorum")
 # What the setting of a topic is called where a broker has it, as the default of all topics.
 BROKERS_NAMES = {
@@ -232,6 +233,14 @@ class LogManagerConfig(Settings):
     log_scrub_interval_ms: int = setting(WEEK_MS, int64(1), "How long one round of that takes.", is_ours=True)
     log_scrub_max_bytes_per_second: int = setting(
         32 << 20, int64(1 << 10), "The most that is read for that.", is_ours=True
+    )
+    producer_id_expiration_ms: int = setting(
+        PRODUCER_ID_EXPIRATION_MS,
+        int32(1),
+        "A partition forgets the sequence numbers of a producer that has written nothing for this long.",
+    )
+    producer_id_expiration_check_interval_ms: int = setting(
+        600_000, int32(1), "How often producers to forget are looked for."
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
-from kreplica.common.config import LogConfig
+from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
@@ -43,8 +43,9 @@ class OpenOptions:
 
     `recovery_point`: offsets below are known to be flushed (a directory's recovery-point-offset-checkpoint).
     `high_watermark`: from its checkpoint; None where this log is its only replica, and the mark follows the
-    log end. `scan_from`: read the segments through from there on, though they were flushed. For readers:
-    `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset up to which
+    log end. `scan_from`: read the segments through from there on, though they were flushed.
+    `producer_id_expiration_ms`: a producer that has written nothing for so long is not taken over. For
+    readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset up to which
     (exclusive) its log may be read.
     """
 
@@ -53,6 +54,7 @@ class OpenOptions:
     high_watermark: int | None = None
     log_start_offset: int = 0
     scan_from: int | None = None
+    producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     standing: LogStanding | None = None
     end_bound: int | None = None
 
@@ -122,7 +124,9 @@ class _LogLoader:
             segments = list(self.local.segments)
         self.epochs = LeaderEpochFileCache.load(LeaderEpochCheckpointFile(self.storage, self.local.directory))
         self.epochs_on_disk = self.epochs.entries
-        self.producers = ProducerStateManager(self.storage, self.local.directory, names)
+        self.producers = ProducerStateManager(
+            self.storage, self.local.directory, names, self.options.producer_id_expiration_ms
+        )
         self.standing = standing
         self.same_boot = same_boot
         # Another program wrote what is here; a log that could not be made leaves empty files.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
@@ -215,6 +216,7 @@ class LogManager:
         if self._storage.is_locked(path):
             raise LogDirLocked(f"{path}: another writer has the log")
         config = self.configs.of(partition.topic)
+        options = replace(options, producer_id_expiration_ms=self.settings.producer_id_expiration_ms)
         log = log_loader.load(path, partition, config, self._storage, self._clock, options)
         log.idle()
         self._add(directory, log)
@@ -225,6 +227,7 @@ class LogManager:
         log.on_cut = directory.lower_checkpoints
         self.cleaner.manager.watch(log)
         log.on_damage = self._on_damage or log.on_damage
+        log.producers.producer_id_expiration_ms = self.settings.producer_id_expiration_ms
         if self.disk is not None and log.is_writable:
             log.use_disk(self.disk(directory.path))
         with self._lock:

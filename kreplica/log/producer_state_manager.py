@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import AppendOrigin
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
@@ -29,7 +30,6 @@ from kreplica.log.producer_state_entry import ProducerStateEntry
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
 
-PRODUCER_ID_EXPIRATION_MS = 86_400_000
 MAX_TRANSACTION_TIMEOUT_MS = 900_000
 LATE_TRANSACTION_BUFFER_MS = 300_000
 DELETED_SUFFIX = ".deleted"
@@ -126,12 +126,20 @@ class ProducerStateManager:
     def is_expired(self, entry: ProducerStateEntry, now_ms: int) -> bool:
         return not entry.in_transaction and now_ms - entry.last_timestamp >= self.producer_id_expiration_ms
 
-    def remove_expired(self, now_ms: int) -> int:
-        """Forget producers that have written nothing for too long; returns how many."""
-        expired = [pid for pid, entry in self.active_producers.items() if self.is_expired(entry, now_ms)]
-        if self._producers is not None:
-            for producer_id in expired:
-                del self._producers[producer_id]
+    def remove_expired(self, now_ms: int, among: Iterable[int] | None = None) -> int:
+        """Forget producers that have written nothing for too long; returns how many. `among`: look at these
+        producer ids alone, so that a log with many is gone through in steps."""
+        producers = self._producers
+        if producers is None:
+            return 0
+        wanted = list(producers) if among is None else among
+        entries = (entry for producer_id in wanted if (entry := producers.get(producer_id)) is not None)
+        expired = [entry.producer_id for entry in entries if self.is_expired(entry, now_ms)]
+        for producer_id in expired:
+            del producers[producer_id]
+        if len(expired) > len(producers):
+            # A dict keeps the room of what was deleted.
+            self._producers = dict(producers) or None
         return len(expired)
 
     # ---- transactions --------------------------------------------------------------------------------

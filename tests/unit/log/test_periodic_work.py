@@ -10,6 +10,7 @@ import pytest
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import DamagedLog, KafkaStorageError, StorageIOError, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition
+from kreplica.log import log_jobs
 from kreplica.log.checkpoint import OffsetCheckpointFile
 from kreplica.log.damage import Damage
 from kreplica.log.log_manager import LogManager
@@ -17,6 +18,7 @@ from kreplica.log.periodic_job import LOGS_AT_ONCE
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.scheduler import ThreadScheduler
 from kreplica.sim.storage import SimStorage
+from tests.support.batches import build
 from tests.support.clocks import ManualClock
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -38,8 +40,10 @@ class InTurn:
 class Node:
     """A LogManager over a simulated disk, whose time passes when the test says so."""
 
-    def __init__(self, storage: SimStorage | None = None, **settings: object) -> None:
-        self.clock = ManualClock()
+    def __init__(
+        self, storage: SimStorage | None = None, clock: ManualClock | None = None, **settings: object
+    ) -> None:
+        self.clock = clock or ManualClock()
         self.storage = storage or SimStorage()
         self.errors: list[tuple[str, Exception]] = []
         self.damages: list[tuple[TopicPartition, Damage]] = []
@@ -251,3 +255,52 @@ def test_a_log_that_is_deleted_leaves_the_jobs_alone() -> None:
     assert node.errors == []
     assert node.rows("cleaner-offset-checkpoint") == {}
     assert node.manager.offline_directories == {}
+
+
+def produce(log: UnifiedLog, producer_id: int, sequence: int = 0) -> None:
+    """One record of an idempotent producer, now."""
+    now_ms = log.time_ms()
+    data = build([b"v"], now_ms=now_ms, producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+    log.append_as_leader(data, 0)
+
+
+def test_idle_producers_are_forgotten_while_the_log_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's settings say when; a step looks at a bounded number."""
+    monkeypatch.setattr(log_jobs, "PRODUCERS_AT_ONCE", 100)
+    settings = {"producer.id.expiration.ms": HOUR_MS, "producer.id.expiration.check.interval.ms": 60_000}
+    node = Node(**settings)
+    log = node.manager.get_or_create_log(ORDERS)
+    for producer_id in range(1, 451):
+        produce(log, producer_id)
+    most = 0
+    # More and more come, each writes once, and one goes on.
+    for minute in range(180):
+        produce(log, 0, minute)
+        for producer_id in range(20):
+            produce(log, 1000 + minute * 20 + producer_id)
+        node.pass_(60_000)
+        if minute > 62:
+            most = max(most, len(log.producers.active_producers))
+    assert 20 * 60 <= most <= 20 * 63 + 1
+    entry = log.producers.last_entry(0)
+    assert entry is not None
+    assert entry.last_sequence == 179
+    record = node.manager.jobs["producer-expiration"]
+    assert record.failures == 0
+    assert record.runs > 180 * most // 100, "in steps"
+    node.pass_(2 * HOUR_MS)
+    assert log.producers.is_empty
+
+
+def test_a_log_that_is_loaded_takes_over_no_expired_producer() -> None:
+    node = Node(**{"producer.id.expiration.ms": 2 * DAY_MS})
+    log = node.manager.get_or_create_log(ORDERS)
+    produce(log, 7)
+    node.manager.shutdown()
+    for idle_ms, known in ((DAY_MS + HOUR_MS, {7}), (DAY_MS, set())):
+        node.clock.advance(idle_ms)
+        node = Node(node.storage, node.clock, **{"producer.id.expiration.ms": 2 * DAY_MS})
+        log = node.manager.get_log(ORDERS)
+        assert log is not None
+        assert set(log.producers.active_producers) == known
+        node.manager.shutdown()

@@ -1,5 +1,7 @@
 """ProducerStateManager: transactions, snapshots, truncation; and all of it against a slow model."""
 
+import sys
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -242,6 +244,20 @@ def test_no_snapshot_that_fits_means_the_whole_log_is_fed_in() -> None:
     assert manager.map_end_offset == 5
     assert manager.is_empty
     assert snapshots(storage) == []
+
+
+def test_expired_producers_go_in_steps_and_leave_no_room_taken() -> None:
+    manager = open_manager(expiration_ms=1000)
+    for producer_id in range(1000):
+        append(manager, producer_id, 0, now_ms=0 if producer_id < 900 else 500)
+    taken = sys.getsizeof(manager.active_producers)
+    assert manager.remove_expired(1000, range(100)) == 100
+    assert manager.remove_expired(1000, [0, 5000, 100]) == 1
+    assert manager.remove_expired(1000, range(1000)) == 799
+    assert set(manager.active_producers) == set(range(900, 1000))
+    assert sys.getsizeof(manager.active_producers) < taken / 4
+    assert manager.remove_expired(1500) == 100
+    assert manager.is_empty
 
 
 def test_reload_leaves_expired_producers_out() -> None:
