@@ -44,9 +44,10 @@ class OpenOptions:
     `recovery_point`: offsets below are known to be flushed (a directory's recovery-point-offset-checkpoint).
     `high_watermark`: from its checkpoint; None where this log is its only replica, and the mark follows the
     log end. `scan_from`: read the segments through from there on, though they were flushed.
-    `producer_id_expiration_ms`: a producer that has written nothing for so long is not taken over. For
-    readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset up to which
-    (exclusive) its log may be read.
+    `producer_id_expiration_ms`: a producer that has written nothing for so long is not taken over.
+
+    For readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset
+    up to which (exclusive) its log may be read.
     """
 
     read_only: bool = False
