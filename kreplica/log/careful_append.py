@@ -132,9 +132,9 @@ def _append(
     append_time: int = -1,
 ) -> LogAppendInfo:
     if leader_epoch < log.leader_epoch:
-        raise FencedLeaderEpoch(
-            f"{log.topic_partition}: a batch of epoch {leader_epoch} after one of {log.leader_epoch}"
-        )
+        # A leader's epoch is over. What a follower was given is damaged, for its leader has no such batch.
+        kind = FencedLeaderEpoch if leads else OffsetsOutOfOrder
+        raise kind(f"{log.topic_partition}: a batch of epoch {leader_epoch} after one of {log.leader_epoch}")
     stable = log.state.stable
     try:
         if leader_epoch > log.leader_epoch or log.epochs.latest_epoch is None:

@@ -5,6 +5,7 @@ Functions of Partition, which documents them; they take its lock themselves.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NoReturn
 
 from kreplica._core.records import batches
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 # The acks of a producer that waits for all in-sync replicas.
 ACKS_ALL = -1
+LOGGER = logging.getLogger(__name__)
+
 # What a deletion of records is asked with instead of an offset: all that is committed.
 HIGH_WATERMARK = -1
 
@@ -162,10 +165,37 @@ def _follower_log(partition: Partition, leader_epoch: int | None = None) -> Unif
     return term.log
 
 
-def _may_be_elected(partition: Partition) -> bool:
-    # In sync, or eligible (KIP-966): so it has all that is committed.
+def may_be_elected(partition: Partition) -> bool:
+    """Whether this replica is in sync, or eligible (KIP-966): so it has all that is committed."""
     told = partition.leader_and_isr
     return partition.broker_id in partition.isr or (told is not None and partition.broker_id in told.elr)
+
+
+def require_no_later_epoch(partition: Partition, records: Buffer, leader_epoch: int) -> None:
+    """Raise OffsetsOutOfOrder where the first batch that the leader of `leader_epoch` gave is of a later
+    epoch, so that none was appended."""
+    first = next(iter(batches(records)), None)
+    if first is not None and first.leader_epoch > leader_epoch:
+        raise OffsetsOutOfOrder(
+            f"{partition.topic_partition}: the leader of epoch {leader_epoch} gave a batch of epoch "
+            f"{first.leader_epoch} at offset {first.base_offset}",
+            where=first.base_offset,
+        )
+
+
+def cut_unknown_epoch(partition: Partition) -> None:
+    """Cut off the records of the latest leader epoch here, of which the leader has never heard.
+
+    They are not of the partition's history. A replica that may be elected keeps them: its leader takes it out
+    of the ISR first, since it cannot fetch.
+    """
+    latest = partition.local_log.epochs.latest_entry
+    if latest is not None and not may_be_elected(partition):
+        LOGGER.warning(
+            "%s: cut at offset %d, where leader epoch %d begins, which the leader does not know",
+            *(partition.topic_partition, latest.start_offset, latest.epoch),
+        )
+        truncate_to(partition, latest.start_offset)
 
 
 def append_records_to_follower(
@@ -229,7 +259,7 @@ def submit_to_follower(
 def _begins_anew(partition: Partition, log: UnifiedLog, leader_log_start: int) -> bool:
     # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether its
     # records join on to it. A power cut may undo the deletion on both.
-    return log.state.log_end_offset <= leader_log_start and bool(log.size) and not _may_be_elected(partition)
+    return log.state.log_end_offset <= leader_log_start and bool(log.size) and not may_be_elected(partition)
 
 
 def _wait_durable(log: UnifiedLog, info: LogAppendInfo | None) -> None:
@@ -265,7 +295,7 @@ def truncate_to(partition: Partition, offset: int) -> bool:
         # Nothing stays. What a replica has deleted that may be elected, its leader had, too. Another one may
         # have deleted other records than the leader has there, after an unclean election: it fetches all that
         # the leader has, or it would count as having them.
-        return _begin_at(log, offset if _may_be_elected(partition) else 0)
+        return _begin_at(log, offset if may_be_elected(partition) else 0)
 
 
 def truncate_fully_and_start_at(partition: Partition, offset: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from kreplica.common.types import TopicPartition
 from kreplica.replica.partition_fetch_state import PartitionFetchState, ReplicaState
+from kreplica.replica.replication_quota import ReplicationQuotaManager
 
 States = dict[TopicPartition, PartitionFetchState]
 # A set that keeps its order.
@@ -95,6 +96,17 @@ class PartitionStates:
         """When the next delay is over; there is one."""
         return min(self.by_partition[topic_partition].delayed_until_ms for topic_partition in self.delayed)
 
+    def hold_back(self, quota: ReplicationQuotaManager) -> None:
+        """Note which throttled partitions, not in sync, have to wait now (KIP-73)."""
+        for topic_partition in list(self.held_back):
+            if not _must_wait(self.by_partition[topic_partition], quota):
+                del self.held_back[topic_partition]
+                self.changed[topic_partition] = None
+        if quota.is_active:
+            for state in self.by_partition.values():
+                if _must_wait(state, quota):
+                    self.held_back[state.topic_partition] = None
+
     def left_out(self) -> set[TopicPartition]:
         """Those that cannot be fetched now."""
         out: set[TopicPartition] = set()
@@ -113,3 +125,7 @@ class PartitionStates:
         """The leader is told of all that has changed and is gone."""
         self.changed.clear()
         self.gone.clear()
+
+
+def _must_wait(state: PartitionFetchState, quota: ReplicationQuotaManager) -> bool:
+    return quota.holds_back(state.topic_partition, is_in_sync=state.is_in_sync)

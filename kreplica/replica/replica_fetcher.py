@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import (
     BY_CODE,
+    CorruptMessage,
     FencedLeaderEpoch,
     FetchSessionIdNotFound,
     InvalidFetchSessionEpoch,
@@ -37,8 +38,10 @@ from kreplica.common.types import NO_OFFSET, TopicPartition
 from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kreplica.replica.fetch_session_handler import FetchSessionHandler
 from kreplica.replica.fetcher_metrics import FetcherMetrics
+from kreplica.replica.fruitless_fetches import IN_A_ROW, FruitlessFetches
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.offset_truncation import OffsetTruncationState, offset_truncation_state
+from kreplica.replica.partition_append import cut_unknown_epoch, require_no_later_epoch
 from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState, ReplicaState
 from kreplica.replica.partition_states import PartitionStates, States
 from kreplica.replica.remote_leader_endpoint import (
@@ -103,6 +106,7 @@ class ReplicaFetcher:
         self._lock = RLock()
         # Guarded by _lock:
         self._states = PartitionStates()
+        self._fruitless = FruitlessFetches(leader.leader_id, config.replica_lag_time_max_ms, self._now_ms)
         self.failed: dict[TopicPartition, KreplicaError] = {}
         # What is to be told once no lock is held.
         self._moved: list[Partition] = []
@@ -159,6 +163,7 @@ class ReplicaFetcher:
 
     def _forget(self, topic_partition: TopicPartition) -> PartitionFetchState | None:
         state = self._states.forget(topic_partition)
+        self._fruitless.forget(topic_partition)
         if state is not None:
             self.metrics.forget_lag(topic_partition)
         return state
@@ -375,18 +380,23 @@ class ReplicaFetcher:
         return self._partitions.get(state.topic_partition)
 
     def _begin_at(self, state: PartitionFetchState, leader_start: int, partition: Partition) -> bool:
+        failures = self._fruitless.failed(state, "its offset or leader epoch is not the leader's")
         if leader_start >= partition.log_end_offset:
             # The leader has deleted all that is here, and knows its epochs no more: it could not tell whether
             # what comes next joins on to it.
             partition.truncate_fully_and_start_at(leader_start)
+        elif failures >= IN_A_ROW:
+            # The leader has that offset, too, so it is the leader epoch that it has never heard of.
+            cut_unknown_epoch(partition)
+        state = self._delay(state) if failures > 1 else state
         return self._go_on_from_end(state, partition, is_completed=True)
 
     # ---- fetch --------------------------------------------------------------------------------------------
 
     def _maybe_fetch(self) -> bool:
         """Fetch what is not being truncated, delayed or held back; False where there is nothing."""
-        self._hold_back()
         states = self._states
+        states.hold_back(self._quota)
         out = states.left_out()
         if len(out) >= len(states):
             return False
@@ -398,21 +408,6 @@ class ReplicaFetcher:
         fetch = self._session.build(told, [*states.gone, *out])
         states.told()
         return self._send(self.leader.fetch(fetch), self._fetched)
-
-    def _hold_back(self) -> None:
-        """The quota: which throttled partitions, not in sync, have to wait now (KIP-73)."""
-        states = self._states
-        for topic_partition in list(states.held_back):
-            if not self._must_wait(states.by_partition[topic_partition]):
-                del states.held_back[topic_partition]
-                states.changed[topic_partition] = None
-        if self._quota.is_active:
-            for state in states.by_partition.values():
-                if self._must_wait(state):
-                    states.held_back[state.topic_partition] = None
-
-    def _must_wait(self, state: PartitionFetchState) -> bool:
-        return self._quota.holds_back(state.topic_partition, is_in_sync=state.is_in_sync)
 
     def _fetched(self, response: FetchResponse) -> None:
         if response.error_code:
@@ -468,6 +463,9 @@ class ReplicaFetcher:
             self._refused(state, answer.error_code)
         elif answer.diverging_epoch.end_offset >= 0:
             # Only the log start counts besides; the high watermark must not (KAFKA-14704).
+            if self._fruitless.failed(state, f"the logs part: {answer.diverging_epoch}") > IN_A_ROW:
+                # The leader finds its own rot when it is asked again.
+                state = self._delay(state)
             diverging = (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
             self._apply(state, partial(self._truncate_to_epoch, state, diverging, answer.log_start_offset))
         else:
@@ -519,6 +517,9 @@ class ReplicaFetcher:
         """Take over the leader's high watermark and log start, behind what was appended."""
         if isinstance(appended, KreplicaError):
             raise appended
+        if appended is None and answer.records:
+            require_no_later_epoch(partition, answer.records, state.leader_epoch)
+        self._fruitless.succeeded(state)
         log, epoch, moved = partition.local_log, state.leader_epoch, appended is not None
         moved |= partition.update_follower_high_watermark(answer.high_watermark, epoch)
         started = answer.log_start_offset > log.log_start_offset and (
@@ -545,6 +546,7 @@ class ReplicaFetcher:
             # do.
             self._give_up(state.topic_partition, kind(f"leader epoch {state.leader_epoch} is over"))
         else:
+            self._fruitless.failed(state, kind.__name__, may_pass=kind is not CorruptMessage)
             self._delay(state)
 
     def _apply(self, state: PartitionFetchState, step: Callable[[Partition], bool]) -> None:
@@ -567,8 +569,9 @@ class ReplicaFetcher:
                 self._delay(state)
             else:
                 self._give_up(topic_partition, error)
-        except KreplicaError:
+        except KreplicaError as error:
             # What came was damaged on its way, or the leader changed meanwhile: ask again.
+            self._fruitless.failed(state, f"{type(error).__name__}: {error}")
             self._delay(state)
 
     def _give_up(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
@@ -576,10 +579,12 @@ class ReplicaFetcher:
         self._states.gone[topic_partition] = None
         self.failed[topic_partition] = error
 
-    def _delay(self, state: PartitionFetchState) -> None:
+    def _delay(self, state: PartitionFetchState) -> PartitionFetchState:
         self._session.say_again(state.topic_partition)
         until_ms = self._now_ms() + self._config.replica_fetch_backoff_ms
-        self._states.put(state._replace(delayed_until_ms=until_ms))
+        delayed = state._replace(delayed_until_ms=until_ms)
+        self._states.put(delayed)
+        return delayed
 
     def _tell(self) -> None:
         """Say what has moved and what failed; no lock is held."""

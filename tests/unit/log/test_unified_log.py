@@ -79,7 +79,7 @@ def test_a_follower_keeps_offsets_and_epochs_and_leaves_later_epochs_out(tmp_pat
     ("bad", "kind"),
     [
         (batch(b"x", base_offset=1, leader_epoch=7), errors.OffsetsOutOfOrder),
-        (batch(b"x", base_offset=2, leader_epoch=2), errors.FencedLeaderEpoch),
+        (batch(b"x", base_offset=2, leader_epoch=2), errors.OffsetsOutOfOrder),
         (batch(b"x", base_offset=2, leader_epoch=7)[:-1] + b"?", errors.InvalidCrc),
         (batch(b"x", base_offset=1 << 40, leader_epoch=7)[:-1] + b"?", errors.InvalidCrc),
         (batch(b"x", base_offset=(1 << 63) - 1, leader_epoch=7), errors.CorruptMessage),
