@@ -84,6 +84,7 @@ class AppendManager:
         # Requests of many partitions of which some are not submitted; requests behind them wait for their
         # turn, so that appends to a partition stay in their order. The loop's own.
         self._begun: deque[QueuedProduce] = deque()
+        self._is_stopped = False
         self._broker_id = broker_id
         self._partitions = partitions
         self._delayed = delayed
@@ -254,6 +255,13 @@ class AppendManager:
             if self._begun:
                 loop.post(partial(self._go_on, loop))
 
+    def shutdown(self) -> None:
+        """Refuse every append from now on, those included whose turn has not come: the broker goes."""
+        self._is_stopped = True
+        while self._begun:
+            queued = self._begun.popleft()
+            queued.submit(queued.remaining)
+
     def append_to_local_log(
         self,
         topic_partition: TopicPartition,
@@ -274,6 +282,8 @@ class AppendManager:
         self, topic_partition: TopicPartition, required_acks: int, internal_topics_allowed: bool
     ) -> Partition:
         """The partition of an append that may be tried. Raises as `append` fails."""
+        if self._is_stopped:
+            raise NotLeaderOrFollower(f"{topic_partition}: broker {self._broker_id} is shutting down")
         if topic_partition.topic in INTERNAL_TOPICS and not internal_topics_allowed:
             raise InvalidTopic(f"{topic_partition.topic} is written by the brokers themselves")
         partition = self._partitions.get_or_error(topic_partition)

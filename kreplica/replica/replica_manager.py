@@ -205,6 +205,7 @@ class ReplicaManager:
         self.repairs.shutdown()
         self.fetchers.shutdown()
         self._alter_partition.shutdown()
+        self.appends.shutdown()
         self.delayed.shutdown()
         self.fetches.shutdown()
         self.checkpoint_high_watermarks()

@@ -180,6 +180,22 @@ def test_a_request_of_many_partitions_is_submitted_in_steps_and_nothing_overtake
     assert at.values(1, count - 1) == at.values(2, count - 1) == [b"a", b"b"]
 
 
+def test_a_broker_that_stops_answers_what_had_no_turn_yet() -> None:
+    at = Replicas(with_disks=True, partitions=APPENDS_A_STEP + 1)
+    manager, last = at.manager(1), at.partitions[-1]
+    for follower in (2, 3):
+        at.cluster.kill(follower)
+    many = manager.append_records({each: batch(b"a") for each in at.partitions})
+    behind = manager.append(last, batch(b"b"))
+    manager.shutdown()
+    late = manager.append(last, batch(b"c"))
+    at.settle()
+    assert isinstance(many.result(0)[last].error, NotLeaderOrFollower)
+    for refused in (behind, late):
+        assert isinstance(refused.exception(0), NotLeaderOrFollower)
+    assert at.values(1, last.partition) == []
+
+
 def test_a_request_that_nobody_foresaw_fails_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
