@@ -76,12 +76,16 @@ def verify(
     master: Master = DEFAULT_MASTER,
     as_json: Json = False,
 ) -> None:
-    """Check every invariant of segments, partitions or log directories; exit code 1 if one does not hold."""
+    """Check every invariant of segments, partitions, log directories, or clusters' folders.
+
+    Exit code 1 if one does not hold, 2 if there is nothing to check.
+    """
     from kreplica.cli import verify as command
 
     for path in paths:
         if not command.is_log(path):
             raise typer.BadParameter(f"{path} is no segment and holds no log", param_hint="PATHS")
+    command.tell_what_is_left_out(paths)
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
 
@@ -103,14 +107,19 @@ def diff(
     master: Master = DEFAULT_MASTER,
     as_json: Json = False,
 ) -> None:
-    """Compare two replicas, by directories of a partition or of two nodes; exit code 1 if they differ."""
+    """Compare two replicas, by directories of a partition, of two nodes or two clusters.
+
+    Exit code 1 if they differ, 2 if there is nothing to compare.
+    """
     from kreplica.cli import diff as command
+    from kreplica.cli.verify import tell_what_is_left_out
 
     pairs = command.pairs(left, right)
     if pairs is None:
         raise typer.BadParameter("neither two partitions nor two nodes' log directories", param_hint="RIGHT")
     if not any(pair.left is not None and pair.right is not None for pair in pairs):
         raise typer.BadParameter("they have no partition in common to compare", param_hint="RIGHT")
+    tell_what_is_left_out((left, right))
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
 

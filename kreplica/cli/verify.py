@@ -10,9 +10,12 @@ from pathlib import Path
 
 from kreplica.cli.output import console, print_json, print_table
 from kreplica.cli.progress import progress
-from kreplica.log.verify import Problem, holds_log, total_bytes, verify
+from kreplica.log.verify import Problem, holds_log, places, total_bytes, verify
 from kreplica.raft.snapshot_verify import verify_snapshots
 from kreplica.runtime.storage import FileStorage
+
+# How many of the places that were not understood are named.
+LISTED = 20
 
 
 def run(paths: Sequence[str], as_json: bool) -> int:
@@ -53,10 +56,26 @@ def _problems(paths: Sequence[str], size: int) -> Iterator[Problem]:
     storage = FileStorage()
     with progress("verify", size) as advance:
         for path in paths:
-            snapshots = verify_snapshots(storage, path) if storage.is_directory(path) else ()
-            yield from chain(verify(storage, path, progress=advance), snapshots)
+            yield from chain(verify(storage, path, progress=advance), _snapshot_problems(storage, path))
+
+
+def _snapshot_problems(storage: FileStorage, path: str) -> Iterator[Problem]:
+    if storage.is_directory(path):
+        for directory in places(storage, path).logs or (path,):
+            yield from verify_snapshots(storage, directory)
 
 
 def is_log(path: Path) -> bool:
-    """Whether it is a segment, or a directory with a log in it."""
-    return path.suffix == ".log" if path.is_file() else holds_log(FileStorage(), str(path))
+    """Whether it is a segment, or a directory with a log in or below it."""
+    return holds_log(FileStorage(), str(path))
+
+
+def tell_what_is_left_out(paths: Iterable[Path]) -> None:
+    """Name what is in `paths` and was not understood, to standard error."""
+    storage = FileStorage()
+    found = [places(storage, str(path)).not_understood for path in paths if path.is_dir()]
+    left_out = [f"{place}: {reason}" for some in found for place, reason in some.items()]
+    if len(left_out) > LISTED:
+        left_out[LISTED:] = [f"and {len(left_out) - LISTED:,} more"]
+    for each in left_out:
+        console(stderr=True).print(f"not looked at: {each}", markup=False, soft_wrap=True)

@@ -102,7 +102,7 @@ def diff(
 
 def _compared(pair: Pair, *, by_record: bool) -> Iterator[Row]:
     fact = compare_pair(FileStorage(), SystemClock(), pair, by_record=by_record)
-    at = parse_directory_name(pair.name)
+    at = parse_directory_name(os.path.basename(pair.name))
     same = ("outcome", "first_offset", "end_offset", "agreed_offset", "agreed_epoch")
     yield {
         "topic": at.topic if at is not None else pair.name,

@@ -1,12 +1,12 @@
-"""Which partitions two directories have in common: those of two nodes, or two of one partition each."""
+"""Which partitions two directories have in common: of nodes, of clusters, or of one partition each."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from kreplica.common.ports import Storage
-from kreplica.log.file_names import LOG_SUFFIX, parse_file_name
-from kreplica.log.log_directory import LogDirectory
+from kreplica.log.file_names import LOG_SUFFIX, parse_directory_name, parse_file_name
+from kreplica.log.verify import places
 
 
 class Pair(NamedTuple):
@@ -24,17 +24,27 @@ def is_partition(storage: Storage, directory: str) -> bool:
 
 
 def pair_up(storage: Storage, left: str, right: str) -> list[Pair] | None:
-    """The partitions of the two directories by name; None where they are not of the same kind, or hold
-    none."""
+    """The partitions of the two directories by name, as node-1/topic-0 in clusters' folders. None where the
+    two are not of the same kind, or hold none."""
     if is_partition(storage, left) and is_partition(storage, right):
         return [Pair(left.rsplit("/", 1)[-1], left, right)]
     if is_partition(storage, left) or is_partition(storage, right):
         return None
-    names = [set(LogDirectory(storage, directory).partitions()[0]) for directory in (left, right)]
-    if not any(names):
+    logs, others = zip(*(_partitions(storage, directory) for directory in (left, right)), strict=True)
+    if not any(logs):
         return None
+    # What has a log on one side and a directory without one on the other is a pair that cannot be read.
+    sides = [{**others[side], **logs[side]} for side in (0, 1)]
+    names = sorted({*logs[0], *logs[1]})
+    return [Pair(name, sides[0].get(name), sides[1].get(name)) for name in names]
 
-    def path(side: int, directory: str, name: str) -> str | None:
-        return f"{directory}/{name}" if name in names[side] else None
 
-    return [Pair(name, path(0, left, name), path(1, right, name)) for name in sorted(names[0] | names[1])]
+def _partitions(storage: Storage, path: str) -> tuple[dict[str, str], dict[str, str]]:
+    """By names below `path`: the partitions' directories, and those that are named so and hold no log."""
+    found = places(storage, path)
+    logs = [directory for directories in found.logs.values() for directory in directories]
+    named = [
+        {each[len(path) + 1 :]: each for each in some if parse_directory_name(each.rsplit("/", 1)[-1])}
+        for some in (logs, found.not_understood)
+    ]
+    return named[0], named[1]

@@ -1,4 +1,4 @@
-"""Check all files of a log, of a log directory, or one segment, and change nothing.
+"""Check all files of a log, of a log directory, of a cluster's folder, or one segment, and change nothing.
 
 `verify` yields a `Problem` for everything that does not hold:
 
@@ -14,6 +14,18 @@ nothing.
 """
 
 from kreplica.log.verify.directory import Part, PartKind, holds_log, parts, total_bytes, verify, verify_part
+from kreplica.log.verify.places import Places, places
 from kreplica.log.verify.problem import Problem
 
-__all__ = ["Part", "PartKind", "Problem", "holds_log", "parts", "total_bytes", "verify", "verify_part"]
+__all__ = [
+    "Part",
+    "PartKind",
+    "Places",
+    "Problem",
+    "holds_log",
+    "parts",
+    "places",
+    "total_bytes",
+    "verify",
+    "verify_part",
+]

@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica.common.errors import KafkaStorageError, KreplicaError
 from kreplica.common.quorum_state import parse_quorum_state
 from kreplica.common.types import TopicPartition
-from kreplica.log.checkpoint import (
-    CLEANER_CHECKPOINT,
-    LOG_START_OFFSET_CHECKPOINT,
-    RECOVERY_POINT_CHECKPOINT,
-    REPLICATION_CHECKPOINT,
-    OffsetCheckpointFile,
-)
+from kreplica.log.checkpoint import OffsetCheckpointFile
 from kreplica.log.meta_properties import MetaPropertiesFile
 from kreplica.log.partition_metadata_file import PartitionMetadataFile
-from kreplica.log.verify.partition import SEGMENT, PartitionVerifier
+from kreplica.log.verify.partition import PartitionVerifier
+from kreplica.log.verify.places import META_PROPERTIES, OFFSET_CHECKPOINTS, PARTITION, SEGMENT, is_log, places
 from kreplica.log.verify.problem import Problem
 
 if TYPE_CHECKING:
     from kreplica.common.ports import Storage
 
-_PARTITION = re.compile(r"([a-zA-Z0-9._-]+)-(\d+)")
-_OFFSET_CHECKPOINTS = (
-    RECOVERY_POINT_CHECKPOINT,
-    REPLICATION_CHECKPOINT,
-    LOG_START_OFFSET_CHECKPOINT,
-    CLEANER_CHECKPOINT,
-)
 # Files whose first rule is that they can be read, and what reads them; each raises InvalidFile.
 _READERS: Mapping[str, Callable[[bytes, str], object]] = {
-    "meta.properties": MetaPropertiesFile.parse,
+    META_PROPERTIES: MetaPropertiesFile.parse,
     "partition.metadata": PartitionMetadataFile.parse,
     "quorum-state": parse_quorum_state,
-    **dict.fromkeys(_OFFSET_CHECKPOINTS, OffsetCheckpointFile.parse),
+    **dict.fromkeys(OFFSET_CHECKPOINTS, OffsetCheckpointFile.parse),
 }
 
 
 def verify(
     storage: Storage, path: str, *, progress: Callable[[int], None] | None = None
 ) -> Iterator[Problem]:
-    """Every problem at `path`: a segment, a partition's directory, or a log directory with many of them.
+    """Every problem at `path`: a segment, a partition's directory, a log directory with many of them, or a
+    directory with log directories, as a cluster's. `places` tells what of it is looked at.
 
     `progress` is called with the number of bytes walked since its last call; `total_bytes` is their sum.
     Raises KafkaStorageError only where `path` itself cannot be read.
@@ -55,11 +43,12 @@ def verify(
         yield from PartitionVerifier(storage, directory if slash else ".", progress, name).problems()
         return
     names = storage.list_directory(path)
-    if _is_partition(names):
+    if is_log(names):
         yield from PartitionVerifier(storage, path, progress).problems()
         yield from small_files(storage, path, names)
-    else:
-        yield from _log_directory(storage, path, names, progress)
+        return
+    for directory, logs in places(storage, path).logs.items():
+        yield from _log_directory(storage, directory, logs, progress)
 
 
 class PartKind(Enum):
@@ -84,18 +73,13 @@ def parts(storage: Storage, path: str) -> Iterator[Part]:
 
     Raises KafkaStorageError where `path` cannot be read.
     """
-    names = [] if path.endswith(".log") else storage.list_directory(path)
-    if path.endswith(".log") or _is_partition(names):
+    if path.endswith(".log") or is_log(storage.list_directory(path)):
         yield Part(PartKind.WHOLE, path, total_bytes(storage, path))
         return
-    for name in filter(_PARTITION.fullmatch, names):
-        below = f"{path}/{name}"
-        try:
-            size = total_bytes(storage, below)
-        except KafkaStorageError:
-            size = 0  # what there is against reading it is told by who verifies it
-        yield Part(PartKind.PARTITION, below, size)
-    yield Part(PartKind.BESIDE_PARTITIONS, path, 0)
+    for directory, logs in places(storage, path).logs.items():
+        for below in logs:
+            yield Part(PartKind.PARTITION, below, _log_bytes(storage, below))
+        yield Part(PartKind.BESIDE_PARTITIONS, directory, 0)
 
 
 def verify_part(storage: Storage, part: Part) -> Iterator[Problem]:
@@ -112,38 +96,37 @@ def verify_part(storage: Storage, part: Part) -> Iterator[Problem]:
 
 
 def holds_log(storage: Storage, path: str) -> bool:
-    """Whether there is anything at `path` that `verify` looks at."""
-    if path.endswith(".log"):
-        return True
-    names = storage.list_directory(path)
-    return _is_partition(names) or any(name in _READERS or _PARTITION.fullmatch(name) for name in names)
+    """Whether there is anything at `path` that `verify` looks at. Raises KafkaStorageError."""
+    if not storage.is_directory(path):
+        return SEGMENT.fullmatch(path.rpartition("/")[2]) is not None
+    return is_log(storage.list_directory(path)) or bool(places(storage, path).logs)
 
 
 def total_bytes(storage: Storage, path: str) -> int:
     """The bytes of all segments at `path`: what `verify` walks."""
     if path.endswith(".log"):
         return storage.size(path)
-    names = storage.list_directory(path)
-    if _is_partition(names):
-        return sum(storage.size(f"{path}/{name}") for name in names if SEGMENT.fullmatch(name))
-    total = 0
-    for name in filter(_PARTITION.fullmatch, names):
-        below = f"{path}/{name}"
-        segments = filter(SEGMENT.fullmatch, storage.list_directory(below))
-        total += sum(storage.size(f"{below}/{segment}") for segment in segments)
-    return total
+    if is_log(storage.list_directory(path)):
+        return _log_bytes(storage, path)
+    return sum(_log_bytes(storage, below) for logs in places(storage, path).logs.values() for below in logs)
 
 
-def _is_partition(names: list[str]) -> bool:
-    return any(map(SEGMENT.fullmatch, names))
+def _log_bytes(storage: Storage, path: str) -> int:
+    """The bytes of a log's segments; 0 where it cannot be read, which verifying it tells."""
+    try:
+        segments = filter(SEGMENT.fullmatch, storage.list_directory(path))
+        return sum(storage.size(f"{path}/{segment}") for segment in segments)
+    except KafkaStorageError:
+        return 0
 
 
 def _log_directory(
-    storage: Storage, path: str, names: list[str], progress: Callable[[int], None] | None
+    storage: Storage, path: str, logs: Sequence[str], progress: Callable[[int], None] | None
 ) -> Iterator[Problem]:
     ends: dict[TopicPartition, int] = {}
-    for name in filter(_PARTITION.fullmatch, names):
-        yield from _partition(storage, f"{path}/{name}", progress, ends)
+    for below in logs:
+        yield from _partition(storage, below, progress, ends)
+    names = storage.list_directory(path)
     yield from small_files(storage, path, names)
     yield from _checkpoints_within_logs(storage, path, names, ends)
 
@@ -161,8 +144,8 @@ def _partition(
     partition = PartitionVerifier(storage, path, progress)
     yield from partition.problems()
     yield from small_files(storage, path, files)
-    found = _PARTITION.fullmatch(path.rpartition("/")[2])
-    if found is not None and partition.whole and _is_partition(files):
+    found = PARTITION.fullmatch(path.rpartition("/")[2])
+    if found is not None and partition.whole and is_log(files):
         ends[TopicPartition(found[1], int(found[2]))] = partition.next_offset
 
 
@@ -178,7 +161,7 @@ def small_files(storage: Storage, path: str, names: list[str]) -> Iterator[Probl
 def _checkpoints_within_logs(
     storage: Storage, path: str, names: list[str], ends: Mapping[TopicPartition, int]
 ) -> Iterator[Problem]:
-    for name in _OFFSET_CHECKPOINTS:
+    for name in OFFSET_CHECKPOINTS:
         if name in names:
             yield from _offsets_within_logs(storage, f"{path}/{name}", ends)
 

@@ -17,6 +17,7 @@ from kreplica.log.quarantine import is_note, parse_note
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
 from kreplica.log.verify.epochs import EpochCheck
 from kreplica.log.verify.indexes import OffsetIndexCheck, TimeIndexCheck
+from kreplica.log.verify.places import SEGMENT
 from kreplica.log.verify.plain import PlainRuns
 from kreplica.log.verify.problem import Problem
 from kreplica.log.verify.quarantines import QuarantineCheck
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 Index = TypeVar("Index", OffsetIndexCheck, TimeIndexCheck)
 
-SEGMENT = re.compile(r"(\d{20})\.log")
 _OF_A_SEGMENT = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import kreplica
 from kreplica.cli.app import app
 from tests.conformance.expectation import FIXTURES
 from tests.unit.log.diff.replicas import batch, replica
@@ -93,13 +94,40 @@ def test_a_partition_that_cannot_be_read_is_told_and_the_others_compared(node: P
     assert outcomes["trimmed-0"] == "agree"
 
 
+def test_the_folders_of_two_clusters(tmp_path: Path) -> None:
+    """As a cluster and its copy: node by node, and what has become of a log is told."""
+    for side in ("left", "right"):
+        for node in ("node-1", "node-2"):
+            shutil.copytree(KAFKA / "segments-0", tmp_path / side / node / "t-0")
+    (last := tmp_path / "right" / "node-2" / "t-0").rename(tmp_path / "moved")
+    last.mkdir()
+    result = CliRunner().invoke(app, ["diff", "--json", str(tmp_path / "left"), str(tmp_path / "right")])
+    assert result.exit_code == 1
+    outcomes = {fact["partition"]: fact["outcome"] for fact in map(json.loads, result.stdout.splitlines())}
+    assert outcomes == {"node-1/t-0": "agree", "node-2/t-0": "unread"}
+    assert f"not looked at: {last}: holds no segment" in result.stderr
+
+
+def test_empty_replicas_are_equal(tmp_path: Path) -> None:
+    paths = []
+    for name, start in (("a", 0), ("b", 0), ("c", 3)):
+        with kreplica.Log.open(tmp_path / name / "t-0") as log:
+            if start:
+                log.append([b"value"] * start)
+                log.delete_records(start)
+        paths.append(str(tmp_path / name / "t-0"))
+    for right, outcome in ((paths[1], "agree"), (paths[2], "nothing in common")):
+        result = CliRunner().invoke(app, ["diff", "--json", paths[0], right])
+        assert (result.exit_code, json.loads(result.stdout)["outcome"]) == (0, outcome)
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [
         (KAFKA, KAFKA / "segments-0"),
         (KAFKA / "segments-0", KAFKA),
         (KAFKA, KAFKA / "missing"),
-        (FIXTURES.parent, FIXTURES.parent),
+        (FIXTURES.parent, KAFKA / "segments-0"),
         (KAFKA / "meta.properties", KAFKA),
     ],
 )

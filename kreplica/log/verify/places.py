@@ -1,0 +1,109 @@
+"""What there is to check below a path: logs, the log directories that hold them, and what is neither.
+
+A directory with a segment in it holds a log, whatever its name is. A log directory holds such directories,
+or the files that a node keeps beside them. Above it there may be more directories, as in the folder of a
+cluster, which has one for each node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kreplica.common.errors import KafkaStorageError
+from kreplica.common.ports import Storage
+from kreplica.log.checkpoint import (
+    CLEANER_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    REPLICATION_CHECKPOINT,
+)
+from kreplica.log.file_names import DELETED_DIRECTORY_SUFFIX, LOG_SUFFIX
+
+SEGMENT = re.compile(r"(\d{20})\.log")
+PARTITION = re.compile(r"([a-zA-Z0-9._-]+)-(\d+)")
+OFFSET_CHECKPOINTS = (
+    RECOVERY_POINT_CHECKPOINT,
+    REPLICATION_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    CLEANER_CHECKPOINT,
+)
+META_PROPERTIES = "meta.properties"
+# How many directories may lie above a log directory; a cluster's folder is one.
+_DEPTH = 3
+# The cache of a node's metadata, which has a check of its own.
+_NOT_OF_LOGS = frozenset({"kreplica.image", "lost+found"})
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The directories of logs by log directory, and why other directories and files were not understood."""
+
+    logs: dict[str, list[str]] = field(default_factory=dict)
+    not_understood: dict[str, str] = field(default_factory=dict)
+
+
+def is_log(names: Iterable[str]) -> bool:
+    """Whether a directory with these names holds a log."""
+    return any(map(SEGMENT.fullmatch, names))
+
+
+def places(storage: Storage, path: str) -> Places:
+    """Look into `path` and, where it is no log directory, into the directories in it.
+
+    Raises KafkaStorageError where `path` cannot be listed; what is in it and cannot be is not understood.
+    """
+    found = Places()
+    names = storage.list_directory(path)
+    if is_log(names):
+        _note_files(path, names, found)
+    else:
+        _look(storage, path, names, _DEPTH, found)
+    return found
+
+
+def _look(storage: Storage, path: str, names: list[str], depth: int, found: Places) -> None:
+    """Note what there is below a directory that holds no log itself."""
+    logs: list[str] = []
+    others: dict[str, list[str]] = {}
+    for name in sorted(names):
+        below = f"{path}/{name}"
+        if name in _NOT_OF_LOGS or name.endswith(DELETED_DIRECTORY_SUFFIX):
+            continue
+        try:
+            inside = storage.list_directory(below) if storage.is_directory(below) else None
+        except KafkaStorageError as error:
+            if PARTITION.fullmatch(name):
+                logs.append(below)  # verifying it tells why
+            elif storage.exists(below):
+                found.not_understood[below] = str(error)
+            continue
+        if inside is not None and is_log(inside):
+            logs.append(below)
+            _note_files(below, inside, found)
+        elif inside is not None:
+            others[below] = inside
+    if logs or _is_nodes(names):
+        found.logs[path] = logs
+        _note_files(path, names, found)
+    for below, inside in others.items():
+        deeper = Places()
+        if depth > 1:
+            _look(storage, below, inside, depth - 1, deeper)
+        found.logs.update(deeper.logs)
+        for place, reason in deeper.not_understood.items():
+            if deeper.logs or PARTITION.fullmatch(place.rpartition("/")[2]):
+                found.not_understood[place] = reason
+        if not deeper.logs:
+            found.not_understood[below] = "holds no segment and no log directory"
+
+
+def _is_nodes(names: Iterable[str]) -> bool:
+    return any(name == META_PROPERTIES or name in OFFSET_CHECKPOINTS for name in names)
+
+
+def _note_files(path: str, names: Iterable[str], found: Places) -> None:
+    for name in names:
+        if name.endswith(LOG_SUFFIX) and not SEGMENT.fullmatch(name):
+            found.not_understood[f"{path}/{name}"] = "no segment is named so: twenty digits and .log"
