@@ -66,8 +66,9 @@ def test_a_batch_write(spark: SparkSession, cluster: kreplica.Cluster) -> None:
         "cast(id as string) as key",
         "concat('v', id) as value",
     )
-    servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "kafka.compression.type": "lz4"}
-    frame.write.format("kreplica").options(**servers).mode("append").save()
+    servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
+    written = frame.write.format("kreplica").options(**servers).option("kafka.compression.type", "lz4")
+    written.mode("append").save()
     read = spark.read.format("kreplica").options(subscribe="batch", **servers).load()
     found = sorted((row.partition, bytes(row.key), bytes(row.value)) for row in read.collect())
     assert found == sorted((n % 2, b"%d" % n, b"v%d" % n) for n in range(10))
