@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,37 @@ def test_a_file_is_there_when_it_is_closed(spark: SparkSession, tmp_path: Path) 
     assert names(tmp_path) == [".0.crc", "0"]
     with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
         ours.createAtomic(hadoop_path(spark, tmp_path / "none" / "0"), False)
+
+
+def test_a_name_is_taken_from_no_other_file(spark: SparkSession, tmp_path: Path) -> None:
+    """Of several that come at once one has the name, and its checksums fit. A link that leads nowhere is a
+    name that is taken; a look whether the file is there does not see it."""
+    ours = manager(spark, f"file:{tmp_path}")
+    (tmp_path / "taken").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(Py4JJavaError, match=r"FileAlreadyExistsException.*taken: is there already"):
+        write(ours.createAtomic(hadoop_path(spark, tmp_path / "taken"), False), b"0")
+    assert (tmp_path / "taken").is_symlink()
+
+    def close(stream: Any) -> str:
+        try:
+            stream.close()
+        except Py4JJavaError as error:
+            return str(error.java_exception.getClass().getSimpleName())
+        return "closed"
+
+    theirs = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(50):
+            path = hadoop_path(spark, tmp_path / str(number))
+            streams = [ours.createAtomic(path, False) for _ in range(4)]
+            for which, stream in enumerate(streams):
+                stream.write(b"%d" % which * 600)
+            closed = list(pool.map(close, streams))
+            assert sorted(closed) == ["FileAlreadyExistsException"] * 3 + ["closed"]
+            # Hadoop holds the checksums against it.
+            found = spark._jvm.org.apache.commons.io.IOUtils.toString(theirs.open(path), "UTF-8")
+            assert found == f"{closed.index('closed')}" * 600
+    assert names(tmp_path) == sorted([*map(str, range(50)), *(f".{n}.crc" for n in range(50)), "taken"])
 
 
 def test_what_is_no_plain_local_directory_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:

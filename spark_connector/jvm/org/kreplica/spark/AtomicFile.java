@@ -3,6 +3,7 @@ package org.kreplica.spark;
 import java.io.File;
 import java.io.IOException;
 import java.nio.file.CopyOption;
+import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.attribute.PosixFilePermissions;
@@ -59,12 +60,26 @@ final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStre
         Set permissions = PosixFilePermissions.fromString(mode.toString());
         Files.setPosixFilePermissions(written.toPath(), permissions);
         Files.setPosixFilePermissions(checksums(written).toPath(), permissions);
-        if (!overwrites && file.exists()) {
-            throw new FileAlreadyExistsException(file + ": is there already");
+        if (overwrites) {
+            Files.deleteIfExists(checksums(file).toPath());
+            rename(written, file);
+        } else {
+            link();
         }
-        Files.deleteIfExists(checksums(file).toPath());
-        rename(written, file);
         rename(checksums(written), checksums(file));
+    }
+
+    /** Give the file its name by a hard link, which fails where a rename would take the name from another file. */
+    private void link() throws IOException {
+        try {
+            Files.createLink(file.toPath(), written.toPath());
+        } catch (FileSystemException error) {
+            if (error instanceof java.nio.file.FileAlreadyExistsException || file.exists()) {
+                throw new FileAlreadyExistsException(file + ": is there already");
+            }
+            // A file system without hard links. As Hadoop does it: of two that come at once the later one wins.
+            rename(written, file);
+        }
     }
 
     /** Leave nothing behind, unless it was closed. */
