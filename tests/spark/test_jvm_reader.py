@@ -261,6 +261,55 @@ def test_batches_of_all_sizes(spark: SparkSession, tmp_path: Path) -> None:
         assert some.count() == len(some.select("value").collect()) == min(1000, max(0, len(written) - 500))
 
 
+# ---- segments that are gone -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize(
+    ("change", "first", "last"),
+    [
+        ("remove the first", 0, 9),
+        ("remove the second", 10, 19),
+        ("empty the second", 10, 19),
+        ("cut", 15, 19),
+    ],
+)
+def test_records_of_a_segment_that_is_gone_are_not_left_out(
+    spark: SparkSession, tmp_path: Path, change: str, first: int, last: int, compacted: bool
+) -> None:
+    """Compaction leaves no gap between segments; what a user took away was no retention."""
+    # So small that the cleaner joins no two of them.
+    with kreplica.Log.open(tmp_path / "t-0", cleanup_policy="compact", segment_bytes=300) as log:
+        for n in range(0, 40, 5):
+            log.append([kreplica.Record(b"v", key=b"%d" % (k % 39), timestamp=T0) for k in range(n, n + 5)])
+            if n % 10 == 5:
+                log.roll()
+        if compacted:
+            log.compact()
+    files = sorted((tmp_path / "t-0").glob("*.log"))
+    assert [int(file.stem) for file in files[:3]] == [0, 10, 20]
+    if change.startswith("remove"):
+        files[0 if change.endswith("first") else 1].unlink()
+    else:
+        os.truncate(files[1], 0 if change.startswith("empty") else files[1].stat().st_size // 2)
+    with pytest.raises(PySparkException, match=f"t-0: lost are offsets {first} to {last} "):
+        read(spark, tmp_path).collect()
+    with pytest.raises(PySparkException, match=f"t-0: lost are offsets {first} to {last} "):
+        read(spark, tmp_path).count()
+    found = [row.offset for row in read(spark, tmp_path, skipDamaged="true").select("offset").collect()]
+    whole = set(range(1, 40)) if compacted else set(range(40))
+    assert set(found) == whole - set(range(first, last + 1))
+
+
+def test_what_retention_took_is_not_lost(spark: SparkSession, tmp_path: Path) -> None:
+    with kreplica.Log.open(tmp_path / "t-0", segment_bytes=400, retention_bytes=400) as log:
+        for n in range(40):
+            log.append([b"%d" % n])
+        assert log.delete_old_segments() > 0
+        first = log.log_start_offset
+    assert [row.offset for row in read(spark, tmp_path).select("offset").collect()] == list(range(first, 40))
+
+
 # ---- what Spark is spared ---------------------------------------------------------------------------------
 
 

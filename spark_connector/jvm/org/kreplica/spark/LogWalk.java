@@ -41,6 +41,10 @@ final class LogWalk {
         number = log.segmentOf(start);
         Segment segment = log.segments[number];
         nextOffset = segment.baseOffset;
+        if (number == 0 && log.lacksStart()) {
+            note(new LostRange(log.logStartOffset, nextOffset, segment.path, 0, 0,
+                "the segments before it are missing"));
+        }
         window.open(segment);
         position = start > segment.baseOffset ? segment.hint(start, window) : 0;
         if (position > 0) {
@@ -119,7 +123,7 @@ final class LogWalk {
             boolean last = number + 1 == log.segments.length;
             long following = last ? log.standing == null ? nextOffset : log.standing.logEndOffset
                 : log.segments[number + 1].baseOffset;
-            if (nextOffset < following && (segment.isCutShort || !last && log.isGapless())) {
+            if (nextOffset < following && (segment.isCutShort || !last && log.isLost(nextOffset, following))) {
                 long first = nextOffset;
                 nextOffset = following;
                 note(new LostRange(first, following, segment.path, segment.size, segment.size,

@@ -24,6 +24,8 @@ final class PartitionLog {
     private static final int ATTEMPTS = 40;
     private static final long PAUSE_MS = 25;
     private static final int HELD = 256;
+    /** As kreplica.log.careful_append has it: behind more than that a follower begins a segment elsewhere. */
+    private static final long LARGEST_GAP = 1L << 30;
 
     final TopicPartition at;
     final String directory;
@@ -43,7 +45,7 @@ final class PartitionLog {
         this.stop = stop;
         long noted = standing == null
             ? Checkpoints.logStartOffset(new File(directory).getParent(), at) : standing.logStartOffset;
-        logStartOffset = Math.max(noted, segments[0].baseOffset);
+        logStartOffset = lacksStart() ? noted : Math.max(noted, segments[0].baseOffset);
     }
 
     /** The log as it stands now. Raises NotForThisReader, ReadException where there is none. */
@@ -86,12 +88,16 @@ final class PartitionLog {
         PartitionLog log = new PartitionLog(at, directory, standing, segments(directory, bases, standing), stop);
         boolean isOpen = false;
         try {
-            if (standing != null && standing.segments != 0 && standing.segments != log.segments.length) {
-                throw new NotForThisReader(directory + ": a segment is missing");
+            int known = standing == null || standing.segments == 0 ? log.segments.length : standing.segments;
+            // Where there are no gaps, the walk finds the place of one that is missing.
+            if (log.segments.length > known || log.segments.length < known && standing.hasGaps) {
+                throw new NotForThisReader(directory + ": " + log.segments.length + " segments, where "
+                    + known + " were closed");
             }
             log.hold(log.segmentOf(start));
             LogStanding now = standing == null ? null : LogStanding.read(directory);
-            boolean same = standing == null || now != null && now.cuts == standing.cuts;
+            boolean same = standing == null || now != null && now.cuts == standing.cuts
+                && (now.logStartOffset == standing.logStartOffset || !log.lacksStart());
             // A file that was renamed while the directory was listed may be missing under both of its names.
             if (!same || !bases(directory, names(directory), standing).equals(bases)) {
                 throw replaced(directory);
@@ -220,8 +226,18 @@ final class PartitionLog {
         }
     }
 
-    /** Whether a segment begins where the one before it ends. */
-    boolean isGapless() {
-        return standing != null && !standing.hasGaps;
+    /**
+     * Whether the offsets from `end`, where a segment ends, to `following`, where the next one begins, are lost. In a
+     * log that kreplica alone wrote segments follow each other, compacted or not, but for what a follower's leader
+     * left out. In one of Kafka's compaction may have taken them.
+     */
+    boolean isLost(long end, long following) {
+        return standing != null && !standing.hasGaps && end < following && following - end <= LARGEST_GAP;
+    }
+
+    /** Whether the segments at the log's start are gone, though no retention took them: it moves the start first. */
+    boolean lacksStart() {
+        long begin = segments[0].baseOffset;
+        return standing != null && standing.logStartOffset < begin && begin - standing.logStartOffset <= LARGEST_GAP;
     }
 }
