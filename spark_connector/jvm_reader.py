@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -36,6 +37,8 @@ CHECKPOINTS_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 CHECKPOINTS = "org.kreplica.spark.LocalCheckpoints"
 _OPTIONS = "org/kreplica/spark/options.tsv"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
+# The system property of the JVM with the path of the driver's Python.
+_PYTHON = "kreplica.driver.python"
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 # Janino's own default knows no static methods of interfaces.
 _TARGET = "-Dorg.codehaus.janino.UnitCompiler.defaultTargetVersion=8"
@@ -86,6 +89,21 @@ def add_to(spark: SparkSession) -> None:
     loader.addURL(jvm.java.io.File(path).toURI().toURL())
     if not _is_one_process(spark):
         spark.sparkContext._jsc.addJar(path)
+
+
+def share_python(spark: SparkSession) -> None:
+    """Have workers on this machine run the driver's Python, if nobody has chosen one: Spark takes the first
+    python3 of the path, which need not have the packages. What workers elsewhere run is not known here; the
+    jar's error names the driver's."""
+    if not hasattr(spark, "_jsparkSession"):
+        return
+    jvm: Any = spark._jvm
+    jvm.java.lang.System.setProperty(_PYTHON, sys.executable)
+    is_chosen = "PYSPARK_PYTHON" in os.environ or spark.sparkContext.getConf().contains(
+        "spark.pyspark.python"
+    )
+    if not is_chosen and str(spark.sparkContext.master).startswith("local"):
+        spark.sparkContext.pythonExec = sys.executable
 
 
 def hasten_checkpoints(spark: SparkSession) -> None:

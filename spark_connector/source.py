@@ -65,8 +65,10 @@ def register(spark: SparkSession) -> None:
     """Make format("kreplica") known to the session, and let its filters reach the logs' indexes.
 
     Where the session has a JVM that takes the jar, the format is the jar's: it reads directories itself, and
-    gives all else to Python. Streams then write local checkpoints faster (`hasten_checkpoints`).
+    gives all else to Python. Streams then write local checkpoints faster (`hasten_checkpoints`). Workers of a
+    local master run the driver's Python, unless PYSPARK_PYTHON names another one.
     """
+    jvm_reader.share_python(spark)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         jvm_reader.add_to(spark)

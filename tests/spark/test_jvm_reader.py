@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -308,6 +310,46 @@ def test_what_retention_took_is_not_lost(spark: SparkSession, tmp_path: Path) ->
         assert log.delete_old_segments() > 0
         first = log.log_start_offset
     assert [row.offset for row in read(spark, tmp_path).select("offset").collect()] == list(range(first, 40))
+
+
+# ---- the workers' Python --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def context(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkContext]:
+    """The session's, in whose environment nobody has chosen a Python."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    chosen = spark.sparkContext.pythonExec
+    yield spark.sparkContext
+    spark.sparkContext.pythonExec = chosen
+    monkeypatch.undo()
+    spark_connector.register(spark)
+
+
+def test_workers_here_run_the_drivers_python(
+    spark: SparkSession, context: SparkContext, tmp_path: Path
+) -> None:
+    fill(tmp_path / "t-0", 2)
+    context.pythonExec = "python3-that-is-not-there"
+    spark_connector.register(spark)
+    assert read(spark, tmp_path, reader="python").count() == 10
+
+
+def test_another_python_is_named_first(
+    spark: SparkSession, context: SparkContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "t-0", 2)
+    other = tmp_path / "python3"
+    # One without the packages that are installed.
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(other))
+    context.pythonExec = str(other)
+    spark_connector.register(spark)
+    said = f"^Spark's workers run another Python than the driver: set PYSPARK_PYTHON to {sys.executable}\n"
+    with pytest.raises(PySparkException, match=re.escape(said[1:-1])) as raised:
+        read(spark, tmp_path, reader="python").count()
+    assert re.match(said, str(raised.value))
 
 
 # ---- what Spark is spared ---------------------------------------------------------------------------------

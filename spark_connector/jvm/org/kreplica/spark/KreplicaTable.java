@@ -53,13 +53,13 @@ final class KreplicaTable implements SupportsRead, SupportsWrite {
             Columns.check(schema);
             return new KreplicaScanBuilder(new LazyOptions(all), schema);
         }
-        return ((SupportsRead) python.table(schema, given)).newScanBuilder(options);
+        return ((SupportsRead) python.table(schema, given, schema, options)).newScanBuilder(options);
     }
 
     public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
         Map all = new HashMap(given);
         all.putAll(info.options().asCaseSensitiveMap());
         OptionTable.check(new GivenOptions(all), OptionTable.WRITE);
-        return ((SupportsWrite) python.table(schema, given)).newWriteBuilder(info);
+        return ((SupportsWrite) python.table(schema, given, info.schema(), info.options())).newWriteBuilder(info);
     }
 }
