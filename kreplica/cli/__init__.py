@@ -7,6 +7,7 @@ command from looking), 2 for a call it cannot understand.
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -16,7 +17,16 @@ def main() -> None:
     from kreplica.common.errors import KreplicaError
 
     try:
-        app(prog_name="kreplica")
+        try:
+            app(prog_name="kreplica")
+        finally:
+            sys.stdout.flush()
     except KreplicaError as error:
         print(f"kreplica: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        named = "" if error.filename is None else f" ({error.filename})"
+        print(f"kreplica: {error.strerror or error}{named}", file=sys.stderr)
+        # What is still buffered for a full disk or a closed pipe would fail again at the interpreter's exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -14,8 +14,9 @@ from kreplica.cli import cluster_app, serve_app
 app = typer.Typer(
     help="A durable, replicated, partitioned log: look into its files, check them, run it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -46,7 +47,7 @@ class EngineName(StrEnum):
 
 
 Engine = Annotated[
-    EngineName, typer.Option("--engine", help="This process alone, or Spark (kreplica\\[spark]).")
+    EngineName, typer.Option("--engine", help="This process alone, or Spark (kreplica[spark]).")
 ]
 Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://...")

@@ -181,7 +181,12 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     topic: Annotated[list[str] | None, typer.Option(help="Of a node's directory; may be repeated.")] = None,
     start: Annotated[
-        str, typer.Option("--from", metavar="WHERE", help="earliest, latest, an offset, or @ and a time.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, an offset, -N (N before the end), or @ and a time.",
+        ),
     ] = "earliest",
     partition: Annotated[
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this; may be repeated.")

@@ -35,14 +35,18 @@ TIMESTAMP_TYPES = {1: "create", 2: "log_append"}
 EARLIEST, LATEST = "earliest", "latest"
 # librdkafka's names for a partition's ends.
 OFFSET_BEGINNING, OFFSET_END = -2, -1
+# Minus N: the offset N before the end.
+OFFSET_TAIL_BASE = -2000
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where to begin: an offset (OFFSET_BEGINNING and OFFSET_END too), or a time in ms since 1970."""
+    """Where to begin in each partition: at an offset (OFFSET_BEGINNING and OFFSET_END too), at a time in ms
+    since 1970, or `last` offsets before the end."""
 
     offset: int = OFFSET_BEGINNING
     timestamp: int | None = None
+    last: int | None = None
 
 
 EVERYTHING = Start()
@@ -60,13 +64,16 @@ class Wanted:
 
 
 def parse_start(text: str, parse_time: Callable[[str], int | None]) -> Start:
-    """`earliest`, `latest`, an offset, or `@` and a time. Raises ValueError."""
+    """`earliest`, `latest`, an offset, `-N` for N offsets before the end, or `@` and a time. Raises
+    ValueError."""
     if text in (EARLIEST, LATEST):
         return Start(OFFSET_BEGINNING if text == EARLIEST else OFFSET_END)
     if text.startswith("@"):
         return Start(timestamp=parse_time(text[1:]))
+    if text.startswith("-") and text[1:].isdecimal():
+        return Start(last=int(text[1:]))
     if not text.isdecimal():
-        raise ValueError(f"{text!r} is neither earliest, latest, an offset nor @ and a time")
+        raise ValueError(f"{text!r} is not earliest, latest, an offset, -N or @ and a time")
     return Start(int(text))
 
 
@@ -145,22 +152,26 @@ def run(
         "enable.partition.eof": True,
         "isolation.level": "read_committed" if wanted.committed_only else "read_uncommitted",
     }
-    consumer = stock_client.new_client("Consumer", stock_client.client_properties(bootstrap, own, properties))
+    connected = stock_client.connect("Consumer", bootstrap, own, properties, topic=topic)
+    consumer, committed = connected.client, False
     try:
         with stock_client.errors():
-            _begin(consumer, topic, group, wanted)
+            _begin(consumer, connected.metadata.topics[topic], group, wanted)
             for facts in _shown(_polled(consumer, wanted.follow), wanted.limit, show):
                 if group is not None:
                     _commit(consumer, facts)
+                    committed = True
     except KeyboardInterrupt:
         pass
     finally:
         consumer.close()
+    if committed:
+        print(f"committed offsets of group {group} in {connected.cluster}", file=sys.stderr)
     return 0
 
 
-def _begin(consumer: Any, topic: str, group: str | None, wanted: Wanted) -> None:
-    found = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+def _begin(consumer: Any, found: Any, group: str | None, wanted: Wanted) -> None:
+    topic = found.topic
     if found.error is not None:
         raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
     if group is not None:
@@ -178,7 +189,8 @@ def _assignment(consumer: Any, topic: str, partitions: Sequence[int], start: Sta
         asked = [make(topic, index, start.timestamp) for index in partitions]
         found: list[Any] = consumer.offsets_for_times(asked, timeout=TIMEOUT_S)
         return found
-    return [make(topic, index, start.offset) for index in partitions]
+    offset = start.offset if start.last is None else OFFSET_TAIL_BASE - start.last
+    return [make(topic, index, offset) for index in partitions]
 
 
 def _polled(consumer: Any, follow: bool) -> Iterator[list[Fact]]:
@@ -277,6 +289,8 @@ def _first_offset(log: Log, start: Start) -> int:
     if start.timestamp is not None:
         found = log.offset_for_timestamp(start.timestamp)
         return log.log_end_offset if found is None else found.offset
+    if start.last is not None:
+        return max(log.log_end_offset - start.last, log.log_start_offset)
     if start.offset == OFFSET_END:
         return log.log_end_offset
     # One offset may be asked of many partitions: one that begins above it has less of it.

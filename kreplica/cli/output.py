@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from itertools import islice
 from types import NoneType
 
+from rich import box
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 Fact = Mapping[str, object]
@@ -58,21 +60,43 @@ def _plain(fact: Fact) -> dict[str, object]:
 
 
 def print_table(title: str, columns: Sequence[str], facts: Iterable[Fact]) -> None:
-    """The named columns of the facts below a title; those that are empty are left out."""
+    """Print the named columns of the facts below a title; columns that are empty are left out.
+
+    On a terminal that is too narrow for whole words in all columns, each fact is a block of lines instead.
+    """
     rows = iter(facts)
     out = console()
     out.print(title, markup=False, style="bold")
     while part := list(islice(rows, ROWS_A_TABLE)):
-        table = Table()
         cells = {name: [_cell(name, fact.get(name)) for fact in part] for name in columns}
-        shown = [name for name in columns if any(cells[name])]
-        for name in shown:
-            numbers = all(isinstance(fact.get(name), (int, NoneType)) for fact in part)
-            justify: JustifyMethod = "right" if numbers and not name.endswith("timestamp") else "left"
-            table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
-        for row in zip(*(cells[name] for name in shown), strict=True):
-            table.add_row(*map(escape, row))
+        cells = {name: texts for name, texts in cells.items() if any(texts)}
+        table = _table(part, cells)
+        if Measurement.get(out, out.options.update(width=WIDTH_WITHOUT_TERMINAL), table).minimum > out.width:
+            table = _blocks(cells)
         out.print(table)
+
+
+def _table(facts: Sequence[Fact], cells: Mapping[str, Sequence[str]]) -> Table:
+    table = Table()
+    for name in cells:
+        numbers = all(isinstance(fact.get(name), (int, NoneType)) for fact in facts)
+        justify: JustifyMethod = "right" if numbers and not name.endswith("timestamp") else "left"
+        table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _blocks(cells: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(show_header=False, box=box.HORIZONTALS)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in zip(*cells.values(), strict=True):
+        for name, text in zip(cells, row, strict=True):
+            if text:
+                table.add_row(name.replace("_", " "), escape(text))
+        table.add_section()
+    return table
 
 
 def _cell(name: str, value: object) -> str:

@@ -22,7 +22,7 @@ from rich import progress as bars
 
 from kreplica.cli import stock_client
 from kreplica.cli.output import console, print_json
-from kreplica.common.errors import InvalidRecord, KreplicaError
+from kreplica.common.errors import InvalidRecord, KreplicaError, NetworkException
 
 # A multiple of librdkafka's own bound, so that it is never idle for want of lines.
 SERVE_EVERY = 1_000
@@ -54,8 +54,8 @@ def run(
     if "acks" in properties or "request.required.acks" in properties:
         # Anything but all cannot be idempotent.
         own["enable.idempotence"] = properties.get("acks", "all") in ("all", "-1")
-    producer = stock_client.new_client("Producer", stock_client.client_properties(bootstrap, own, properties))
-    sent = _Sent()
+    connected = stock_client.connect("Producer", bootstrap, own, properties, topic=topic)
+    producer, sent = connected.client, _Sent()
     problem: KreplicaError | None = None
     with _progress() as sent.bar:
         try:
@@ -67,12 +67,15 @@ def run(
             problem = error
         with stock_client.errors():
             left = producer.flush(FLUSH_S)
-    _summary(topic, sent, left, as_json)
+    _summary(topic, sent, connected, as_json)
     if sent.error is not None:
         raise stock_client.typed(sent.error)
     if problem is not None:
         raise problem
-    return 1 if left else 0
+    if left:
+        text = f"{left} records were not acknowledged within {FLUSH_S:g} s: {connected.problems}"
+        raise NetworkException(text)
+    return 0
 
 
 class _Sent:
@@ -183,13 +186,14 @@ def _progress() -> Iterator[_Bar | None]:
         yield _Bar(bar, bar.add_task("produce", total=None, records=0, rate=0))
 
 
-def _summary(topic: str, sent: _Sent, left: int, as_json: bool) -> None:
+def _summary(topic: str, sent: _Sent, connected: stock_client.Connected, as_json: bool) -> None:
     seconds = max(time.monotonic() - sent.started, 1e-9)
     if as_json:
         fact = {"topic": topic, "records": sent.records, "bytes": sent.bytes, "seconds": round(seconds, 3)}
-        print_json({**fact, "unacknowledged": sent.queued - sent.records})
+        missing = sent.queued - sent.records
+        print_json({**fact, "unacknowledged": missing, "cluster_id": connected.metadata.cluster_id})
         return
     text = f"{sent.records:,} records acknowledged ({sent.records / seconds:,.0f}/s)"
-    if left or sent.error is not None:
+    if sent.queued > sent.records:
         text += f", {sent.queued - sent.records:,} not"
-    print(text, file=sys.stderr)
+    print(f"{text}, {topic} in {connected.cluster}", file=sys.stderr)

@@ -17,6 +17,7 @@ from kreplica.common.types import Uuid
 from kreplica.common.wire import error_of, topic_id_of, uuid_of
 
 DESCRIBE_QUORUM = 55
+DESCRIBE_CLUSTER = 60
 METADATA_TOPIC = "__cluster_metadata"
 CHANGE_TIMEOUT = timedelta(seconds=15)
 COLUMNS = ("node", "role", "log_end_offset", "lag", "last_fetch_timestamp", "listeners", "directory")
@@ -75,11 +76,13 @@ def parse_listener(text: str) -> Listener:
 def _change(bootstrap: str, request: Any, done: str) -> int:
     with any_broker(bootstrap) as broker:
         broker.newest(request.__api_key__, (request.__version__,))
+        asked: Any = broker.newest(DESCRIBE_CLUSTER, (0, 1))
+        cluster = broker.ask(asked(include_cluster_authorized_operations=False))
         answer = broker.ask(request)
     error = error_of(answer.error_code, answer.error_message)
     if error is not None:
         raise error
-    console().print(done, markup=False)
+    console().print(f"{done}, in cluster {cluster.cluster_id} at {bootstrap}", markup=False, soft_wrap=True)
     return 0
 
 

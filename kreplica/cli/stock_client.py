@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from kreplica.common.errors import InvalidConfig, KreplicaError, NetworkException
 from kreplica.common.wire import error_of
 
+# How long a command waits for the first answer of its cluster.
+CONNECT_S = 5.0
 # librdkafka reports each address it cannot reach, again and again; the command says it once, at its end.
 QUIET = logging.getLogger("kreplica.cli.librdkafka")
 QUIET.addHandler(logging.NullHandler())
@@ -62,6 +65,62 @@ def new_client(kind: str, properties: Mapping[str, Any]) -> Any:
         if kind == "AdminClient":
             return admin_module().AdminClient(dict(properties), logger=QUIET)
         return getattr(module, kind)(dict(properties), logger=QUIET)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A client that has reached its cluster, with the cluster's metadata as confluent_kafka has it."""
+
+    client: Any
+    metadata: Any
+    bootstrap: str
+    problems: Problems
+
+    @property
+    def cluster(self) -> str:
+        """The cluster, for messages."""
+        return f"cluster {self.metadata.cluster_id or 'without an id'} at {self.bootstrap}"
+
+
+class Problems:
+    """The last error that a client reported of its connections: its `error_cb`."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    def __call__(self, error: Any) -> None:
+        # Errors of single connections name an address and a cause; this one does not.
+        if error.code() != client_module().KafkaError._ALL_BROKERS_DOWN:
+            self._last = error
+
+    def __str__(self) -> str:
+        return "no connection failed, and no answer came" if self._last is None else self._last.str()
+
+
+def connect(
+    kind: str,
+    bootstrap: str,
+    own: Mapping[str, Any] | None = None,
+    given: Mapping[str, str] | None = None,
+    *,
+    topic: str | None = None,
+) -> Connected:
+    """Make a client as `new_client` does, and ask its cluster for metadata, of `topic` alone if it is named.
+
+    Raises NetworkException with the addresses and the cause if no broker answers within CONNECT_S, and
+    InvalidConfig.
+    """
+    problems = Problems()
+    properties = client_properties(bootstrap, own, given)
+    client = new_client(kind, {"error_cb": problems, **properties})
+    asked = () if topic is None else (topic,)
+    try:
+        metadata = client.list_topics(*asked, timeout=CONNECT_S)
+    except client_module().KafkaException as error:
+        client.poll(0)  # reports the errors of connections
+        at = properties["bootstrap.servers"]
+        raise NetworkException(f"no broker of {at} answered within {CONNECT_S:g} s: {problems}") from error
+    return Connected(client, metadata, properties["bootstrap.servers"], problems)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ ALL_REPLICAS = -1
 
 def list_topics(bootstrap: str, internal: bool, as_json: bool) -> int:
     """Print the topics with their partitions and replicas; returns the exit code."""
-    topics = _metadata(stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap)))
+    topics = stock_client.connect("AdminClient", bootstrap).metadata.topics
     facts = [
         {
             "topic": name,
@@ -36,8 +36,8 @@ def list_topics(bootstrap: str, internal: bool, as_json: bool) -> int:
 
 def describe(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
     """Print each partition's leader, replicas, ISR and offsets, and what was set for the topics."""
-    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
-    topics = _metadata(admin)
+    connected = stock_client.connect("AdminClient", bootstrap)
+    admin, topics = connected.client, connected.metadata.topics
     for name in names:
         if name not in topics:
             raise UnknownTopicOrPartition(f"there is no topic {name!r}")
@@ -65,36 +65,40 @@ def create(
     bootstrap: str, name: str, partitions: int, replicas: int, settings: Mapping[str, str], as_json: bool
 ) -> int:
     """Create a topic."""
-    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    connected = stock_client.connect("AdminClient", bootstrap)
+    admin = connected.client
     module = stock_client.admin_module()
     wanted = module.NewTopic(name, partitions, replicas, config=dict(settings))
     with stock_client.errors():
         futures = admin.create_topics([wanted], operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
-    return _done(futures, "created", as_json)
+    return _done(futures, "created", connected, as_json)
 
 
 def delete(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
     """Delete topics, with all that is in them."""
-    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    connected = stock_client.connect("AdminClient", bootstrap)
+    admin = connected.client
     with stock_client.errors():
         futures = admin.delete_topics(list(names), operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
-    return _done(futures, "deleted", as_json)
+    return _done(futures, "deleted", connected, as_json)
 
 
 def add_partitions(bootstrap: str, name: str, total: int, as_json: bool) -> int:
     """Give a topic so many partitions in all."""
-    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    connected = stock_client.connect("AdminClient", bootstrap)
+    admin = connected.client
     module = stock_client.admin_module()
     with stock_client.errors():
         futures = admin.create_partitions([module.NewPartitions(name, total)], request_timeout=TIMEOUT_S)
-    return _done(futures, "changed", as_json)
+    return _done(futures, "changed", connected, as_json)
 
 
 def configure(
     bootstrap: str, name: str, settings: Mapping[str, str], dropped: Sequence[str], as_json: bool
 ) -> int:
     """Change a topic's settings, or print them where nothing is to change."""
-    admin = stock_client.new_client("AdminClient", stock_client.client_properties(bootstrap))
+    connected = stock_client.connect("AdminClient", bootstrap)
+    admin = connected.client
     module = stock_client.admin_module()
     if not settings and not dropped:
         facts = [
@@ -113,16 +117,10 @@ def configure(
     resource = module.ConfigResource(module.ResourceType.TOPIC, name, incremental_configs=changes)
     with stock_client.errors():
         futures = admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_S)
-    return _done(dict(zip([name], futures.values(), strict=True)), "changed", as_json)
+    return _done(dict(zip([name], futures.values(), strict=True)), "changed", connected, as_json)
 
 
 # ---- what is asked, and how it is shown ------------------------------------------------------------------
-
-
-def _metadata(admin: Any) -> dict[str, Any]:
-    with stock_client.errors():
-        topics: dict[str, Any] = admin.list_topics(timeout=TIMEOUT_S).topics
-    return topics
 
 
 def _offsets(admin: Any, name: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
@@ -162,12 +160,12 @@ def _show(title: str, facts: Sequence[Fact], as_json: bool) -> int:
     return 0
 
 
-def _done(futures: Mapping[str, Any], verb: str, as_json: bool) -> int:
+def _done(futures: Mapping[str, Any], verb: str, connected: stock_client.Connected, as_json: bool) -> int:
     def tell(name: str) -> None:
         if as_json:
-            print_json({"topic": name, "done": verb})
+            print_json({"topic": name, "done": verb, "cluster_id": connected.metadata.cluster_id})
         else:
-            console().print(f"{verb} {name}", markup=False)
+            console().print(f"{verb} {name} in {connected.cluster}", markup=False, soft_wrap=True)
 
     stock_client.each_result(futures, tell)
     return 0

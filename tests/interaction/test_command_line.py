@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kreplica.cli import consume
+from kreplica.cli import stock_client
 from kreplica.cli.app import app
 from kreplica.common.errors import KreplicaError, NetworkException
 from tests.support.sockets import until
-from tests.support.tcp_cluster import TcpCluster
+from tests.support.tcp_cluster import CLUSTER_ID, TcpCluster
 
 
 class CommandLine:
@@ -61,9 +61,9 @@ def comes_to(cli: CommandLine, command: str, wanted: list[object], *names: str) 
     until(is_so)
 
 
-def test_topics(cli: CommandLine) -> None:
+def test_topics(cli: CommandLine, cluster: TcpCluster) -> None:
     created = cli.ok("topic", "create", "looked-at", "-p", "2", "-r", "3", "-c", "retention.ms=5000")
-    assert created == "created looked-at\n"
+    assert created == f"created looked-at in cluster {CLUSTER_ID} at {cluster.bootstrap_servers}\n"
     comes_to(cli, "topic list", [[2, 3, 0]], "partitions", "replicas", "without_leader")
     places = ("partition", "log_start_offset", "high_watermark")
     comes_to(cli, "topic describe looked-at", [[0, 0, 0], [1, 0, 0]], *places)
@@ -75,7 +75,8 @@ def test_topics(cli: CommandLine) -> None:
     settings = {str(fact["name"]): fact for fact in cli.facts("topic", "config", "looked-at")}
     assert settings["retention.ms"]["set"] is True
     comes_to(cli, "topic describe looked-at", [[0], [1], [2]], "partition")
-    assert cli.ok("topic", "delete", "looked-at") == "deleted looked-at\n"
+    (deleted,) = cli.facts("topic", "delete", "looked-at")
+    assert deleted == {"topic": "looked-at", "done": "deleted", "cluster_id": CLUSTER_ID}
     until(lambda: cli.run("topic", "describe", "looked-at").exit_code == 1)
 
 
@@ -85,6 +86,7 @@ def test_lines_go_in_and_come_out(cli: CommandLine, cluster: TcpCluster, tmp_pat
     result = cli.run("produce", "lines", "-k", ":", stdin=lines)
     assert result.exit_code == 0
     assert result.stderr.startswith("2,000 records acknowledged")
+    assert f"lines in cluster {CLUSTER_ID} at " in result.stderr
     facts = cli.facts("consume", "lines")
     assert sorted(int(str(fact["value"])[1:]) for fact in facts) == list(range(2_000))
     homes = {(fact["key"], fact["partition"]) for fact in facts}
@@ -97,6 +99,10 @@ def test_lines_go_in_and_come_out(cli: CommandLine, cluster: TcpCluster, tmp_pat
     assert min(int(str(fact["offset"])) for fact in later) == 5
     assert {fact["partition"] for fact in later} == {1}
     assert cli.facts("consume", "lines", "--from", "@2100-01-01") == []
+    ends = {fact["partition"]: int(str(fact["offset"])) + 1 for fact in facts}
+    last = cli.facts("consume", "lines", "--from", "-2")
+    wanted_last = {(partition, end - n) for partition, end in ends.items() for n in (1, 2)}
+    assert {(fact["partition"], fact["offset"]) for fact in last} == wanted_last
 
     file = tmp_path / "lines.jsonl"
     file.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
@@ -114,6 +120,8 @@ def test_lines_go_in_and_come_out(cli: CommandLine, cluster: TcpCluster, tmp_pat
     directory = cluster.nodes[1].config.directories[0]
     found = cli.facts("consume", directory, "--topic", "lines", "--uncommitted")
     assert sorted(map(str, found)) == sorted(map(str, facts))
+    found = cli.facts("consume", directory, "--topic", "lines", "--uncommitted", "--from", "-2")
+    assert {(fact["partition"], fact["offset"]) for fact in found} == wanted_last
 
 
 def test_what_is_no_text(cli: CommandLine) -> None:
@@ -169,9 +177,13 @@ def test_the_quorum(cli: CommandLine) -> None:
     assert wrong.exit_code == 2
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume, "TIMEOUT_S", 0.3)
-    for arguments in (("consume", "t"), ("quorum", "describe")):
-        result = CommandLine("127.0.0.1:1").run(*arguments)
+def test_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock_client, "CONNECT_S", 0.3)
+    for arguments in (("consume", "t"), ("produce", "t"), ("topic", "list"), ("topic", "delete", "t")):
+        result = CommandLine("127.0.0.1:1").run(*arguments, stdin=b"line")
         assert result.exit_code == 1
         assert isinstance(result.exception, NetworkException)
+        assert "no broker of 127.0.0.1:1 answered within 0.3 s" in str(result.exception)
+        assert "Connection refused" in str(result.exception)
+    result = CommandLine("127.0.0.1:1").run("quorum", "describe")
+    assert isinstance(result.exception, NetworkException)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -56,3 +57,36 @@ def test_help_imports_no_engine() -> None:
 
     frame = {"kreplica.cli", "kreplica.cli.app", "kreplica.cli.cluster_app", "kreplica.cli.serve_app"}
     assert loaded_by("kreplica.cli.app") - loaded_by("kreplica") <= frame
+
+
+def test_help_is_short_and_names_no_type_for_a_flag() -> None:
+    for arguments in (["-h"], ["consume", "-h"], ["topic", "create", "-h"], ["export", "--help"]):
+        shown = run(*arguments)
+        assert shown.returncode == 0
+        assert "-h, --help" in shown.stdout
+        assert "<bool>" not in shown.stdout
+
+
+def test_completion_is_offered() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-m", "kreplica"],
+        env={
+            **os.environ,
+            "_KREPLICA_COMPLETE": "complete_bash",
+            "COMP_WORDS": "kreplica ver",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.stdout.split() == ["verify"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_standard_output_is_one_line_and_exit_code_1() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "kreplica", "--version"]
+        refused = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == "kreplica: No space left on device\n"
