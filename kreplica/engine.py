@@ -29,7 +29,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
-from kreplica.common.types import TopicPartition
+from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
 from kreplica.log import cleaner, live_reader, log_loader
 from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
@@ -168,7 +168,9 @@ class Log:
         return self._log.append_records(record_columns(rows), self._epoch(leader_epoch))
 
     def _epoch(self, given: int | None) -> int:
-        return max(self._log.leader_epoch, 0) if given is None else given
+        if given is None:
+            return max(self._log.leader_epoch, 0)
+        return integer("leader_epoch", given, 0, INT32_MAX)
 
     # ---- read ---------------------------------------------------------------------------------------------
 
@@ -180,7 +182,8 @@ class Log:
         `isolation`: "log_end", "high_watermark", or "txn_committed", which leaves out aborted transactions
         and stops at the first open one. Raises OffsetOutOfRange, DamagedLog, CorruptMessage.
         """
-        first = self.log_start_offset if start is None else start
+        first = self.log_start_offset if start is None else integer("start", start)
+        stop = _bound("stop", stop)
         for batch in self.batches(first, stop, isolation=isolation):
             if batch.is_control:
                 continue
@@ -195,8 +198,8 @@ class Log:
         """The batches that hold the offsets [start, stop), each a view of the mapped file, its CRC
         checked."""
         self._see()
-        first = self._log.log_start_offset if start is None else start
-        found = self._log.batches(first, stop, isolation=isolation)
+        first = self._log.log_start_offset if start is None else integer("start", start)
+        found = self._log.batches(first, _bound("stop", stop), isolation=isolation)
         return self._held(found) if self._refresh is None else self._beside_retention(found, first)
 
     def _held(self, found: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
@@ -251,12 +254,12 @@ class Log:
         return ColumnReader(
             self._log,
             COLUMNS[:6] if columns is None else columns,
-            start=start,
-            stop=stop,
+            start=_bound("start", start),
+            stop=_bound("stop", stop),
             isolation=isolation,
             views=views,
-            piece_rows=piece_rows,
-            piece_bytes=piece_bytes,
+            piece_rows=_bound("piece_rows", piece_rows, 1),
+            piece_bytes=_bound("piece_bytes", piece_bytes, 1),
             owner=self,
         )
 
@@ -283,7 +286,7 @@ class Log:
         """
         self._require_open()
         self._see()
-        return self._log.offset_for_timestamp(timestamp)
+        return self._log.offset_for_timestamp(integer("timestamp", timestamp))
 
     def _require_open(self) -> None:
         if self._log.closed:
@@ -364,13 +367,13 @@ class Log:
         self._log.roll()
 
     def truncate_to(self, offset: int) -> bool:
-        """Cut the records from `offset` on; whether any were cut."""
-        return self._log.truncate_to(offset)
+        """Cut the records from `offset` on; whether any were cut. Raises OffsetOutOfRange below 0."""
+        return self._log.truncate_to(integer("offset", offset))
 
     def delete_records(self, before: int) -> None:
         """Drop the records below `before` for readers; whole segments go with the next
-        `delete_old_segments`."""
-        self._log.maybe_increment_log_start_offset(before)
+        `delete_old_segments`. Raises ValueError below 0, OffsetOutOfRange above the high watermark."""
+        self._log.maybe_increment_log_start_offset(integer("before", before, 0))
 
     def delete_old_segments(self) -> int:
         """Remove the segments that retention lets go; returns their number."""
@@ -390,9 +393,10 @@ class Log:
         """
         if not self._log.config.compact:
             raise InvalidConfig("compact() wants a cleanup.policy that has compact")
+        size = integer("dedupe_buffer_size", dedupe_buffer_size, 1, INT64_MAX)
         with self._compacting:
+            offset_map = OffsetMap(size, os.urandom(HASH_KEY_BYTES))
             self._log.roll()
-            offset_map = OffsetMap(dedupe_buffer_size, os.urandom(HASH_KEY_BYTES))
             return cleaner.compact(self._log, offset_map, CleanerConfig().io_buffer_size)
 
     def close(self) -> None:
@@ -472,6 +476,10 @@ def _close_unclosed(path: str, log: UnifiedLog, lock: DirectoryLock | None, proc
         finally:
             if lock is not None:
                 lock.release()
+
+
+def _bound(name: str, value: int | None, least: int | None = None) -> int | None:
+    return None if value is None else integer(name, value, least)
 
 
 class _Locks:

@@ -10,6 +10,7 @@ import binascii
 import enum
 import re
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from kreplica.common.errors import InvalidRequest, InvalidTopic
@@ -41,6 +42,22 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def integer(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
+    """The argument `name` as an int from `least` to `most`; what counts as an integer (numpy's) is taken.
+
+    Raises TypeError for what is no integer, ValueError for one out of range. A public function asks before it
+    changes anything: native code cuts off or refuses what does not fit, and files would hold it.
+    """
+    try:
+        number = int(index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r:.80}") from None
+    if (least is not None and number < least) or (most is not None and number > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {bounds}, not {number if number.bit_length() <= 128 else 'that'}")
+    return number
 
 
 def check_topic_name(name: str) -> str:

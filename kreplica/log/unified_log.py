@@ -32,7 +32,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk
-from kreplica.common.types import INT64_MAX, AppendOrigin, TopicPartition, Uuid
+from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
 from kreplica.log import (
     careful_append,
     log_reader,
@@ -302,7 +302,9 @@ class UnifiedLog:
         return self._plain.job(records, leader_epoch, self.active, self.state)
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old."""
+        """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old,
+        ValueError if it is none that a file or a message can hold."""
+        epoch = integer("leader epoch", epoch, 0, INT32_MAX)
         with self.lock:
             self.require_writable()
             if epoch < self.leader_epoch:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import kreplica
 from kreplica import Log, Record
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
     InvalidConfig,
@@ -23,6 +25,7 @@ from kreplica.common.errors import (
     LogClosed,
     LogDirLocked,
     NoRecords,
+    OffsetOutOfRange,
 )
 
 
@@ -164,3 +167,63 @@ def test_records_that_are_refused_are_named(tmp_path: Path) -> None:
             log.append([(b"k", b"v"), b"no key"])
         assert [each.batch_index for each in refused.value.record_errors] == [1]
         assert list(log.read()) == []
+
+
+BATCH = BatchBuilder().build([b"a batch"], now_ms=1_700_000_000_000)
+# What each refuses besides what is no integer.
+INTEGERS: dict[str, tuple[Callable[[Log, Any], object], list[int]]] = {
+    "append": (lambda log, n: log.append([(b"k", b"v")], leader_epoch=n), [-1, -2, 1 << 31, 1 << 70]),
+    "append_batch": (lambda log, n: log.append_batch(BATCH, leader_epoch=n), [-1, -2, 1 << 31, 1 << 70]),
+    "append_arrow": (
+        lambda log, n: log.append_arrow(pyarrow.table({"value": [b"v"]}), leader_epoch=n),
+        [-2, 1 << 31],
+    ),
+    "truncate_to": (lambda log, n: log.truncate_to(n), [-1, -1 << 70]),
+    "delete_records": (lambda log, n: log.delete_records(n), [-1, 6, 1 << 70]),
+    "read from": (lambda log, n: list(log.read(n)), [-1, 6, 1 << 70]),
+    "read to": (lambda log, n: list(log.read(0, n)), []),
+    "batches": (lambda log, n: list(log.batches(n)), [-1, 1 << 70]),
+    "to_arrow": (lambda log, n: log.to_arrow(n), [-1, 1 << 70]),
+    "to_arrow up to": (lambda log, n: log.to_arrow(0, n), []),
+    "piece_rows": (lambda log, n: list(log.column_reader(piece_rows=n)), [-1, 0]),
+    "piece_bytes": (lambda log, n: list(log.column_reader(piece_bytes=n)), [-1, 0]),
+    "offset_for_timestamp": (lambda log, n: log.offset_for_timestamp(n), []),
+    "compact": (lambda log, n: log.compact(dedupe_buffer_size=n), [-1, 0, 1, 1 << 63]),
+}
+
+
+@pytest.mark.parametrize("operation", INTEGERS)
+def test_an_integer_that_is_none_or_out_of_range_changes_nothing(tmp_path: Path, operation: str) -> None:
+    call, out_of_range = INTEGERS[operation]
+    path = tmp_path / "t-0"
+    with Log.open(path, cleanup_policy="compact") as log:
+        for number in range(5):
+            log.append([(b"%d" % number, b"value")])
+        names = sorted(os.listdir(path))
+        for wrong in (1.5, "1", b"1", Log):
+            with pytest.raises(TypeError, match="must be an integer"):
+                call(log, wrong)
+        for wrong in out_of_range:
+            with pytest.raises((ValueError, OffsetOutOfRange)):
+                call(log, wrong)
+        assert sorted(os.listdir(path)) == names
+        assert (log.log_start_offset, log.log_end_offset, log._log.leader_epoch) == (0, 5, 0)
+    with Log.open(path) as log:
+        assert [record.offset for record in log.read()] == list(range(5))
+
+
+class One:
+    """As numpy's integers are."""
+
+    def __index__(self) -> int:
+        return 1
+
+
+def test_what_counts_as_an_integer_is_one(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "t-0") as log:
+        log.append([b"a", b"b"], leader_epoch=True)
+        one: Any = One()
+        assert [record.value for record in log.read(one)] == [b"b"]
+        log.delete_records(True)
+    with Log.open(tmp_path / "t-0") as log:
+        assert (log.log_start_offset, log._log.leader_epoch) == (1, 1)
