@@ -363,6 +363,11 @@ class RecoveryScan:
                 )
                 offset, position = end
         segment.seal()
+        # No later flush comes to a segment below the flush point. A close in order would vouch for indexes
+        # that a power cut then takes, or leaves as zeros.
+        for region in segment.regions()[1:]:
+            region.flush()
+        self._local.names_changed = True
 
     def _indexed(self, segment: LogSegment, position: int, offset: int) -> tuple[int, int, int]:
         # Feed the indexes from `position` on; the status at the end or at a bad batch, and where that is.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kreplica._core.batch_builder import BatchBuilder
@@ -10,7 +12,9 @@ from kreplica.common.errors import StorageFull
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.log import log_loader
 from kreplica.log.log_loader import OpenOptions
+from kreplica.log.recovery_scan import Recovery
 from kreplica.log.unified_log import UnifiedLog
+from kreplica.log.verify import verify
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.sim.storage import SimStorage
 from tests.support.clocks import ManualClock
@@ -211,3 +215,30 @@ def test_no_marker_is_appended_whose_abort_cannot_be_noted(leads: bool) -> None:
     log.update_high_watermark(2)
     assert (log.log_end_offset, log.last_stable_offset) == (2, 2)
     assert [each.is_control for each in log.batches(0, isolation="txn_committed")] == [True]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3, 4])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_an_index_that_was_made_anew_outlives_a_power_cut_behind_a_clean_close(
+    suffix: str, seed: int | None
+) -> None:
+    """Its segment lies below the flush point, so no later flush comes to it."""
+    storage = SimStorage()
+    log = opened(storage)
+    for number in range(3):
+        for _ in range(20):
+            log.append_records([bytes(1_000)])
+        if number < 2:
+            log.roll()
+    log.flush()
+    log.flush_state()
+    storage = storage.after_kill()
+    storage.remove(f"{DIRECTORY}/{0:020d}{suffix}")
+    storage.sync_directory(DIRECTORY)
+    opened(storage).close()
+    left = storage.after_power_cut(None if seed is None else random.Random(seed))
+    log = opened(left)
+    assert isinstance(log.recovered, Recovery)
+    assert log.recovered.clean
+    # A snapshot that was not flushed may be torn.
+    assert [each for each in verify(left, DIRECTORY) if not each.path.endswith(".snapshot")] == []
