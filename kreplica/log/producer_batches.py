@@ -7,7 +7,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import RecordBatch
 from kreplica._core.segment_scan import resync, scan
 from kreplica.common.errors import CorruptMessage, InvalidFile
-from kreplica.common.types import AppendOrigin
+from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.log.local_log import LocalLog
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
 from kreplica.log.producer_state_entry import BatchMetadata, add_sequence
@@ -104,15 +104,41 @@ def replay(producers: ProducerStateManager, local: LocalLog, stop: int) -> None:
             continue
         while True:
             status, position, offset, header = scan(segment, position, segment.size, 0, epoch)
-            if status < 0 and (behind := resync(segment, position, offset)) is not None:
+            if status < 0:
                 # What rotted is reported by whoever reads it; the batches behind it count all the same.
-                position, epoch = behind[1], -1
-                continue
+                behind = resync(segment, position, offset)
+                _end_aborted(producers, local, segment, offset, stop if behind is None else behind[0])
+                if behind is not None:
+                    position, epoch = behind[1], -1
+                    continue
             if status <= 0 or offset > stop:
                 break
             epoch = header[2]
             feed(producers, local, segment, batch_before(segment, position, header))
     producers.map_end_offset = stop
+
+
+def _end_aborted(
+    producers: ProducerStateManager, local: LocalLog, segment: LogSegment, first: int, stop: int
+) -> None:
+    """End the transactions whose abort markers lay at offsets of [first, stop), which rotted.
+
+    The segment's index still names them. Without that they would stay open, and bound the last stable offset.
+    """
+    try:
+        entries = local.transaction_index(segment).entries()
+    except InvalidFile:
+        return  # then nothing tells of them; where the index is needed, its own error is raised
+    for entry in entries:
+        known = producers.last_entry(entry.producer_id)
+        is_open = known is not None and known.current_txn_first_offset == entry.first_offset
+        if is_open and first <= entry.last_offset < stop:
+            info = producers.prepare_update(entry.producer_id, AppendOrigin.REPLICATION)
+            info.current_txn_first_offset = NO_OFFSET
+            producers.update(info)
+            producers.complete_txn(
+                CompletedTxn(entry.producer_id, entry.first_offset, entry.last_offset, True)
+            )
 
 
 def _position_of(segment: LogSegment, offset: int) -> int | None:

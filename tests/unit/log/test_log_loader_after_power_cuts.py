@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kreplica._core.batch_builder import BatchBuilder
+from kreplica._core.records import batches
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import StorageFull
 from kreplica.common.types import AppendOrigin, TopicPartition
@@ -242,3 +243,37 @@ def test_an_index_that_was_made_anew_outlives_a_power_cut_behind_a_clean_close(
     assert log.recovered.clean
     # A snapshot that was not flushed may be torn.
     assert [each for each in verify(left, DIRECTORY) if not each.path.endswith(".snapshot")] == []
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_transaction_whose_abort_marker_rotted_is_ended_by_the_index(is_last: bool) -> None:
+    """Else it would stay open, and committed records behind it would not be read any more."""
+    storage = SimStorage()
+    log = opened(storage)
+    builder = BatchBuilder()
+    builder.transactional = True
+    builder.producer_id, builder.producer_epoch, builder.base_sequence = 1, 0, 0
+    log.append_as_leader(builder.build([b"void"], now_ms=0), 0)
+    marker = build_end_transaction_marker(
+        EndTransactionMarker(False, 0), producer_id=1, producer_epoch=0, timestamp_ms=0
+    )
+    at = log.append_as_leader(marker, 0, origin=AppendOrigin.COORDINATOR).position
+    if not is_last:
+        log.append_records([b"a"])
+    log.roll()
+    log.append_records([b"b"])
+    log.flush()
+    log.flush_state()
+    for snapshot in [name for name in storage.list_directory(DIRECTORY) if name.endswith(".snapshot")]:
+        storage.remove(f"{DIRECTORY}/{snapshot}")
+    path = f"{DIRECTORY}/{0:020d}.log"
+    [byte] = storage.read_file(path)[at + 70 : at + 71]
+    storage = storage.after_kill()
+    storage.write_at(path, at + 70, bytes([byte ^ 1]))
+    log = opened(storage)
+    log.update_high_watermark(log.log_end_offset)
+    assert log.last_stable_offset == log.log_end_offset == (3 if is_last else 4)
+    assert not log.producers.has_transactions
+    committed = log.read(2, 1 << 20, isolation="txn_committed").records
+    assert committed is not None
+    assert next(batches(committed)).base_offset == 2
