@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from kreplica.cli import stock_client
 from kreplica.cli.output import Fact, console, print_json, print_table
-from kreplica.common.errors import UnknownTopicOrPartition
+from kreplica.common.errors import NetworkException, RequestTimedOut, UnknownTopicOrPartition
 
 TIMEOUT_S = 15.0
+LOOK_AGAIN_S = 0.02
+METADATA = 3
 # Who set a value, by Kafka's numbers: the topic itself, not a broker or a default.
 DYNAMIC_TOPIC_CONFIG = 1
 ALL_REPLICAS = -1
@@ -64,14 +68,47 @@ def describe(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
 def create(
     bootstrap: str, name: str, partitions: int, replicas: int, settings: Mapping[str, str], as_json: bool
 ) -> int:
-    """Create a topic."""
+    """Create a topic, and wait until all brokers know its leaders."""
     connected = stock_client.connect("AdminClient", bootstrap)
     admin = connected.client
     module = stock_client.admin_module()
     wanted = module.NewTopic(name, partitions, replicas, config=dict(settings))
     with stock_client.errors():
         futures = admin.create_topics([wanted], operation_timeout=TIMEOUT_S, request_timeout=TIMEOUT_S)
-    return _done(futures, "created", connected, as_json)
+    _done(futures, "created", connected, as_json)
+    _wait_until_known(connected.metadata.brokers.values(), name)
+    return 0
+
+
+def _wait_until_known(brokers: Iterable[Any], name: str) -> None:
+    """Return when each of the brokers names a leader for all partitions of the topic. Raises
+    RequestTimedOut with the brokers that do not after TIMEOUT_S."""
+    deadline = time.monotonic() + TIMEOUT_S
+    late = {f"{each.host}:{each.port}": (each.host, each.port) for each in brokers}
+    while True:
+        late = {text: address for text, address in late.items() if not _knows(address, name)}
+        if not late:
+            return
+        if time.monotonic() > deadline:
+            text = f"{name} is created, and after {TIMEOUT_S:g} s not known to {', '.join(late)}"
+            raise RequestTimedOut(f"{text}: clients that ask there find no leader")
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _knows(address: tuple[str, int], name: str) -> bool:
+    from kreplica.cli.kafka_connection import KafkaConnection
+
+    try:
+        with KafkaConnection(*address) as broker:
+            kind: Any = broker.newest(METADATA, (4, 5, 6, 7))
+            named = import_module(kind.__module__).MetadataRequestTopic(name=name)
+            answer = broker.ask(kind(topics=(named,), allow_auto_topic_creation=False))
+    except ConnectionRefusedError:
+        return True  # it is down, and learns of the topic before it serves anybody
+    except (OSError, NetworkException):
+        return False
+    (topic,) = answer.topics
+    return not topic.error_code and all(each.leader_id >= 0 for each in topic.partitions)
 
 
 def delete(bootstrap: str, names: Sequence[str], as_json: bool) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from kreplica import Cluster
 from kreplica.cli import stock_client
 from kreplica.cli.app import app
 from kreplica.common.errors import KreplicaError, NetworkException
@@ -175,6 +177,26 @@ def test_the_quorum(cli: CommandLine) -> None:
     assert isinstance(refused.exception, KreplicaError)
     wrong = cli.run("quorum", "add-voter", "--node-id", "9", *unknown, "--listener", "here")
     assert wrong.exit_code == 2
+
+
+def test_a_created_topic_is_known_to_all_brokers(cli: CommandLine, cluster: TcpCluster) -> None:
+    for number in range(5):
+        cli.ok("topic", "create", f"known-{number}", "-p", "3", "-r", "3")
+        for broker in cluster.bootstrap_servers.split(","):
+            facts = CommandLine(broker).facts("topic", "describe", f"known-{number}")
+            assert all(int(str(fact["leader"])) > 0 for fact in facts)
+
+
+def test_creating_a_topic_waits_for_the_last_broker() -> None:
+    with Cluster(brokers=3, serve=True) as cluster, ThreadPoolExecutor() as pool:
+        cluster.create_topic("before")
+        cluster.pause(3)
+        command = CommandLine(cluster.bootstrap_servers)
+        created = pool.submit(command.run, "topic", "create", "orders", "-r", "2")
+        until(lambda: "orders" in cluster.topics())
+        assert not created.done()
+        cluster.resume(3)
+        assert created.result(60).exit_code == 0
 
 
 def test_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
