@@ -69,7 +69,7 @@ def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     keep = local.segments.index_for(offset)
     end, position = _end_if_cut_at(log, local.segments[keep], offset)
     # First what may need room on the disk, so that nothing has changed where there is none.
-    _forget_epochs_ahead(log, min(offset, end))
+    _publish_and_forget(log, end, local.segments[keep].base_offset, position)
     with _all_or_nothing(log):
         _cut(log, offset, keep, end, position)
     return True
@@ -89,8 +89,8 @@ def _all_or_nothing(log: UnifiedLog) -> Iterator[None]:
 def _cut(log: UnifiedLog, offset: int, keep: int, end: int, position: int) -> None:
     """Cut the segment of that index at `position`, where offset `end` is, and all behind it."""
     local = log.local
-    _publish_end(log, end, local.segments[keep].base_offset, position)
-    _tell_cut(log)
+    if log.on_cut is not None:
+        log.on_cut(log)
     for path in local.remove(list(local.segments)[:keep:-1]):  # a crash leaves no hole
         log.on_deleted(path)
     active = log.active = local.segments.active
@@ -166,24 +166,25 @@ def cut_what_came_back(log: UnifiedLog, epochs: Iterable[EpochEntry]) -> None:
                 return
 
 
-def _forget_epochs_ahead(log: UnifiedLog, end: int) -> None:
-    """Forget the epochs of a cut at `end` that is about to come.
+def _publish_and_forget(log: UnifiedLog, end: int, base_offset: int, position: int) -> None:
+    """Say that the log ends at `end`, byte `position` of the segment at `base_offset`, and forget the epochs
+    above.
 
-    Until it has come, the file knows fewer epochs than the log has. So the flush point goes back first:
-    recovery reads from there on, and learns them again.
+    In this order on disk: to recovery, a batch whose epoch is not known has rotted where it was published.
+    Raises StorageFull, OutOfDescriptors; the log stands as before then. What else is raised takes it offline.
     """
-    latest = log.epochs.latest_entry
-    flushed = log.flush_offset
-    if latest is None or latest.start_offset < end or flushed <= end:
-        forget_epochs(log, end)
-        return
-    log.state.update(flush_offset=end)
-    log.flush_state()
+    standing = _standing(log)
+    _publish_end(log, end, base_offset, position)
     try:
+        log.flush_state()
         forget_epochs(log, end)
-    except KafkaStorageError:
+    except (StorageFull, OutOfDescriptors):
         if not log.is_offline:
-            log.state.update(flush_offset=flushed)
+            log.state.update(**standing)
+            log.flush_state()
+        raise
+    except KafkaStorageError as error:
+        log.fail(error)
         raise
 
 

@@ -96,21 +96,25 @@ def test_a_kill_in_the_middle_of_a_cut_is_no_damage(tmp_path, monkeypatch, owner
         again.append([b"on it goes"])
 
 
-def test_a_kill_in_the_middle_of_a_cut_leaves_the_epochs_of_the_batches(tmp_path, monkeypatch):
-    """They are forgotten on disk before the log is cut."""
+@pytest.mark.parametrize("step", ["forget_epochs", "_cut"])
+def test_a_kill_in_the_middle_of_a_cut_leaves_the_epochs_of_the_batches(tmp_path, monkeypatch, step):
+    """They are forgotten on disk before the log is cut: no batch is damaged by that."""
     log = Log.open(tmp_path / "t-0", segment_bytes=4_000)
     for number in range(60):
         log.append([bytes(300)], leader_epoch=number // 20)
     log.flush()
     with monkeypatch.context() as patches:
-        _kill_at(patches, truncation, "_publish_end", 0)
+        _kill_at(patches, truncation, step, 0)
         with suppress(_Killed):
             log.truncate_to(10)
         log._log.abandon()
         log._lock.release()
     with Log.open(tmp_path / "t-0") as again:
-        assert again.log_end_offset == 60
-        assert [tuple(entry) for entry in again._log.epochs.entries] == [(0, 0), (1, 20), (2, 40)]
+        assert again.damage is None
+        assert again.log_end_offset == (60 if step == "forget_epochs" else 20)
+        first = {batch.leader_epoch: batch.base_offset for batch in reversed(list(again.batches()))}
+        assert sorted(first.items()) == [tuple(entry) for entry in again._log.epochs.entries]
+        again.append([b"on it goes"])
 
 
 # ---- a full disk -------------------------------------------------------------------------------------------
