@@ -54,6 +54,8 @@ cdef extern from "file.h" nogil:
     int kr_file_open(kr_file *file, const char *path, int writable, int create, int64_t *size)
     int kr_file_size(kr_file *file, int64_t *size)
     int kr_file_resize(kr_file *file, int64_t size)
+    int kr_file_cut(kr_file *file, int64_t size)
+    int kr_file_hold(kr_file *file)
     int kr_file_flush(kr_file *file, uint8_t *base, int64_t size)
     int kr_file_write_along(kr_file *file, kr_file *along)
     void kr_file_settle(kr_file *along, kr_file *file, int error)
@@ -61,7 +63,8 @@ cdef extern from "file.h" nogil:
     int kr_file_read_aside(kr_file *file, int64_t position, int64_t size, uint8_t *target)
     int kr_file_write(kr_file *file, int64_t position, int64_t size, const uint8_t *source)
     int kr_file_map(kr_file *file, int64_t size, int64_t least, int32_t *fault, kr_mapping **out)
-    int kr_file_replace(kr_file *file, int64_t keep, int64_t size, int32_t *fault, kr_mapping **out)
+    int kr_file_replace(kr_file *file, int64_t keep, const uint8_t *tail, int64_t tail_size, int64_t size,
+                        int32_t *fault, kr_mapping **out)
     void kr_file_renamed(kr_file *file, const char *path)
     void kr_file_let_go(kr_file *file)
 

@@ -548,15 +548,18 @@ cdef class LogSegment:
         for region in self.regions():
             region.trim()
 
-    def truncate_to(self, int64_t offset, int64_t position=-1):
-        """Drop the batch that holds `offset`, at `position` if that is known, and what follows; returns its bytes."""
+    def truncate_to(self, int64_t offset, int64_t position=-1, head=b""):
+        """Drop the batch that holds `offset`, at `position` if that is known, and what follows; returns its bytes.
+
+        `head`: a batch to be put in its place.
+        """
         cdef int64_t before = self.region.length
         found = self.position_of(offset) if position < 0 else (position,)
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         if found is None or found[0] >= before:
             return 0
-        self.region.truncate(found[0])
+        self.region.truncate(found[0], head or None)
         self.learn()
         return before - found[0]
 

@@ -157,6 +157,12 @@ cdef class MemoryRegion(Region):
     cdef int resize(self, int64_t size) noexcept nogil:
         return 0 if self.dead() else self.contents.set_size(size)
 
+    cdef int cut_file(self, int64_t size) noexcept nogil:
+        return self.resize(size)  # no other process has it
+
+    cdef int keep_open(self) noexcept nogil:
+        return 0
+
     cdef int measure(self, int64_t *size) noexcept nogil:
         size[0] = self.contents.size
         return 0
@@ -172,14 +178,20 @@ cdef class MemoryRegion(Region):
     cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil:
         return ENOSYS
 
-    cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
+    cdef int replace(self, int64_t keep, const uint8_t *tail, int64_t tail_size, int64_t size,
+                     kr_mapping **mapping) noexcept nogil:
         """As the file does: the new contents are on disk before they have the name."""
         cdef int error = EIO if self.dead() else 0
         if error:
             return error
+        if keep + tail_size > self.contents.room:
+            return ENOSPC
         with gil:
             try:
                 self.contents.make_room(self.contents.capacity, self.contents.memory.base, keep)
+                if tail_size:
+                    memcpy(self.contents.memory.base + keep, tail, tail_size)
+                    self.contents.size = keep + tail_size
                 self.contents.durable = self.contents.read()
             except MemoryError:
                 error = ENOMEM

@@ -88,13 +88,19 @@ cdef class Region:
     cdef int make_mapping(self, int64_t size, kr_mapping **mapping) noexcept nogil  # locked
     cdef int grow(self, int64_t need) noexcept nogil
     cdef int resize(self, int64_t size) noexcept nogil
+    # Keep what is needed to read the file once it has lost its name.
+    cdef int keep_open(self) noexcept nogil
+    # As resize, for bytes that a reader may have seen: EBUSY where one has them, and the file is to be replaced.
+    cdef int cut_file(self, int64_t size) noexcept nogil
     cdef int measure(self, int64_t *size) noexcept nogil
     cdef int sync(self, int64_t start, int64_t stop) noexcept nogil
     # Make what was written to `along` last with the next sync of this one.
     cdef int sync_along(self, Region along) noexcept nogil
     # Write bytes that may be written, past the mapping; ENOSYS where that cannot be.
     cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil
-    cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil
+    # Go on in a new file of the first `keep` bytes and a tail, and map `size` bytes of it.
+    cdef int replace(self, int64_t keep, const uint8_t *tail, int64_t tail_size, int64_t size,
+                     kr_mapping **mapping) noexcept nogil
 
     cdef int begin(self, path, int64_t capacity, bint writable, int64_t prefault_bytes) except -1
     cdef int fail(self, int number) noexcept nogil
@@ -105,7 +111,8 @@ cdef class Region:
     cdef int read_file(self, int64_t position, int64_t size, uint8_t *target, bint aside) noexcept nogil
     cdef bint cut(self, int64_t length) noexcept nogil
     cdef int give_back(self) noexcept nogil
-    cdef int renew(self, int64_t length) except? -128
+    cdef int shorten(self) except? -128
+    cdef int renew(self, int64_t keep, const uint8_t *tail, int64_t tail_size) except? -128
     cdef int raise_for(self, int status, str what, int64_t where=*) except? -128
 
 

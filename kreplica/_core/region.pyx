@@ -8,7 +8,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_WRITABLE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport ENOMEM, ENOSYS
+from libc.errno cimport EBUSY, ENOMEM, ENOSYS
 from libc.stdint cimport int64_t, uint8_t
 
 import os
@@ -17,7 +17,7 @@ from kreplica._core.backing cimport (
     KR_PAGE_FAULT, guard_call, guard_install, kr_descriptor_budget, kr_fetch_add, kr_file_destroy, kr_file_flush,
     kr_file_init, kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed,
     kr_file_replace, kr_file_resize, kr_file_settle, kr_file_size, kr_file_write, kr_file_write_along,
-    kr_generation_address, kr_grow, kr_set_descriptor_budget,
+    kr_file_cut, kr_file_hold, kr_generation_address, kr_grow, kr_set_descriptor_budget,
     kr_growth_advance, kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded,
     kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
     kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy, pthread_mutex_init,
@@ -216,6 +216,12 @@ cdef class Region:
     cdef int resize(self, int64_t size) noexcept nogil:
         return kr_file_resize(&self.file, size)
 
+    cdef int keep_open(self) noexcept nogil:
+        return kr_file_hold(&self.file)
+
+    cdef int cut_file(self, int64_t size) noexcept nogil:
+        return kr_file_cut(&self.file, size)
+
     cdef int measure(self, int64_t *size) noexcept nogil:
         cdef int error = kr_file_size(&self.file, size)
         if not self.writable and not self.foreign:
@@ -238,8 +244,9 @@ cdef class Region:
             kr_file_settle(&along.file, &self.file, error)
         return error
 
-    cdef int replace(self, int64_t keep, int64_t size, kr_mapping **mapping) noexcept nogil:
-        return kr_file_replace(&self.file, keep, size, &self.r.fault, mapping)
+    cdef int replace(self, int64_t keep, const uint8_t *tail, int64_t tail_size, int64_t size,
+                     kr_mapping **mapping) noexcept nogil:
+        return kr_file_replace(&self.file, keep, tail, tail_size, size, &self.r.fault, mapping)
 
     cdef int write_aside(self, int64_t position, int64_t size, const uint8_t *source) noexcept nogil:
         return kr_file_write(&self.file, position, size, source)
@@ -270,13 +277,28 @@ cdef class Region:
                 kr_growth_resized(&self.growth, length)
         return self.fail(error)
 
-    cdef int renew(self, int64_t length) except? -128:
-        """Go on in a new file of `length` bytes: a status."""
-        cdef kr_mapping *mapping = NULL
-        cdef int error
+    cdef int shorten(self) except? -128:
+        """Let the file end at the length, in a new file where a reader has the bytes that go: a status."""
+        cdef int64_t length = load_length(&self.r)
+        cdef int error = 0
         with nogil:
             self.r.watermark = kr_growth_stop(&self.growth, length)
-            error = self.replace(length, self.map_size(), &mapping)
+            if self.growth.file_size > length:
+                error = self.cut_file(length)
+        if error == EBUSY:
+            return self.renew(length, NULL, 0)
+        if error == 0 and self.growth.file_size > length:
+            kr_growth_resized(&self.growth, length)
+        return self.fail(error)
+
+    cdef int renew(self, int64_t keep, const uint8_t *tail, int64_t tail_size) except? -128:
+        """Go on in a new file of the first `keep` bytes and the tail: a status."""
+        cdef kr_mapping *mapping = NULL
+        cdef int64_t length = keep + tail_size
+        cdef int error
+        with nogil:
+            self.r.watermark = kr_growth_stop(&self.growth, keep)
+            error = self.replace(keep, tail, tail_size, self.map_size(), &mapping)
         if error:
             return self.fail(error)
         pthread_mutex_lock(&self.lock)
@@ -286,6 +308,7 @@ cdef class Region:
         kr_mapping_disown(mapping)
         kr_mapping_release(mapping)
         kr_growth_resized(&self.growth, length)
+        publish_length(&self.r, length)
         return OK
 
     cdef bint cut(self, int64_t length) noexcept nogil:
@@ -498,18 +521,23 @@ cdef class Region:
                 status = self.give_back()
         self.raise_for(status, "trimming")
 
-    def truncate(self, int64_t length):
-        """End the region at `length`.
+    def truncate(self, int64_t length, const uint8_t[::1] tail=None):
+        """End the region at `length`, or with the bytes of `tail` behind that.
 
-        Slices of what is cut off keep their bytes: where there are any, the region goes on in a new file,
-        made beside the old one as path + '.tmp'.
+        What is cut off stays for whoever has it: for the slices of this region, and for every other region of the
+        file that is mapped, in any process. Where there are any, or there is a tail, the region goes on in a new file,
+        made beside the old one as path + '.tmp': a crash leaves the one or the other.
         """
         cdef int64_t before = load_length(&self.r)
+        cdef int64_t added = 0 if tail is None else tail.shape[0]
         cdef int status = self.usable(True)
-        if status == OK and not 0 <= length <= before:
+        if status == OK and (not 0 <= length <= before or added > self.r.capacity - length):
             status = OUT_OF_RANGE
         if status == OK:
-            status = self.renew(length) if self.cut(length) else self.give_back()
+            if self.cut(length) or added:
+                status = self.renew(length, &tail[0] if added else NULL, added)
+            else:
+                status = self.shorten()
             if status != OK:
                 publish_length(&self.r, before)
         self.raise_for(status, "truncating", length)
@@ -521,6 +549,16 @@ cdef class Region:
         kr_file_renamed(&self.file, name)
         self.name = name
         self.path = os.fspath(path)
+
+    def hold(self):
+        """Keep the bytes at hand though the file is about to lose its name: mapped, or by a descriptor that counts for
+        no budget."""
+        cdef int status, error = 0
+        with nogil:
+            status = self.ready(False)
+            if status == OUT_OF_MAPS:
+                error = self.keep_open()
+        self.raise_for(self.fail(error) if status == OUT_OF_MAPS else status, "holding")
 
     def idle(self):
         """Hold no slack, no descriptor and, unless it is pinned, no mapping until the next use."""

@@ -44,6 +44,11 @@ class LiveReader:
         self._clock = clock
         self._standing: LogStanding | None = None
 
+    @property
+    def cuts(self) -> int:
+        """How often the writer has cut the log or replaced files of it, when the reader last looked."""
+        return 0 if self._standing is None else self._standing.cuts
+
     def open(self) -> UnifiedLog:
         """The log as it stands now, read-only. Raises InvalidFile when there is none, KafkaStorageError."""
         if not self._storage.is_directory(self._directory):

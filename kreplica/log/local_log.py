@@ -116,7 +116,8 @@ class LocalLog:
         )
         self.configure(segment)
         if self.read_only:
-            # Mapped and read now, they stay when the writer removes the files or replaces them.
+            # Mapped (or open, beyond that budget) and read now, they stay when the writer removes the files
+            # or replaces them. Without its index a search takes longer.
             segment.region.slice(0, 0)
             self._read_transaction_index(segment, self._path_in(names, base_offset, TXN_INDEX_SUFFIX))
         return segment

@@ -101,9 +101,9 @@ def _require_same(log: UnifiedLog, old: Sequence[LogSegment], cuts: int) -> None
 
 
 def _hold(local: LocalLog, segment: LogSegment) -> None:
-    # Whoever reads the old segment goes on in its files, which lose their names: opened now, they stay.
+    # Who reads the old segment goes on in its files, which lose their names: mapped or open now, they stay.
     for region in segment.regions():
-        region.slice(0, 0)
+        region.hold()
     local.transaction_index(segment).entries()
 
 

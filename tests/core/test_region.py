@@ -7,6 +7,8 @@ import ctypes
 import os
 import random
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kreplica._core import region as regions
-from kreplica._core.region import Region
+from kreplica._core.region import Region, descriptor_budget
 from kreplica.common import errors
 from tests.support.regions import KIB, MIB, PAGE, append
 
@@ -256,6 +258,110 @@ def test_truncate_below_a_pin_goes_on_in_a_new_file(log: Region, path: Path) -> 
     assert os.listdir(path.parent) == [path.name]
     log.close()
     assert (path.read_bytes(), view) == (b"abXYZ", b"abcdef")
+
+
+def test_truncate_leaves_what_another_region_has_mapped(log: Region, path: Path) -> None:
+    append(log, b"abcdef")
+    with Region(path, MIB) as reader:
+        view = memoryview(reader.slice(0, 6))
+        inode = path.stat().st_ino
+        log.truncate(2)
+        append(log, b"XYZ")
+        assert path.stat().st_ino != inode
+        assert (view, reader.read(0, 6), log.read(0, 5)) == (b"abcdef", b"abcdef", b"abXYZ")
+        log.truncate(1)
+        log.truncate(0)
+        append(log, b"zzzzzz")
+    # A closed region's slices keep their bytes, too.
+    assert view == b"abcdef"
+
+
+def test_truncate_stays_in_the_file_once_no_other_region_has_it(log: Region, path: Path) -> None:
+    append(log, b"abcdef")
+    with Region(path, MIB) as reader:
+        view = memoryview(reader.slice(0, 6))
+        assert view == b"abcdef"
+    del view
+    inode = path.stat().st_ino
+    log.truncate(2)
+    assert (path.stat().st_ino, path.read_bytes()) == (inode, b"ab")
+
+
+READER = """
+import sys
+from kreplica._core.region import Region, descriptor_budget
+view = memoryview(Region(sys.argv[1], 1 << 20).slice(0, 6))
+print("mapped", flush=True)
+sys.stdin.read()
+print(bytes(view).decode(), flush=True)
+"""
+
+
+def test_truncate_leaves_what_another_process_has_mapped(log: Region, path: Path) -> None:
+    append(log, b"abcdef")
+    inode = path.stat().st_ino
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"mapped\n"
+        log.truncate(0)
+        append(log, b"UVWXYZ")
+        reader.stdin.close()
+        assert reader.stdout.readline() == b"abcdef\n"
+    assert path.stat().st_ino != inode
+    # The process is gone, and nobody has what is cut now.
+    inode = path.stat().st_ino
+    log.truncate(1)
+    assert (path.stat().st_ino, log.read(0, 1)) == (inode, b"U")
+
+
+def test_truncate_with_a_tail_puts_it_behind_the_cut(log: Region, path: Path) -> None:
+    append(log, b"abcdef")
+    view = memoryview(log.slice(0, 6))
+    log.truncate(2, b"XY")
+    assert (log.length, log.read(0, 4), path.read_bytes()[:4]) == (4, b"abXY", b"abXY")
+    append(log, b"Z")
+    assert (log.read(0, 5), view) == (b"abXYZ", b"abcdef")
+    with pytest.raises(errors.OffsetOutOfRange):
+        log.truncate(2, bytes(64 * MIB))
+    assert log.read(0, 5) == b"abXYZ"
+
+
+def test_a_name_that_another_file_has_now_is_an_error(path: Path, budget: Callable[[int], None]) -> None:
+    path.write_bytes(b"before")
+    budget(0)
+    with Region(path, MIB) as reader:
+        assert reader.read(0, 6) == b"before"
+        reader.idle()
+        path.rename(path.with_name("elsewhere"))
+        path.write_bytes(b"behind")
+        with pytest.raises(errors.StorageIOError, match="Stale"):
+            reader.read(0, 6)
+        path.with_name("elsewhere").rename(path)
+        assert reader.read(0, 6) == b"before"
+
+
+def test_a_held_region_keeps_its_bytes_beyond_all_budgets(path: Path, budget: Callable[[int], None]) -> None:
+    path.write_bytes(b"before")
+    budget(0)
+    descriptors_before = descriptor_budget(0)
+    try:
+        before = descriptors()
+        reader = Region(path, MIB)
+        reader.hold()
+        path.unlink()
+        path.write_bytes(b"behind")
+        for _ in range(2):
+            assert (reader.read(0, 6), bytes(reader.slice(2, 4))) == (b"before", b"fore")
+            reader.idle()
+        assert descriptors() == before + 1
+        reader.close()
+        del reader
+        assert descriptors() == before
+    finally:
+        descriptor_budget(descriptors_before)
 
 
 def test_truncate_above_the_pins_stays_in_the_file(log: Region, path: Path) -> None:

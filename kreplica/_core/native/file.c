@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -44,9 +45,17 @@ static int open_regular(const char *path, int flags, kr_descriptor **out) {
         close(fd);
         return error;
     }
-    *made = (kr_descriptor){.fd = fd, .references = 1};
+    *made = (kr_descriptor){.fd = fd, .references = 1, .device = status.st_dev, .inode = status.st_ino};
     *out = made;
     return 0;
+}
+
+/* Open the file again by its name, which another one may have by now. */
+static int open_again(const kr_file *file, int flags, kr_descriptor **out) {
+    int error = open_regular(file->path, flags, out);
+    if (error || ((*out)->device == file->device && (*out)->inode == file->inode)) return error;
+    drop(*out);
+    return ESTALE;
 }
 
 static int64_t kept;
@@ -72,13 +81,23 @@ static int may_keep(void) {
     return 0;
 }
 
+/* A reader's hold on what it opened, which lasts as long as any descriptor or mapping that was made of it: Linux lets go
+ * a lock of flock() with the last reference to the open file. A file system that has no such locks refuses the writer,
+ * too, which then takes the file for one that is being read. EAGAIN while a writer cuts the file. */
+static int hold_as_reader(int fd) {
+    while (flock(fd, LOCK_SH | LOCK_NB))
+        if (errno != EINTR) return errno == EWOULDBLOCK ? EAGAIN : 0;
+    return 0;
+}
+
 /* A reference to the descriptor, which the caller drops; the file keeps it, too, if there may be one more. */
 static int take(kr_file *file, kr_descriptor **out) {
     int error = 0;
     pthread_mutex_lock(&file->lock);
     kr_descriptor *found = file->descriptor;
     if (!found) {
-        error = open_regular(file->path, file->writable ? O_RDWR : O_RDONLY, &found);
+        error = open_again(file, file->writable ? O_RDWR : O_RDONLY, &found);
+        if (!error && !file->writable && (error = hold_as_reader(found->fd))) drop(found);
         if (!error && may_keep()) file->descriptor = found;
     }
     if (!error && file->descriptor) __atomic_add_fetch(&found->references, 1, __ATOMIC_RELAXED);
@@ -93,6 +112,7 @@ static void put(kr_file *file, kr_descriptor *descriptor) {
     if (former) __atomic_sub_fetch(&kept, 1, __ATOMIC_RELAXED);
     file->descriptor = descriptor && may_keep() ? descriptor : NULL;
     __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED); /* the next one may be of another file */
+    if (descriptor) file->device = descriptor->device, file->inode = descriptor->inode;
     if (!file->descriptor) drop(descriptor);
     pthread_mutex_unlock(&file->lock);
     drop(former);
@@ -108,7 +128,25 @@ void kr_file_destroy(kr_file *file) {
     pthread_mutex_destroy(&file->lock);
 }
 
-void kr_file_let_go(kr_file *file) { put(file, NULL); }
+void kr_file_let_go(kr_file *file) {
+    if (!__atomic_load_n(&file->held, __ATOMIC_RELAXED)) put(file, NULL);
+}
+
+int kr_file_hold(kr_file *file) {
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    pthread_mutex_lock(&file->lock);
+    if (!file->descriptor) {
+        __atomic_add_fetch(&kept, 1, __ATOMIC_RELAXED);
+        file->descriptor = descriptor;
+        descriptor = NULL;
+    }
+    __atomic_store_n(&file->held, 1, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&file->lock);
+    drop(descriptor);
+    return 0;
+}
 
 void kr_file_renamed(kr_file *file, const char *path) {
     pthread_mutex_lock(&file->lock);
@@ -153,6 +191,8 @@ int kr_file_open(kr_file *file, const char *path, int writable, int create, int6
     int error = open_regular(path, (writable ? O_RDWR : O_RDONLY) | (create ? O_CREAT : 0), &descriptor);
     if (error) return error;
     file->path = path;
+    file->device = descriptor->device;
+    file->inode = descriptor->inode;
     file->writable = writable;
     file->zeros = reserves_nothing(descriptor->fd);
     error = size_of(descriptor->fd, size);
@@ -174,6 +214,30 @@ int kr_file_resize(kr_file *file, int64_t size) {
     int error = take(file, &descriptor);
     if (error) return error;
     error = resize(descriptor->fd, size);
+    __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED);
+    drop(descriptor);
+    return error;
+}
+
+static int cut_alone(int fd, int64_t size) {
+#ifdef __linux__
+    while (flock(fd, LOCK_EX | LOCK_NB))
+        if (errno != EINTR) return EBUSY;
+    int error = resize(fd, size);
+    (void)flock(fd, LOCK_UN);
+    return error;
+#else
+    /* Elsewhere a mapping does not keep the lock of the descriptor it was made of. */
+    (void)fd, (void)size;
+    return EBUSY;
+#endif
+}
+
+int kr_file_cut(kr_file *file, int64_t size) {
+    kr_descriptor *descriptor;
+    int error = take(file, &descriptor);
+    if (error) return error;
+    error = cut_alone(descriptor->fd, size);
     __atomic_store_n(&file->settled, 0, __ATOMIC_RELAXED);
     drop(descriptor);
     return error;
@@ -298,7 +362,7 @@ int kr_file_read_aside(kr_file *file, int64_t position, int64_t size, uint8_t *t
     int error;
     pthread_mutex_lock(&file->lock);
     /* A descriptor of its own: what is said of this reading must not slow down any other. */
-    error = open_regular(file->path, O_RDONLY, &descriptor);
+    error = open_again(file, O_RDONLY, &descriptor);
     pthread_mutex_unlock(&file->lock);
     if (error) return error;
 #ifdef POSIX_FADV_RANDOM
@@ -403,12 +467,12 @@ int kr_file_map(kr_file *file, int64_t size, int64_t least, int32_t *fault, kr_m
     kr_descriptor *descriptor;
     int64_t there;
     int error = take(file, &descriptor);
-    if (error) return error;
+    if (error) return error == EAGAIN ? ENOMEM : error; /* read as a file until the writer has cut it */
     error = size_of(descriptor->fd, &there);
     if (!error && there < least) error = EIO;
     if (!error) error = kr_map(descriptor->fd, size, file->writable, fault, out);
     drop(descriptor);
-    if (!file->writable) kr_file_let_go(file); /* a mapping lasts without it */
+    if (!error && !file->writable) kr_file_let_go(file); /* a mapping lasts without it */
     return error;
 }
 
@@ -438,7 +502,8 @@ static int copy(int from, int to, int64_t size) {
     return error;
 }
 
-int kr_file_replace(kr_file *file, int64_t keep, int64_t size, int32_t *fault, kr_mapping **out) {
+int kr_file_replace(kr_file *file, int64_t keep, const uint8_t *tail, int64_t tail_size, int64_t size, int32_t *fault,
+                    kr_mapping **out) {
     char path[PATH_MAX];
     kr_descriptor *former, *made = NULL;
     kr_mapping *mapping = NULL;
@@ -448,6 +513,7 @@ int kr_file_replace(kr_file *file, int64_t keep, int64_t size, int32_t *fault, k
     error = open_regular(path, O_RDWR | O_CREAT | O_TRUNC, &made);
     if (!error) {
         error = copy(former->fd, made->fd, keep);
+        if (!error) error = write_all(made->fd, keep, tail_size, tail);
         if (!error) error = flush(made->fd);
         if (!error) error = kr_map(made->fd, size, 1, fault, &mapping);
         if (!error && rename(path, file->path)) error = errno;

@@ -1,9 +1,12 @@
 """A reader beside a writer that cuts, rolls and removes what the reader has open."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from kreplica import Log
-from kreplica.common.errors import InvalidFile
+from kreplica._core.region import descriptor_budget, map_budget
+from kreplica.common.errors import InvalidFile, OffsetOutOfRange
 
 
 def written(records):
@@ -43,6 +46,58 @@ def test_a_reader_sees_a_cut_that_a_writer_made_and_closed(tmp_path):
         with Log.open(tmp_path / "t-0") as writer:
             writer.append([b"and on"])
         assert written(reader.read(5)) == [(5, b"after"), (6, b"and on")]
+
+
+def test_what_a_reader_handed_out_stays_while_the_writer_cuts(tmp_path):
+    with Log.open(tmp_path / "t-0") as writer:
+        for value in (b"first", b"AAAAA", b"CCC"):
+            writer.append([value])
+        with Log.open(tmp_path / "t-0", read_only=True) as reader:
+            records, batches = list(reader.read()), list(reader.batches())
+            table = reader.to_arrow(columns=["value"], views=True)
+            writer.truncate_to(1)
+            writer.append([b"BBBBB"])
+            assert [record.value for record in reader.read()] == [b"first", b"BBBBB"]
+            running = reader.read()
+            first = next(running)
+            writer.truncate_to(0)
+            writer.append([b"other"])
+            assert [first.value, *(record.value for record in running)] == [b"first", b"BBBBB"]
+            assert [record.value for record in reader.read()] == [b"other"]
+        # Closing takes nothing back either.
+        writer.truncate_to(0)
+        assert [record.value for record in records] == [b"first", b"AAAAA", b"CCC"]
+        assert [record.value for batch in batches for record in batch] == [b"first", b"AAAAA", b"CCC"]
+        assert table["value"].to_pylist() == [b"first", b"AAAAA", b"CCC"]
+
+
+@contextmanager
+def neither_maps_nor_descriptors():
+    """For what is opened meanwhile."""
+    budgets = map_budget(0), descriptor_budget(0)
+    try:
+        yield
+    finally:
+        map_budget(budgets[0])
+        descriptor_budget(budgets[1])
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+@pytest.mark.parametrize("settings", [{}, {"segment_bytes": 4000}], ids=["one segment", "several"])
+def test_an_iterator_without_a_mapping_names_what_a_cut_took(tmp_path, settings, cut):
+    count = 3000
+    with appended(tmp_path / "t-0", b"a", count, **settings) as writer, neither_maps_nor_descriptors():
+        with Log.open(tmp_path / "t-0", read_only=True, **settings) as reader:
+            running = reader.read()
+            seen = [next(running).offset]
+            writer.truncate_to(cut)
+            if cut:
+                writer.append([b"another"] * 50)
+            with pytest.raises(OffsetOutOfRange, match="is gone") as caught:
+                seen.extend(record.offset for record in running)
+            assert seen == list(range(len(seen)))
+            assert caught.value.where == len(seen)
+            assert len(written(reader.read())) == (53 if cut else 0)
 
 
 def test_an_iterator_ends_well_while_retention_takes_its_segments(tmp_path):
