@@ -21,6 +21,7 @@ from kreplica._core.record import Record
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import CleanerConfig, LogConfig
 from kreplica.common.errors import (
+    CorruptMessage,
     InvalidConfig,
     KafkaStorageError,
     LogClosed,
@@ -199,24 +200,32 @@ class Log:
         checked."""
         self._see()
         first = self._log.log_start_offset if start is None else integer("start", start)
+        cuts = self._cuts()
         found = self._log.batches(first, _bound("stop", stop), isolation=isolation)
-        return self._held(found) if self._refresh is None else self._beside_retention(found, first)
+        return self._beside_cuts(found, first, cuts)
 
-    def _held(self, found: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    def _beside_cuts(self, found: Iterator[RecordBatch], offset: int, cuts: int) -> Iterator[RecordBatch]:
+        # What a reader has mapped stays. Without a mapping it may lose a file to a cut or to retention.
         # While it is iterated over, the log has a reference and is not closed.
-        yield from found
-
-    def _beside_retention(self, found: Iterator[RecordBatch], offset: int) -> Iterator[RecordBatch]:
         try:
             for batch in found:
                 offset = batch.next_offset
                 yield batch
-        except KafkaStorageError as error:
-            # The writer's retention may have taken the file meanwhile.
+        except (KafkaStorageError, CorruptMessage) as error:
+            if self._log.closed:
+                raise
             self._see()
-            if offset < self._log.log_start_offset:
-                raise OffsetOutOfRange(f"offset {offset} is gone", where=offset) from error
-            raise
+            start, end = self._log.log_start_offset, self._log.log_end_offset
+            if start <= offset <= end and self._cuts() == cuts:
+                raise
+            text = (
+                f"{self._log.topic_partition}: the log was cut while it was read, and offset {offset} is gone"
+            )
+            raise OffsetOutOfRange(f"{text}; the log has [{start}, {end})", where=offset) from error
+
+    def _cuts(self) -> int:
+        # How often bytes went that a reader may have seen.
+        return self._log.state.cuts if self._refresh is None else self._refresh.cuts
 
     def arrow_batches(
         self,
@@ -367,8 +376,13 @@ class Log:
         self._log.roll()
 
     def truncate_to(self, offset: int) -> bool:
-        """Cut the records from `offset` on; whether any were cut. Raises OffsetOutOfRange below 0."""
-        return self._log.truncate_to(integer("offset", offset))
+        """Cut the records from `offset` on, and no others; return whether any were cut.
+
+        Where `offset` lies inside of a batch, the batch's first records stay, as a batch with another CRC.
+        In a range that rotted nothing can be told apart: that goes as a whole. Raises OffsetOutOfRange for a
+        negative offset, DecompressionTooLarge, ReadOnlyLog, LogClosed, KafkaStorageError.
+        """
+        return self._log.truncate_to(integer("offset", offset), splits=True)
 
     def delete_records(self, before: int) -> None:
         """Drop the records below `before` for readers; whole segments go with the next

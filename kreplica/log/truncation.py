@@ -21,6 +21,8 @@ from kreplica.common.errors import (
     StorageFull,
 )
 from kreplica.log import damage_search, log_reader, producer_batches
+from kreplica.record import RecordBatch
+from kreplica.record.batch_head import batch_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,16 +31,16 @@ if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
 
 
-def truncate(log: UnifiedLog, offset: int) -> bool:
+def truncate(log: UnifiedLog, offset: int, *, splits: bool = False) -> bool:
     """As UnifiedLog.truncate_to."""
     try:
-        was_cut = _locked(log, offset)
+        was_cut = _locked(log, offset, splits)
     except CorruptMessage:
         # The way to the offset leads through rot: once that is known, around it.
         segments = log.local.segments
         if not damage_search.search(log, segments[segments.index_for(offset)], offset):
             raise
-        was_cut = _locked(log, offset)
+        was_cut = _locked(log, offset, splits)
     if was_cut and log.damages:
         # Behind what rotted, as recovery will want it: see damage_search.report.
         log.flush()
@@ -46,13 +48,13 @@ def truncate(log: UnifiedLog, offset: int) -> bool:
     return was_cut
 
 
-def _locked(log: UnifiedLog, offset: int) -> bool:
+def _locked(log: UnifiedLog, offset: int, splits: bool) -> bool:
     with log.lock:
         log.require_writable()
-        return _truncate_to(log, offset)
+        return _truncate_to(log, offset, splits)
 
 
-def _truncate_to(log: UnifiedLog, offset: int) -> bool:
+def _truncate_to(log: UnifiedLog, offset: int, splits: bool) -> bool:
     require_offset(offset)
     damage = log.damages.at(offset)
     if damage is not None:
@@ -65,13 +67,20 @@ def _truncate_to(log: UnifiedLog, offset: int) -> bool:
     if offset < local.segments[0].base_offset:
         log.truncate_fully_and_start_at(offset)
         return True
-    log.truncating(offset)
     keep = local.segments.index_for(offset)
     end, position = _end_if_cut_at(log, local.segments[keep], offset)
+    head = _head_if_cut_at(log, local.segments[keep], position, offset) if splits and end < offset else b""
+    mark = min(log.high_watermark, offset)
+    log.truncating(offset)
     # First what may need room on the disk, so that nothing has changed where there is none.
-    _publish_and_forget(log, end, local.segments[keep].base_offset, position)
+    # What was deleted of the batch stays so: the log does not start below, though the head does.
+    published = max(end, min(log.log_start_offset, offset)) if head else end
+    base_offset, forgotten = local.segments[keep].base_offset, offset if head else end
+    _publish_and_forget(log, published, base_offset, position, forgotten)
     with _all_or_nothing(log):
-        _cut(log, offset, keep, end, position)
+        _cut(log, offset, keep, end, position, head)
+        if head:
+            log.update_high_watermark(mark)
     return True
 
 
@@ -86,15 +95,18 @@ def _all_or_nothing(log: UnifiedLog) -> Iterator[None]:
         raise
 
 
-def _cut(log: UnifiedLog, offset: int, keep: int, end: int, position: int) -> None:
-    """Cut the segment of that index at `position`, where offset `end` is, and all behind it."""
+def _cut(log: UnifiedLog, offset: int, keep: int, end: int, position: int, head: bytes) -> None:
+    """Cut the segment of that index at `position`, where offset `end` is, and all behind it.
+
+    `head` takes the place of the batch at the position, in one step: a crash leaves the batch or its head.
+    """
     local = log.local
     if log.on_cut is not None:
         log.on_cut(log)
     for path in local.remove(list(local.segments)[:keep:-1]):  # a crash leaves no hole
         log.on_deleted(path)
     active = log.active = local.segments.active
-    active.truncate_to(offset, position)
+    active.truncate_to(offset, position, head)
     local.names_changed = True  # what is cut below a reader's pin goes on in a new file
     local.transaction_index(active).truncate_to(offset)
     damage_search.forget(log, lambda known: known.first_offset < end)
@@ -114,6 +126,12 @@ def _end_if_cut_at(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[i
     # the position in the segment.
     found = log_reader.position_of(log, segment, offset)
     return (offset, segment.size) if found is None else (min(found[2], offset), found[0])
+
+
+def _head_if_cut_at(log: UnifiedLog, segment: LogSegment, position: int, offset: int) -> bytes:
+    # What is to be left of the batch at `position`, which `offset` lies in.
+    size = log_reader.position_of(log, segment, offset)[1]
+    return batch_head(RecordBatch(segment.region.slice(position, size)), offset)
 
 
 def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
@@ -166,9 +184,11 @@ def cut_what_came_back(log: UnifiedLog, epochs: Iterable[EpochEntry]) -> None:
                 return
 
 
-def _publish_and_forget(log: UnifiedLog, end: int, base_offset: int, position: int) -> None:
+def _publish_and_forget(
+    log: UnifiedLog, end: int, base_offset: int, position: int, epochs_end: int
+) -> None:
     """Say that the log ends at `end`, byte `position` of the segment at `base_offset`, and forget the epochs
-    above.
+    that begin at `epochs_end` or above.
 
     In this order on disk: to recovery, a batch whose epoch is not known has rotted where it was published.
     Raises StorageFull, OutOfDescriptors; the log stands as before then. What else is raised takes it offline.
@@ -177,7 +197,7 @@ def _publish_and_forget(log: UnifiedLog, end: int, base_offset: int, position: i
     _publish_end(log, end, base_offset, position)
     try:
         log.flush_state()
-        forget_epochs(log, end)
+        forget_epochs(log, epochs_end)
     except (StorageFull, OutOfDescriptors):
         if not log.is_offline:
             log.state.update(**standing)

@@ -457,9 +457,13 @@ class UnifiedLog:
         """
         return retention.delete_old_segments(self)
 
-    def truncate_to(self, offset: int) -> bool:
-        """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten."""
-        return truncation.truncate(self, offset)
+    def truncate_to(self, offset: int, *, splits: bool = False) -> bool:
+        """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten.
+
+        A batch that holds `offset` goes as a whole, as Kafka's UnifiedLog.truncateTo has it. `splits`: its
+        records below `offset` stay, as a batch of their own; raises CorruptMessage where they cannot be read.
+        """
+        return truncation.truncate(self, offset, splits=splits)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything and begin again at `offset`, an empty log."""

@@ -7,8 +7,10 @@ import pytest
 from kreplica import Log
 from kreplica.common.errors import OffsetOutOfRange, StorageFull, StorageIOError
 from kreplica.log import truncation
+from kreplica.log.verify import verify
 from kreplica.runtime.storage import FileStorage
 from kreplica.sim.storage import SimStorage
+from tests.support.batches import build
 from tests.support.logs import open_log
 
 
@@ -23,18 +25,77 @@ def _offsets(log):
     return [record.offset for record in log.read()]
 
 
-@pytest.mark.parametrize("offset", [0, 1, 7, 11, 12, 13, 118, 119])
-def test_a_cut_leaves_the_batches_before_it_and_the_log_goes_on(tmp_path, offset):
+NOON_MS = 1_790_000_000_000
+OFFSETS = [0, 1, 7, 11, 12, 13, 118, 119]
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_cut_leaves_what_is_below_it_and_the_log_goes_on(tmp_path, offset):
     with _filled(tmp_path / "t-0") as log:
         log.flush()
         assert log.truncate_to(offset)
-        end = offset - offset % 2
-        assert log.log_end_offset == end
-        assert log.append([b"after"]).base_offset == end
+        assert log.log_end_offset == log.high_watermark == offset
+        assert log.append([b"after"]).base_offset == offset
         log.flush()
-        assert log.flush_offset == end + 1
+        assert log.flush_offset == offset + 1
     with Log.open(tmp_path / "t-0") as log:
-        assert _offsets(log) == list(range(end + 1))
+        assert _offsets(log) == list(range(offset + 1))
+        assert [r.value for r in log.read(stop=offset)] == [b"%03d" % (n // 2) * 100 for n in range(offset)]
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_replica_cuts_whole_batches(tmp_path, offset):
+    with _filled(tmp_path / "t-0") as log:
+        assert log._log.truncate_to(offset)
+        assert log.log_end_offset == offset - offset % 2
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_a_cut_inside_of_a_batch_keeps_the_records_below(tmp_path, codec):
+    values = [b"value %d" % number for number in range(100)]
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    with Log.open(tmp_path / "t-0") as log:
+        log.append([(None, b"before", None, NOON_MS)])
+        records = [(b"k", v, [("h", b"1")], NOON_MS + n) for n, v in enumerate(values)]
+        batch = build(records, codec=codec, **producer)
+        log.append_batch(batch)
+        log.append([b"behind"])
+        assert log.truncate_to(51)
+        records = list(log.read(1))
+        assert [(r.offset, r.value, r.timestamp) for r in records] == [
+            (n + 1, values[n], NOON_MS + n) for n in range(50)
+        ]
+        head = next(log.batches(1))
+        assert (head.codec, head.record_count, head.max_timestamp) == (codec, 50, NOON_MS + 49)
+        # Its producer goes on behind what is left.
+        again = build([b"next"], now_ms=NOON_MS, producer_id=7, producer_epoch=0, base_sequence=50)
+        assert log.append_batch(again).base_offset == 51
+        assert log.offset_for_timestamp(NOON_MS + 49).offset == 50
+    assert list(verify(FileStorage(), str(tmp_path / "t-0"))) == []
+
+
+def test_a_cut_inside_of_a_batch_brings_back_nothing_that_was_deleted(tmp_path):
+    with Log.open(tmp_path / "t-0") as log:
+        log.append([b"%d" % number for number in range(100)])
+        log.delete_records(20)
+        log.truncate_to(50)
+        assert (log.log_start_offset, log.log_end_offset) == (20, 50)
+        log.truncate_to(10)
+        assert (log.log_start_offset, log.log_end_offset) == (10, 10)
+        assert list(log.read()) == []
+
+
+def test_a_batch_that_cannot_be_read_is_not_cut(tmp_path):
+    with Log.open(tmp_path / "t-0") as log:
+        log.append([b"first"])
+        log.append([b"%d" % number for number in range(100)])
+        log.append([b"last"])
+        with open(tmp_path / "t-0" / f"{0:020d}.log", "r+b") as file:
+            file.seek(log._log.active.position_of(1)[0] + 300)
+            file.write(b"rot")
+        # What rotted cannot be taken apart, and goes as a whole.
+        assert log.truncate_to(50)
+        assert (_offsets(log), log.log_end_offset) == ([0], 1)
 
 
 def test_no_log_ends_below_offset_0(tmp_path):
@@ -70,6 +131,7 @@ STEPS = [
 ]
 CUTS = {
     "in the last segment": lambda log: log.truncate_to(119),
+    "between batches, over several": lambda log: log.truncate_to(30),
     "over several": lambda log: log.truncate_to(31),
     "wholly, to a lower offset": lambda log: log._log.truncate_fully_and_start_at(7),
     "wholly, to a higher offset": lambda log: log._log.truncate_fully_and_start_at(1_000),
@@ -92,6 +154,8 @@ def test_a_kill_in_the_middle_of_a_cut_is_no_damage(tmp_path, monkeypatch, owner
     with Log.open(tmp_path / "t-0") as again:
         assert again.damage is None
         found = _offsets(again)
+        if cut == "over several":
+            assert len(found) >= 31
         assert found == list(range(found[0], found[0] + len(found))) if found else True
         again.append([b"on it goes"])
 

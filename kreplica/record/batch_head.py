@@ -1,0 +1,63 @@
+"""The first records of a batch as a batch of their own: what a cut inside of a batch leaves."""
+
+from __future__ import annotations
+
+import struct
+
+from kreplica._core.crc32c import checksum
+from kreplica._core.record_batch import CODECS
+from kreplica._core.records import RecordBatch
+from kreplica.record.compression import compress
+
+# See docs/FORMATS.md: what stands before the CRC, and the fields that it covers.
+_BEFORE_CRC = struct.Struct(">qiib")
+_COVERED = struct.Struct(">hiqqqhii")
+_CRC = struct.Struct(">I")
+_COVERED_AT = _BEFORE_CRC.size + _CRC.size
+# The batch length counts what follows it: not the base offset, nor itself.
+_NOT_IN_LENGTH = 12
+
+
+def batch_head(batch: RecordBatch, stop: int) -> bytes:
+    """The batch without its records from offset `stop` on; it ends at `stop`, exclusive.
+
+    Base offset, leader epoch, codec, flags and the producer's fields stay; the length, the record count, the
+    greatest timestamp and the CRC are those of the records that are left. b"" where no record lies below
+    `stop`. The batch is checked first: raises CorruptMessage and its kinds.
+    """
+    batch.check()
+    kept = [record.timestamp for record in batch.records(stop=stop)]
+    if not kept:
+        return b""
+    attributes, _, base_timestamp, _, *producer, _ = _COVERED.unpack_from(batch, _COVERED_AT)
+    max_timestamp = batch.max_timestamp
+    if batch.timestamp_type == "create":
+        max_timestamp = max(-1 if timestamp is None else timestamp for timestamp in kept)
+    section = batch.uncompressed()
+    records = compress(CODECS.index(batch.codec), section[: _end_of_records(section, len(kept))])
+    covered = (
+        _COVERED.pack(
+            attributes, stop - 1 - batch.base_offset, base_timestamp, max_timestamp, *producer, len(kept)
+        )
+        + records
+    )
+    size = _COVERED_AT + len(covered) - _NOT_IN_LENGTH
+    head = _BEFORE_CRC.pack(batch.base_offset, size, batch.leader_epoch, 2)
+    return head + _CRC.pack(checksum(covered)) + covered
+
+
+def _end_of_records(section: memoryview, count: int) -> int:
+    """Where the first `count` records of a checked section end; each begins with its length, a zigzag
+    varint."""
+    position = 0
+    for _ in range(count):
+        value = shift = 0
+        while True:
+            byte = section[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        position += value >> 1
+    return position
