@@ -64,7 +64,7 @@ def published(directory: Path) -> LogStanding:
 
 
 def check_offsets(records: list[kreplica.Record], first: int) -> list[list[bytes]]:
-    """In order, and each at its own offset; what their values say: offset, number of the batch, its records."""
+    """In order, each at its own offset; return what the values say: offset, batch number, its records."""
     assert [record.offset for record in records] == list(range(first, first + len(records)))
     parts = [record.value.split(b":")[:3] for record in records]
     assert [int(offset) for offset, _, _ in parts] == [record.offset for record in records]
@@ -72,7 +72,7 @@ def check_offsets(records: list[kreplica.Record], first: int) -> list[list[bytes
 
 
 def check(records: list[kreplica.Record], first: int) -> None:
-    """And every batch whole (the first one may have begun earlier)."""
+    """Every batch is whole, too (the first one may have begun earlier)."""
     parts = check_offsets(records, first)
     batches = [list(group) for _, group in groupby(parts, key=lambda part: part[1])]
     for batch in batches[1:]:
