@@ -22,6 +22,7 @@ from kreplica._core.records import RecordBatch
 from kreplica.common.config import CleanerConfig, LogConfig
 from kreplica.common.errors import (
     CorruptMessage,
+    DamagedLog,
     InvalidConfig,
     KafkaStorageError,
     LogClosed,
@@ -212,7 +213,7 @@ class Log:
                 offset = batch.next_offset
                 yield batch
         except (KafkaStorageError, CorruptMessage) as error:
-            if self._log.closed:
+            if self._log.closed or (self._refresh is None and isinstance(error, DamagedLog)):
                 raise
             self._see()
             start, end = self._log.log_start_offset, self._log.log_end_offset

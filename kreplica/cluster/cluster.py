@@ -209,7 +209,8 @@ class Cluster(ClusterAdministration):
         From the log's start by default; up to the high watermark as it is now, or with `follow` up to `stop`,
         waiting for what is not there yet (for ever without a `stop`). `isolation`: "txn_committed" leaves out
         what belongs to aborted or open transactions. Raises UnknownTopicOrPartition, and while it is iterated
-        over OffsetOutOfRange, RequestTimedOut, CorruptMessage.
+        over OffsetOutOfRange for a `start` below the log's start or above its end, RequestTimedOut,
+        CorruptMessage.
         """
         reading = self.records.reading(topic, partition, start, stop, isolation, follow=follow)
         return read(reading, self._answer)

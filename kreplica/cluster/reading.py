@@ -46,6 +46,8 @@ class Reading:
         self._stop = stop
         self._follows = follow
         self._knows_end = follow
+        # Whether reading begins above what may be read now: the leader tells whether its log ends below, too.
+        self._is_beyond = False
         self._is_over = False
 
     def question(self) -> Question | None:
@@ -54,7 +56,9 @@ class Reading:
             return partial(self._offset_of, EARLIEST)
         if not self._knows_end:
             return partial(self._offset_of, LATEST)
-        if self._is_over or (self._stop is not None and self._offset >= self._stop):
+        if self._is_over:
+            return None
+        if self._stop is not None and self._offset >= self._stop and not self._is_beyond:
             return None
         return partial(self._fetch, self._offset)
 
@@ -64,7 +68,11 @@ class Reading:
             self._offset = found
         elif not self._knows_end:
             self._knows_end = True
+            self._is_beyond = self._offset > found
             self._stop = found if self._stop is None else min(self._stop, found)
+        elif self._is_beyond:
+            # It is no error, but nothing that may be read now.
+            self._is_over, self._is_beyond = True, False
         else:
             yield from self._records(found, self._offset)
 

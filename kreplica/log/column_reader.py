@@ -17,6 +17,7 @@ from kreplica.common.types import INT64_MAX
 from kreplica.log.damage import Damage
 from kreplica.log.log_reader import aborted_transactions, upper_bound
 from kreplica.log.log_walk import UNKNOWN_END, LogWalk
+from kreplica.log.missing_segments import note_gaps
 from kreplica.log.unified_log import UnifiedLog
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class ColumnReader:
         except CorruptMessage:
             return first  # rot lies before it: the walk will meet it, and each record's time is looked at
         offset = self._log.log_end_offset if found is None else found.offset
+        note_gaps(log, self._walk.segments, first, offset)
         # What the search passed over may be as late; the walk shall meet it.
         passed = [damage.first_offset for damage in self._log.damages if damage.stop_offset > first]
         return max(first, min([offset, *passed]))

@@ -60,6 +60,7 @@ class LiveReader:
             try:
                 log = self._load()
                 self._require_same_files(self._standing)
+                self._require_start(log)
                 return log
             except KafkaStorageError:
                 # Retention or a cleaner took a file, or a roll trimmed one, between the look at it and its
@@ -73,6 +74,13 @@ class LiveReader:
         now = self._read_standing()
         if standing is not None and now is not None and now.cuts != standing.cuts:
             raise KafkaStorageError(f"{self._directory}: files were replaced while they were opened")
+
+    def _require_start(self, log: UnifiedLog) -> None:
+        # A writer moves the log's start before it removes a segment; it did so meanwhile, or one is missing.
+        if log.local.segments[0].base_offset > log.log_start_offset:
+            standing = self._read_standing()
+            if standing is not None and standing.log_start_offset > log.log_start_offset:
+                raise KafkaStorageError(f"{self._directory}: segments were removed while they were opened")
 
     def _load(self) -> UnifiedLog:
         return log_loader.load(
@@ -116,8 +124,11 @@ class LiveReader:
         if standing is not None:
             return OpenOptions(read_only=True, standing=standing if self._is_live(standing) else None)
         _, log_starts, marks = parent.read_checkpoints()
+        is_taken = parent.is_taken
         return OpenOptions(
             read_only=True,
-            end_bound=marks.get(self._partition, 0) if parent.is_taken else None,
+            end_bound=marks.get(self._partition, 0) if is_taken else None,
             log_start_offset=log_starts.get(self._partition, 0),
+            known_start=None if is_taken else log_starts.get(self._partition),
+            is_settled=not is_taken and (not parent.is_formatted or parent.was_closed_in_order),
         )

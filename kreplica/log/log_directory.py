@@ -95,6 +95,11 @@ class LogDirectory:
         """Whether a node that runs has locked it; its own node does not ask."""
         return self._storage.is_locked(self.path)
 
+    @property
+    def was_closed_in_order(self) -> bool:
+        """Whether its node's last stop left the marker of a clean shutdown."""
+        return CleanShutdownFile(self._storage, self.path).exists()
+
     def open(self, cluster_id: str, node_id: int) -> None:
         """Lock the directory and see that it belongs to this node; nothing in it is changed.
 

@@ -47,7 +47,8 @@ class OpenOptions:
     `producer_id_expiration_ms`: a producer that has written nothing for so long is not taken over.
 
     For readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset
-    up to which (exclusive) its log may be read.
+    up to which (exclusive) its log may be read; `known_start`, what a checkpoint says of a log that nobody
+    writes; `is_settled`: it was closed in order, as far as its directory tells.
     """
 
     read_only: bool = False
@@ -58,6 +59,8 @@ class OpenOptions:
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     standing: LogStanding | None = None
     end_bound: int | None = None
+    known_start: int | None = None
+    is_settled: bool = False
 
 
 def load(
@@ -341,6 +344,7 @@ class _LogLoader:
         end = self.next_offset
         if self.options.end_bound is not None:
             end = max(start, min(end, self.options.end_bound))
+        start = min(start, self._known_start(start))
         state.update(
             log_start_offset=start,
             log_end_offset=end,
@@ -358,6 +362,14 @@ class _LogLoader:
             log.update_high_watermark(end)
         return log
 
+    def _known_start(self, first: int) -> int:
+        """Where a log that nobody writes is known to start; it may have lost the segments up to `first`."""
+        options, earliest = self.options, self.epochs.earliest_entry
+        if options.known_start is not None:
+            return options.known_start
+        # Whatever moves a log's start moves its first epoch's along, but on the disk a little later.
+        return earliest.start_offset if options.is_settled and earliest is not None else first
+
     def _flushed(self) -> int:
         """The flush point: the log's own if it has one, since a truncation lowers that before it cuts; the
         directory's checkpoint may be older than the last truncation."""
@@ -369,7 +381,7 @@ class _LogLoader:
         if self.options.read_only or self.scan.damage is not None:
             # A damaged log's state stays as it is: the next recovery must find the same flush point and
             # length.
-            return LogState(None, "")
+            return self._with_gaps(LogState(None, ""))
         region = self.storage.open_region(
             f"{self.local.directory}/{STATE_FILE}", 4096, writable=True, create=True
         )
@@ -377,6 +389,9 @@ class _LogLoader:
         state = LogState(region, self.storage.boot_id(), self.storage.process_id())
         # Whoever opens the log may have cut its tail, so readers look anew.
         state.count_cut(self.standing.cuts + 1 if self.standing is not None else 0)
+        return self._with_gaps(state)
+
+    def _with_gaps(self, state: LogState) -> LogState:
         if self.adopted or (self.standing is not None and self.standing.has_gaps):
             state.allow_gaps()
         return state

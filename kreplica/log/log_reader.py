@@ -29,6 +29,7 @@ from kreplica.common.types import INT64_MAX
 from kreplica.log import damage_search
 from kreplica.log.damage import Damage
 from kreplica.log.log_segments import LogSegments
+from kreplica.log.missing_segments import note_gap, note_missing_start
 from kreplica.log.transaction_index import AbortedTxn
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def read(
             records = _read(log, segment, start_offset, max_bytes, limit, at_least_one)
             if records is not None:
                 break
+            note_gap(log, segments, segments.index_for(segment.base_offset), start_offset)
             _stop_at_damage(log, segment, start_offset, bound)
             if not at_least_one and position_of(log, segment, start_offset) is not None:
                 # There is no room for what is here: what follows in other segments must not come before it.
@@ -173,6 +175,7 @@ def batches(
 def _view(log: UnifiedLog, start: int, isolation: str) -> tuple[int, LogSegments]:
     # The bound first, so that the segments hold all below it; the start last, so that it is in them still.
     bound, segments = upper_bound(log, isolation), log.local.segments
+    note_missing_start(log, segments)
     check_start(log, start)
     stopped = log.stopped_at
     if stopped is not None and start >= stopped.stop_offset and isolation == "log_end":
@@ -198,7 +201,8 @@ def _in_order(log: UnifiedLog, segments: LogSegments, start: int, bound: int) ->
                     held = None
                 check_crc(log, batch)
                 held, offset = batch, batch.next_offset
-        if _damage_ahead(log, segment, offset) is not None and held is not None:
+        note_gap(log, segments, segments.index_for(segment.base_offset), offset)
+        if held is not None and _damage_ahead(log, segment, offset) is not None:
             yield held
             held = None
         _stop_at_damage(log, segment, offset, bound)

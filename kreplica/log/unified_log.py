@@ -422,6 +422,9 @@ class UnifiedLog:
         """
         with self.lock:
             self.local.limit_to(standing, anew=anew, check=check)
+            if anew:
+                # What seemed to be missing may have been cut or replaced; who comes there looks again.
+                self.damages = self.damages.only(lambda known: known.position < known.end_position)
             self.active = self.local.segments.active
             self.state.take_over(standing)
 

@@ -363,18 +363,24 @@ def _with_a_hole(storage):
     return [o for o in OFFSETS if not hole.base_offset <= o < following]
 
 
+def _open_compacted(storage):
+    return kreplica.Log.open(
+        DIRECTORY, storage=storage, clock=ManualClock(), cleanup_policy="compact", **SETTINGS
+    )
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_gaps_of_a_log_that_another_program_wrote_are_no_damage_ever_after(cut):
     storage = SimStorage()
     offsets = _with_a_hole(storage)
     storage.remove(f"{DIRECTORY}/kreplica.state.deleted")
-    assert _offsets(_open(storage)) == offsets
+    assert _offsets(_open_compacted(storage)) == offsets
     for _ in range(2):
         storage = storage.after_power_cut(random.Random(3)) if cut else storage.after_kill()
-        log = _open(storage)
+        log = _open_compacted(storage)
         assert (log.damage, log.recovery.cut) == (None, [])
         assert _offsets(log) == offsets
-        log.append([b"on"])
+        log.append([(b"key", b"on")])
         log.flush()
         offsets = [*offsets, log.log_end_offset - 1]
 

@@ -1,0 +1,221 @@
+"""A segment that lost its end, or is gone: no reader passes over it in silence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bindings
+from kreplica import Log
+from kreplica.common.errors import DamagedLog
+from kreplica.log.checkpoint import OffsetCheckpointFile
+from kreplica.log.column_reader import ColumnReader
+from kreplica.log.file_names import STATE_FILE
+from kreplica.runtime.storage import FileStorage
+
+COUNT = 60
+SETTINGS = {"segment_bytes": 4000}
+
+
+def filled(path: Path, **settings) -> list[Path]:
+    """The logs of the segments of a log with a record at each offset below COUNT."""
+    with Log.open(path, **SETTINGS, **settings) as log:
+        for number in range(COUNT):
+            log.append([(b"key %d" % (number % 7), b"%03d" % number * 100)])
+    found = sorted(path.glob("*.log"))
+    assert len(found) > 4
+    return found
+
+
+def base(segment: Path) -> int:
+    return int(segment.stem)
+
+
+def lose_end(segments: list[Path]) -> tuple[int, int]:
+    """A closed segment ends with its first batch; the offsets that are missing."""
+    size = 12 + int.from_bytes(segments[2].read_bytes()[8:12], "big")
+    os.truncate(segments[2], size)
+    return base(segments[2]) + 1, base(segments[3])
+
+
+def lose_all(segments: list[Path]) -> tuple[int, int]:
+    os.truncate(segments[2], 0)
+    return base(segments[2]), base(segments[3])
+
+
+def lose_file(segments: list[Path]) -> tuple[int, int]:
+    for each in segments[2].parent.glob(segments[2].stem + ".*"):
+        each.unlink()
+    return base(segments[2]), base(segments[3])
+
+
+def lose_first(segments: list[Path]) -> tuple[int, int]:
+    for each in segments[0].parent.glob(segments[0].stem + ".*"):
+        each.unlink()
+    return 0, base(segments[1])
+
+
+def by_kafka(path: Path) -> None:
+    """Nothing of ours lies in the directory any more."""
+    (path / STATE_FILE).unlink()
+
+
+LOSSES = [lose_end, lose_all, lose_file, lose_first]
+READS = {
+    "read": lambda path, **more: [r.offset for r in opened(path).read(**more)],
+    "batches": lambda path, **more: [b.base_offset for b in opened(path).batches(**more)],
+    "to_arrow": lambda path, **more: opened(path).to_arrow(**more)["offset"].to_pylist(),
+    "scan": lambda path, **more: (
+        bindings.scan(path, isolation="log_end", **more).to_arrow()["offset"].to_pylist()
+    ),
+}
+
+
+def opened(path: Path) -> Log:
+    return Log.open(path, read_only=True)
+
+
+@pytest.mark.parametrize("wrote", ["kreplica", "kafka"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("read", READS)
+def test_what_is_missing_is_an_error(tmp_path, wrote, loss, read):
+    path = tmp_path / "t-0"
+    segments = filled(path)
+    if wrote == "kafka":
+        by_kafka(path)
+    assert READS[read](path) == list(range(COUNT))
+    first, stop = loss(segments)
+    with pytest.raises(DamagedLog, match=f"offsets {first} to {stop - 1} ") as caught:
+        READS[read](path)
+    assert caught.value.where == first
+    # What is there can be read.
+    assert READS[read](path, start=stop) == list(range(stop, COUNT))
+    if first:
+        assert READS[read](path, stop=first) == list(range(first))
+        with pytest.raises(DamagedLog):
+            READS[read](path, start=(first + stop) // 2)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_is_missing_may_be_passed_over_knowingly(tmp_path, loss):
+    segments = filled(tmp_path / "t-0")
+    first, stop = loss(segments)
+    with opened(tmp_path / "t-0") as log:
+        reader = ColumnReader(log._log, ["offset"], skip_damaged=True)
+        assert list(reader)
+        assert reader.rows == COUNT - (stop - first)
+        assert [(each.first_offset, each.stop_offset) for each in reader.skipped] == [(first, stop)]
+
+
+@pytest.mark.parametrize("loss", [lose_end, lose_all])
+def test_a_writer_and_its_fetches_notice_it_and_go_on(tmp_path, loss):
+    first, stop = loss(filled(tmp_path / "t-0"))
+    with Log.open(tmp_path / "t-0", **SETTINGS) as log:
+        with pytest.raises(DamagedLog):
+            list(log.read())
+        with pytest.raises(DamagedLog):
+            log._log.read(first, 1 << 20)
+        assert [(each.first_offset, each.stop_offset) for each in log.damages] == [(first, stop)]
+        assert log.append([b"on"]).base_offset == COUNT
+        assert [r.offset for r in log.read(stop)] == list(range(stop, COUNT + 1))
+
+
+def test_a_search_by_time_passes_over_no_gap(tmp_path):
+    segments = filled(tmp_path / "t-0")
+    with opened(tmp_path / "t-0") as log:
+        last = list(log.read())[-1].timestamp
+    first, _ = lose_all(segments)
+    with pytest.raises(DamagedLog, match=f"offsets {first} to"):
+        bindings.scan(tmp_path / "t-0", from_time=last, isolation="log_end").to_arrow()
+
+
+def test_a_first_segment_that_a_checkpoint_knows_of(tmp_path):
+    path = tmp_path / "t-0"
+    segments = filled(path)
+    by_kafka(path)
+    (path / "leader-epoch-checkpoint").unlink()
+    _, stop = lose_first(segments)
+    assert READS["read"](path) == list(range(stop, COUNT))  # nothing tells
+    OffsetCheckpointFile(FileStorage(), str(tmp_path / "log-start-offset-checkpoint")).write(
+        {opened(path)._log.topic_partition: 3}
+    )
+    with pytest.raises(DamagedLog, match=f"offsets 3 to {stop - 1} "):
+        READS["read"](path)
+
+
+# ---- what compaction explains ------------------------------------------------------------------------------
+
+
+def compacted_by_kafka(path: Path) -> list[Path]:
+    """As Kafka's cleaner leaves it: a segment whose batches are all gone but its first."""
+    segments = filled(path)
+    by_kafka(path)
+    lose_end(segments)
+    return segments
+
+
+def test_a_gap_that_the_configuration_explains(tmp_path):
+    compacted_by_kafka(tmp_path / "t-0")
+    with Log.open(tmp_path / "t-0", read_only=True, cleanup_policy="compact") as log:
+        assert len(list(log.read())) < COUNT
+
+
+def test_a_gap_that_the_cleaners_checkpoint_explains(tmp_path):
+    path = tmp_path / "t-0"
+    compacted_by_kafka(path)
+    checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "cleaner-offset-checkpoint"))
+    checkpoint.write({opened(path)._log.topic_partition: 30})
+    for read in READS.values():
+        assert len(read(path)) < COUNT
+
+
+def test_a_gap_that_the_batches_explain(tmp_path):
+    path = tmp_path / "t-0"
+    segments = compacted_by_kafka(path)
+    # In another segment a batch is gone between two others.
+    whole = segments[1].read_bytes()
+    size = 12 + int.from_bytes(whole[8:12], "big")
+    segments[1].write_bytes(whole[:size] + whole[2 * size :])
+    for read in READS.values():
+        assert len(read(path)) < COUNT - 1
+
+
+def test_a_log_that_kreplica_compacted_has_no_gap(tmp_path):
+    path = tmp_path / "t-0"
+    filled(path, cleanup_policy="compact")
+    with Log.open(path, cleanup_policy="compact", **SETTINGS) as log:
+        log.compact()
+        kept = [r.offset for r in log.read()]
+    for name, read in READS.items():
+        assert name == "batches" or read(path) == kept
+    # So what is missing is missing here, too.
+    with_records = [each for each in sorted(path.glob("*.log")) if each.stat().st_size]
+    os.truncate(with_records[0], 0)
+    with pytest.raises(DamagedLog):
+        READS["read"](path)
+
+
+def test_an_adopted_log_is_held_to_the_same(tmp_path):
+    path = tmp_path / "t-0"
+    segments = filled(path)
+    by_kafka(path)
+    with Log.open(path, **SETTINGS) as log:
+        log.append([b"adopted"])
+    lose_all(segments)
+    with pytest.raises(DamagedLog):
+        READS["read"](path)
+
+
+def test_retention_is_no_loss(tmp_path):
+    path = tmp_path / "t-0"
+    filled(path)
+    with Log.open(path, **SETTINGS) as log:
+        log.delete_records(40)
+        assert log.delete_old_segments()
+    assert READS["read"](path) == list(range(40, COUNT))
+    shutil.copytree(path, tmp_path / "copied" / "t-0")
+    by_kafka(tmp_path / "copied" / "t-0")
+    assert READS["scan"](tmp_path / "copied" / "t-0")[-1] == COUNT - 1
