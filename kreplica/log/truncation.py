@@ -130,8 +130,8 @@ def _end_if_cut_at(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[i
 
 def _head_if_cut_at(log: UnifiedLog, segment: LogSegment, position: int, offset: int) -> bytes:
     # What is to be left of the batch at `position`, which `offset` lies in.
-    size = log_reader.position_of(log, segment, offset)[1]
-    return batch_head(RecordBatch(segment.region.slice(position, size)), offset)
+    following = segment.region.slice(position, segment.size - position)
+    return batch_head(RecordBatch(following), offset)
 
 
 def truncate_fully_and_start_at(log: UnifiedLog, offset: int) -> list[str]:
