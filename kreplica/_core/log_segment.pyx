@@ -134,7 +134,6 @@ cdef class LogSegment:
         self.first_timestamp = -1
         self.max_timestamp = -1
         self.offset_of_max_timestamp = -1
-        self.bytes_since_index = 0
         self.known = load_length(&region.r) == 0
 
     # ---- append -----------------------------------------------------------------------------------------
@@ -550,9 +549,7 @@ cdef class LogSegment:
 
     def truncate_to(self, int64_t offset, int64_t position=-1, head=b""):
         """Drop the batch that holds `offset`, at `position` if that is known, and what follows; returns its bytes.
-
-        `head`: a batch to be put in its place.
-        """
+        `head`: a batch to be put in its place."""
         cdef int64_t before = self.region.length
         found = self.position_of(offset) if position < 0 else (position,)
         self.offset_index.truncate_to(offset)

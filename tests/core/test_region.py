@@ -289,7 +289,7 @@ def test_truncate_stays_in_the_file_once_no_other_region_has_it(log: Region, pat
 
 READER = """
 import sys
-from kreplica._core.region import Region, descriptor_budget
+from kreplica._core.region import Region
 view = memoryview(Region(sys.argv[1], 1 << 20).slice(0, 6))
 print("mapped", flush=True)
 sys.stdin.read()
