@@ -69,14 +69,14 @@ def _truncate_to(log: UnifiedLog, offset: int, splits: bool) -> bool:
         return True
     keep = local.segments.index_for(offset)
     end, position = _end_if_cut_at(log, local.segments[keep], offset)
-    head = _head_if_cut_at(log, local.segments[keep], position, offset) if splits and end < offset else b""
+    head = _head_if_cut_at(local.segments[keep], position, offset) if splits and end < offset else b""
     mark = min(log.high_watermark, offset)
     log.truncating(offset)
-    # First what may need room on the disk, so that nothing has changed where there is none.
     # What was deleted of the batch stays so: the log does not start below, though the head does.
     published = max(end, min(log.log_start_offset, offset)) if head else end
-    base_offset, forgotten = local.segments[keep].base_offset, offset if head else end
-    _publish_and_forget(log, published, base_offset, position, forgotten)
+    base_offset, epochs_end = local.segments[keep].base_offset, offset if head else end
+    # First what may need room on the disk, so that nothing has changed where there is none.
+    _publish_and_forget(log, published, base_offset, position, epochs_end)
     with _all_or_nothing(log):
         _cut(log, offset, keep, end, position, head)
         if head:
@@ -128,7 +128,7 @@ def _end_if_cut_at(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[i
     return (offset, segment.size) if found is None else (min(found[2], offset), found[0])
 
 
-def _head_if_cut_at(log: UnifiedLog, segment: LogSegment, position: int, offset: int) -> bytes:
+def _head_if_cut_at(segment: LogSegment, position: int, offset: int) -> bytes:
     # What is to be left of the batch at `position`, which `offset` lies in.
     following = segment.region.slice(position, segment.size - position)
     return batch_head(RecordBatch(following), offset)
