@@ -11,6 +11,7 @@ import kreplica
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogState
 from kreplica._core.records import batches
+from kreplica._core.region import descriptor_budget, map_budget
 from kreplica.common.errors import KafkaStorageError, LogCleaningAborted, StorageFull
 from kreplica.log import segment_replacement
 from kreplica.sim.storage import SimStorage
@@ -416,3 +417,28 @@ def _filled_without_flush(storage):
     for offset in OFFSETS:
         log.append([b"%03d" % offset * 100])
     return log
+
+
+# ---- beyond all budgets -----------------------------------------------------------------------------------
+
+
+def test_a_reader_without_mappings_and_descriptors_goes_on_in_the_old_files(tmp_path):
+    with kreplica.Log.open(tmp_path / "orders-0", **SETTINGS) as log:
+        for offset in OFFSETS:
+            log.append([b"%03d" % offset * 100])
+        running = log.read()
+        seen = [next(running).offset]
+        sources = _sources(log)
+        cleaned = _cleaned(log, sources, _survivors(sources))
+        cleaned.seal()
+        for segment in sources:
+            segment.idle()
+        budgets = map_budget(0), descriptor_budget(0)
+        try:
+            log._log.replace_segments([cleaned], sources, log._log.state.cuts)
+            assert not any(segment.region.is_mapped for segment in sources)
+            seen += [record.offset for record in running]
+        finally:
+            map_budget(budgets[0])
+            descriptor_budget(budgets[1])
+        assert seen == list(OFFSETS)
