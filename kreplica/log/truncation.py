@@ -184,9 +184,7 @@ def cut_what_came_back(log: UnifiedLog, epochs: Iterable[EpochEntry]) -> None:
                 return
 
 
-def _publish_and_forget(
-    log: UnifiedLog, end: int, base_offset: int, position: int, epochs_end: int
-) -> None:
+def _publish_and_forget(log: UnifiedLog, end: int, base_offset: int, position: int, epochs_end: int) -> None:
     """Say that the log ends at `end`, byte `position` of the segment at `base_offset`, and forget the epochs
     that begin at `epochs_end` or above.
 
