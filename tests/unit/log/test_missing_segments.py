@@ -11,6 +11,7 @@ import pytest
 import bindings
 from kreplica import Log
 from kreplica.common.errors import DamagedLog
+from kreplica.common.types import TopicPartition
 from kreplica.log.checkpoint import OffsetCheckpointFile
 from kreplica.log.column_reader import ColumnReader
 from kreplica.log.file_names import STATE_FILE
@@ -64,39 +65,54 @@ def by_kafka(path: Path) -> None:
 
 
 LOSSES = [lose_end, lose_all, lose_file, lose_first]
-READS = {
-    "read": lambda path, **more: [r.offset for r in opened(path).read(**more)],
-    "batches": lambda path, **more: [b.base_offset for b in opened(path).batches(**more)],
-    "to_arrow": lambda path, **more: opened(path).to_arrow(**more)["offset"].to_pylist(),
-    "scan": lambda path, **more: (
-        bindings.scan(path, isolation="log_end", **more).to_arrow()["offset"].to_pylist()
-    ),
-}
+PARTITION = TopicPartition("t", 0)
 
 
-def opened(path: Path) -> Log:
-    return Log.open(path, read_only=True)
+def opened(path: Path, **settings) -> Log:
+    return Log.open(path, read_only=True, **settings)
+
+
+def read(path: Path, **bounds) -> list[int]:
+    with opened(path) as log:
+        return [record.offset for record in log.read(**bounds)]
+
+
+def read_batches(path: Path, **bounds) -> list[int]:
+    with opened(path) as log:
+        return [record.offset for batch in log.batches(**bounds) for record in batch]
+
+
+def to_arrow(path: Path, **bounds) -> list[int]:
+    with opened(path) as log:
+        return log.to_arrow(**bounds)["offset"].to_pylist()
+
+
+def scan(path: Path, **bounds) -> list[int]:
+    return bindings.scan(path, isolation="log_end", **bounds).to_arrow()["offset"].to_pylist()
+
+
+READS = {each.__name__: each for each in (read, read_batches, to_arrow, scan)}
 
 
 @pytest.mark.parametrize("wrote", ["kreplica", "kafka"])
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("read", READS)
-def test_what_is_missing_is_an_error(tmp_path, wrote, loss, read):
+@pytest.mark.parametrize("name", READS)
+def test_what_is_missing_is_an_error(tmp_path, wrote, loss, name):
     path = tmp_path / "t-0"
     segments = filled(path)
     if wrote == "kafka":
         by_kafka(path)
-    assert READS[read](path) == list(range(COUNT))
+    assert READS[name](path) == list(range(COUNT))
     first, stop = loss(segments)
     with pytest.raises(DamagedLog, match=f"offsets {first} to {stop - 1} ") as caught:
-        READS[read](path)
+        READS[name](path)
     assert caught.value.where == first
     # What is there can be read.
-    assert READS[read](path, start=stop) == list(range(stop, COUNT))
+    assert READS[name](path, start=stop) == list(range(stop, COUNT))
     if first:
-        assert READS[read](path, stop=first) == list(range(first))
+        assert READS[name](path, stop=first) == list(range(first))
         with pytest.raises(DamagedLog):
-            READS[read](path, start=(first + stop) // 2)
+            READS[name](path, start=(first + stop) // 2)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -138,12 +154,10 @@ def test_a_first_segment_that_a_checkpoint_knows_of(tmp_path):
     by_kafka(path)
     (path / "leader-epoch-checkpoint").unlink()
     _, stop = lose_first(segments)
-    assert READS["read"](path) == list(range(stop, COUNT))  # nothing tells
-    OffsetCheckpointFile(FileStorage(), str(tmp_path / "log-start-offset-checkpoint")).write(
-        {opened(path)._log.topic_partition: 3}
-    )
+    assert read(path) == list(range(stop, COUNT))  # nothing tells
+    OffsetCheckpointFile(FileStorage(), str(tmp_path / "log-start-offset-checkpoint")).write({PARTITION: 3})
     with pytest.raises(DamagedLog, match=f"offsets 3 to {stop - 1} "):
-        READS["read"](path)
+        read(path)
 
 
 # ---- what compaction explains ------------------------------------------------------------------------------
@@ -159,7 +173,7 @@ def compacted_by_kafka(path: Path) -> list[Path]:
 
 def test_a_gap_that_the_configuration_explains(tmp_path):
     compacted_by_kafka(tmp_path / "t-0")
-    with Log.open(tmp_path / "t-0", read_only=True, cleanup_policy="compact") as log:
+    with opened(tmp_path / "t-0", cleanup_policy="compact") as log:
         assert len(list(log.read())) < COUNT
 
 
@@ -167,9 +181,9 @@ def test_a_gap_that_the_cleaners_checkpoint_explains(tmp_path):
     path = tmp_path / "t-0"
     compacted_by_kafka(path)
     checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "cleaner-offset-checkpoint"))
-    checkpoint.write({opened(path)._log.topic_partition: 30})
-    for read in READS.values():
-        assert len(read(path)) < COUNT
+    checkpoint.write({PARTITION: 30})
+    for each in READS.values():
+        assert len(each(path)) < COUNT
 
 
 def test_a_gap_that_the_batches_explain(tmp_path):
@@ -179,8 +193,8 @@ def test_a_gap_that_the_batches_explain(tmp_path):
     whole = segments[1].read_bytes()
     size = 12 + int.from_bytes(whole[8:12], "big")
     segments[1].write_bytes(whole[:size] + whole[2 * size :])
-    for read in READS.values():
-        assert len(read(path)) < COUNT - 1
+    for each in READS.values():
+        assert len(each(path)) < COUNT - 1
 
 
 def test_a_log_that_kreplica_compacted_has_no_gap(tmp_path):
@@ -189,13 +203,13 @@ def test_a_log_that_kreplica_compacted_has_no_gap(tmp_path):
     with Log.open(path, cleanup_policy="compact", **SETTINGS) as log:
         log.compact()
         kept = [r.offset for r in log.read()]
-    for name, read in READS.items():
-        assert name == "batches" or read(path) == kept
+    for each in READS.values():
+        assert each(path) == kept
     # So what is missing is missing here, too.
     with_records = [each for each in sorted(path.glob("*.log")) if each.stat().st_size]
     os.truncate(with_records[0], 0)
     with pytest.raises(DamagedLog):
-        READS["read"](path)
+        read(path)
 
 
 def test_an_adopted_log_is_held_to_the_same(tmp_path):
@@ -206,7 +220,7 @@ def test_an_adopted_log_is_held_to_the_same(tmp_path):
         log.append([b"adopted"])
     lose_all(segments)
     with pytest.raises(DamagedLog):
-        READS["read"](path)
+        read(path)
 
 
 def test_retention_is_no_loss(tmp_path):
@@ -215,7 +229,7 @@ def test_retention_is_no_loss(tmp_path):
     with Log.open(path, **SETTINGS) as log:
         log.delete_records(40)
         assert log.delete_old_segments()
-    assert READS["read"](path) == list(range(40, COUNT))
+    assert read(path) == list(range(40, COUNT))
     shutil.copytree(path, tmp_path / "copied" / "t-0")
     by_kafka(tmp_path / "copied" / "t-0")
-    assert READS["scan"](tmp_path / "copied" / "t-0")[-1] == COUNT - 1
+    assert scan(tmp_path / "copied" / "t-0")[-1] == COUNT - 1
