@@ -128,6 +128,32 @@ def test_what_was_cut_off_does_not_come_back_into_a_later_epoch(epoch_since: int
     assert [record.value for batch in log.batches(end) for record in batch] == [b"b"]
 
 
+@pytest.mark.parametrize("cut_epoch", [1, 3])
+def test_a_page_that_was_not_written_leaves_no_batch_that_was_cut_off(cut_epoch: int) -> None:
+    """What replaces it has the same size, and the pages behind it were written: only its epoch tells."""
+    storage = SimStorage()
+    log = opened(storage)
+    log.append_records([b"a"], 1)
+    first = log.local.segments.active.size
+    log.append_records([b"b"], cut_epoch)
+    log.flush()
+    log.flush_state()
+    path = f"{DIRECTORY}/00000000000000000000.log"
+    former = storage.read_file(path)
+    log.truncate_to(1)
+    log.append_records([b"b"], 2)
+    second = log.local.segments.active.size
+    log.append_records([b"c"], 4)
+    assert log.epochs.entries == ((1, 0), (2, 1), (4, 2))
+    written = storage.read_file(path)
+    storage = storage.after_power_cut()
+    storage.write_file(path, written[:first] + former[first:second] + written[second:])
+    log = opened(storage)
+    assert (log.log_end_offset, log.latest_epoch, log.stopped_at) == (1, 1, None)
+    log.append_records([b"b"], 2)
+    assert [(each.base_offset, each.leader_epoch) for each in log.batches(0)] == [(0, 1), (1, 2)]
+
+
 def test_rot_in_what_a_power_cut_brings_back_leaves_no_hole_in_the_epochs() -> None:
     """Recovery stops at it; once it is mended, the epochs behind it are known, too."""
     storage = SimStorage()
