@@ -32,7 +32,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
-from kreplica.log import cleaner, live_reader, log_loader
+from kreplica.log import cleaner, live_reader, log_loader, open_transactions
 from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
@@ -41,6 +41,7 @@ from kreplica.log.log_cleaner import HASH_KEY_BYTES
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_reader import TimestampOffset
+from kreplica.log.open_transactions import OpenTransaction
 from kreplica.log.recovery_scan import Recovery
 from kreplica.log.settings_file import SettingsFile
 from kreplica.log.unified_log import UnifiedLog
@@ -168,6 +169,19 @@ class Log:
         with an unknown column, ImportError if pyarrow is not installed, and as `append`.
         """
         return self._log.append_records(record_columns(rows), self._epoch(leader_epoch))
+
+    def abort_transaction(self, producer_id: int) -> LogAppendInfo:
+        """Append a marker that aborts the open transaction of `producer_id`; see `open_transactions`.
+
+        Readers with isolation "txn_committed" go on behind it, and leave its records out. Do this only if the
+        producer and its coordinator are gone for good: what they would still commit is lost.
+
+        Raises InvalidTxnState if the producer has no open transaction, and ReadOnlyLog, StorageFull,
+        KafkaStorageError, LogClosed.
+        """
+        return open_transactions.abort(
+            self._log, integer("producer_id", producer_id, 0, INT64_MAX), self._epoch(None)
+        )
 
     def _epoch(self, given: int | None) -> int:
         if given is None:
@@ -329,6 +343,20 @@ class Log:
     def last_stable_offset(self) -> int:
         self._see()
         return self._log.last_stable_offset
+
+    @property
+    def open_transactions(self) -> list[OpenTransaction]:
+        """The transactions that have no end yet, the oldest first: readers with isolation "txn_committed"
+        stop where the first of them begins. `abort_transaction` ends one."""
+        self._require_open()
+        if self._refresh is None:
+            return open_transactions.open_transactions(self._log)
+        # What a reader knows of producers is of its opening.
+        now = self._refresh.open_apart()
+        try:
+            return open_transactions.open_transactions(now)
+        finally:
+            now.close()
 
     @property
     def flush_offset(self) -> int:
@@ -541,6 +569,7 @@ __all__ = [
     "Damage",
     "Log",
     "LogAppendInfo",
+    "OpenTransaction",
     "ReadOnlyLog",
     "Record",
     "RecordBatch",

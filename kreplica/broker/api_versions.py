@@ -98,6 +98,7 @@ API_RANGES: Mapping[int, ApiVersionRange] = {
         _range(24, 0, 3),  # AddPartitionsToTxn
         _range(25, 0, 3),  # AddOffsetsToTxn
         _range(26, 0, 3),  # EndTxn
+        _range(27, 1, 2, scope=CLIENTS | Scope.BROKERS),  # WriteTxnMarkers
         _range(28, 0, 3),  # TxnOffsetCommit
         _range(29, 0, 3, 1, scope=ADMINS),  # DescribeAcls
         _range(30, 0, 3, 1, scope=ADMINS),  # CreateAcls

@@ -11,6 +11,7 @@ from typing import Any
 
 from kreplica.broker.kafka_apis import KafkaApis
 from kreplica.broker.replica_apis import ReplicaApis
+from kreplica.broker.transaction_marker_apis import TransactionMarkerApis
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import KreplicaError, UnsupportedVersion
 from kreplica.common.future import Future, failed
@@ -98,6 +99,7 @@ class Broker:
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
             **KafkaApis(self.replica_manager, metadata_cache).handlers,
             **ReplicaApis(self.replica_manager).handlers,
+            **TransactionMarkerApis(self.replica_manager, clock).handlers,
         }
 
     def startup(self) -> None:

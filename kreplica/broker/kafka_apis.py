@@ -280,10 +280,12 @@ def code_of(error: KreplicaError) -> ErrorCode:
 
 
 def _is_in_transaction(records: Any) -> bool:
-    """Whether a batch says so of itself.
+    """Return whether a batch belongs to a transaction.
 
-    Nobody could end the transaction, and readers of committed records would stop before it for ever. Kafka
-    answers InvalidTxnState to a batch of a transaction that its coordinator does not know (KIP-890).
+    No coordinator would end the transaction, and readers of committed records would stop before it for ever.
+    Kafka answers InvalidTxnState to a batch of a transaction that its coordinator does not know (KIP-890).
+    Clients do not retry it: Java's producer and librdkafka take it as an error by which the transaction has
+    to be aborted.
     """
     data = memoryview(records)
     return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & TRANSACTIONAL)

@@ -14,6 +14,10 @@ T = TypeVar("T")
 
 topic_app = typer.Typer(help="Topics of a Kafka-compatible cluster.", no_args_is_help=True)
 quorum_app = typer.Typer(help="The metadata quorum of a cluster.", no_args_is_help=True)
+transactions_app = typer.Typer(
+    help="Transactions that no coordinator ends: they hide what follows from readers of committed records.",
+    no_args_is_help=True,
+)
 
 Bootstrap = Annotated[
     str,
@@ -37,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command()(produce)
     app.command()(consume)
     app.add_typer(quorum_app, name="quorum")
+    app.add_typer(transactions_app, name="transactions")
 
 
 def _parsed(parse: Callable[[], T], hint: str) -> T:
@@ -279,3 +284,57 @@ def quorum_remove_voter(
 
     change = partial(command.remove_voter, bootstrap, cluster_id, node_id, directory_id)
     raise typer.Exit(_parsed(change, "--bootstrap"))
+
+
+# ---- transactions ----------------------------------------------------------------------------------------
+
+
+@transactions_app.command("find-hanging")
+def transactions_find_hanging(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Only of this partition.")] = None,
+    broker_id: Annotated[int | None, typer.Option(help="Only of partitions that it leads.")] = None,
+    max_transaction_timeout: Annotated[
+        int,
+        typer.Option(
+            metavar="MINUTES", min=0, help="Those that were written to since are left out; 0: none are."
+        ),
+    ] = 15,
+    as_json: Json = False,
+) -> None:
+    """Open transactions, which hide the records behind them from readers of committed ones.
+
+    Exit code 1 where a partition could not be looked at.
+    """
+    from kreplica.cli import transactions as command
+
+    find = partial(
+        command.find_hanging, bootstrap, topic, partition, broker_id, max_transaction_timeout, as_json
+    )
+    raise typer.Exit(_parsed(find, "--bootstrap"))
+
+
+@transactions_app.command("abort")
+def transactions_abort(
+    topic: Annotated[str, typer.Option(help="The topic.", show_default=False)],
+    partition: Annotated[int, typer.Option(min=0, help="The partition.", show_default=False)],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    start_offset: Annotated[
+        int | None, typer.Option(min=0, help="Where it begins, as find-hanging prints it.")
+    ] = None,
+    producer_id: Annotated[int | None, typer.Option(min=0, help="Whose it is.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Abort an open transaction in one partition: its records stay hidden, those behind it do not.
+
+    Only for a transaction whose producer and coordinator are gone: what they would still commit is lost.
+    """
+    from kreplica.cli import transactions as command
+    from kreplica.common.types import TopicPartition
+
+    if start_offset is None and producer_id is None:
+        raise typer.BadParameter("name --start-offset or --producer-id", param_hint="--start-offset")
+    at = TopicPartition(topic, partition)
+    abort = partial(command.abort, bootstrap, at, start_offset, producer_id, as_json)
+    raise typer.Exit(_parsed(abort, "--bootstrap"))

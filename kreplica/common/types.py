@@ -124,9 +124,13 @@ Uuid.METADATA_TOPIC = Uuid(bytes(15) + b"\x01")
 
 
 class AppendOrigin(enum.Enum):
-    """Who appends: it decides which checks a batch has to pass."""
+    """Who appends: it decides which checks a batch has to pass.
+
+    COORDINATOR_TV2: a coordinator by transaction version 2, whose markers raise the epoch (KIP-890).
+    """
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
+    COORDINATOR_TV2 = "coordinator, transaction version 2"
     REPLICATION = "replication"
     RAFT_LEADER = "raft leader"

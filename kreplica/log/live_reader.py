@@ -69,6 +69,11 @@ class LiveReader:
                     raise
         raise AssertionError
 
+    def open_apart(self) -> UnifiedLog:
+        """Open the log as it stands now a second time; the one that `refresh` keeps in step does not change.
+        Raises as `open`."""
+        return LiveReader(self._directory, self._partition, self._config, self._storage, self._clock).open()
+
     def _require_same_files(self, standing: LogStanding | None) -> None:
         # Files of before and after a replacement do not fit together, so none may have come meanwhile.
         now = self._read_standing()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 # Who may send control batches, and several batches at once.
-TRUSTED_ORIGINS = (AppendOrigin.COORDINATOR, AppendOrigin.RAFT_LEADER)
+TRUSTED_ORIGINS = (AppendOrigin.COORDINATOR, AppendOrigin.COORDINATOR_TV2, AppendOrigin.RAFT_LEADER)
 INT64_MAX = (1 << 63) - 1
 # So many records an error names; a batch may have a hundred thousand.
 MOST_RECORD_ERRORS = 1_000

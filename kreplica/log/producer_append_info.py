@@ -16,7 +16,7 @@ from kreplica.common.errors import (
     OutOfOrderSequenceNumber,
     TransactionCoordinatorFenced,
 )
-from kreplica.common.types import NO_OFFSET, NO_PRODUCER_EPOCH, AppendOrigin
+from kreplica.common.types import INT16_MAX, NO_OFFSET, NO_PRODUCER_EPOCH, AppendOrigin
 from kreplica.log.producer_state_entry import (
     BATCHES_TO_RETAIN,
     BatchMetadata,
@@ -100,11 +100,12 @@ class ProducerAppendInfo(ProducerStateEntry):
         """Take a transaction marker in; returns what it ended, None if no transaction was open.
 
         From transaction version 2 on the coordinator raises the epoch with each transaction it ends, so a
-        marker of the open transaction's own epoch is a late one, of the transaction before; with none open it
-        may be a repeated one. Raises InvalidProducerEpoch, TransactionCoordinatorFenced.
+        marker of the open transaction's own epoch is a late one, of the transaction before. With none open it
+        may be a repeated one (KAFKA-19999), and the last epoch of all cannot be raised. Raises
+        InvalidProducerEpoch, TransactionCoordinatorFenced.
         """
         raised = transaction_version >= 2 and self.in_transaction
-        self._check_epoch(epoch, self.producer_epoch + raised, offset)
+        self._check_epoch(epoch, min(self.producer_epoch + raised, INT16_MAX), offset)
         if coordinator_epoch < self.coordinator_epoch and self.origin is not AppendOrigin.REPLICATION:
             raise TransactionCoordinatorFenced(
                 f"{self._whose(offset)}: marker of coordinator epoch {coordinator_epoch}, "

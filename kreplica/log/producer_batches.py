@@ -48,7 +48,12 @@ def take_in(
         return None
     marker = parse_end_transaction_marker(record.key, record.value)
     return info.append_end_txn_marker(
-        batch.producer_epoch, marker.coordinator_epoch, base_offset, batch.max_timestamp, not marker.commit
+        batch.producer_epoch,
+        marker.coordinator_epoch,
+        base_offset,
+        batch.max_timestamp,
+        not marker.commit,
+        2 if info.origin is AppendOrigin.COORDINATOR_TV2 else 0,
     )
 
 

@@ -21,6 +21,7 @@ MEMBERS = {
         *("arrow_batches", "column_reader", "to_arrow"),
         *("log_start_offset", "log_end_offset", "high_watermark", "last_stable_offset", "flush_offset"),
         *("size", "damage", "damages", "recovery"),
+        *("open_transactions", "abort_transaction"),
         *("flush", "roll", "truncate_to", "delete_records", "delete_old_segments", "compact"),
     },
     "Record": {"key", "value", "headers", "offset", "timestamp", "timestamp_type"},

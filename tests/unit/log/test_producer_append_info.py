@@ -10,7 +10,7 @@ from kreplica.common.errors import (
     OutOfOrderSequenceNumber,
     TransactionCoordinatorFenced,
 )
-from kreplica.common.types import INT32_MAX, AppendOrigin
+from kreplica.common.types import INT16_MAX, INT32_MAX, AppendOrigin
 from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
 from kreplica.log.producer_state_entry import BatchMetadata, ProducerStateEntry, add_sequence
 
@@ -218,3 +218,6 @@ def test_late_marker_of_the_second_transaction_version() -> None:
     producer.append(0, epoch=4, txn=True)
     with pytest.raises(InvalidProducerEpoch):
         producer.mark(epoch=4, version=2)
+    # The last epoch of all cannot be raised, and its transaction has to end none the less.
+    producer.append(0, epoch=INT16_MAX, txn=True)
+    assert producer.mark(epoch=INT16_MAX, version=2) is not None

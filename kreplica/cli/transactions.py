@@ -1,0 +1,282 @@
+"""`kreplica transactions`: transactions that no coordinator ends, in any Kafka-compatible cluster (KIP-664).
+
+Each partition's leader is asked for its producers, and told to end a transaction. Thread rule: one thread.
+"""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from kio.schema.describe_producers.v0.request import DescribeProducersRequest, TopicRequest
+from kio.schema.write_txn_markers.v1.request import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+
+from kreplica.cli.kafka_connection import KafkaConnection, any_broker
+from kreplica.cli.output import Fact, console, print_json, print_table
+from kreplica.common.errors import (
+    InvalidTxnState,
+    KreplicaError,
+    LeaderNotAvailable,
+    NetworkException,
+    UnknownServerError,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.types import TopicPartition
+from kreplica.common.wire import error_of
+
+METADATA, DESCRIBE_PRODUCERS, WRITE_TXN_MARKERS = 3, 61, 27
+# Versions of Metadata that name topics and tell the cluster's id.
+METADATA_VERSIONS = range(4, 8)
+MS_A_MINUTE = 60_000
+NO_COORDINATOR_EPOCH = -1
+COLUMNS = ("topic", "partition", "producer_id", "producer_epoch", "start_offset", "last_timestamp", "idle_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction without an end, as the leader of its partition tells of it."""
+
+    at: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    last_timestamp: int
+
+    def fact(self, now_ms: int) -> Fact:
+        """What is printed of it. `idle_ms`: since the producer has written last."""
+        return {
+            "topic": self.at.topic,
+            "partition": self.at.partition,
+            "producer_id": self.producer_id,
+            "producer_epoch": self.producer_epoch,
+            "start_offset": self.start_offset,
+            "last_timestamp": self.last_timestamp,
+            "idle_ms": max(0, now_ms - self.last_timestamp),
+            "coordinator_epoch": self.coordinator_epoch,
+        }
+
+
+class Leaders:
+    """Connections to the leaders of partitions; a context manager that closes them."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._held = ExitStack()
+        self._connections: dict[int, KafkaConnection] = {}
+        self._seed = self._held.enter_context(any_broker(bootstrap))
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self.bootstrap = bootstrap
+        self.cluster_id = ""
+
+    def __enter__(self) -> Leaders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def leaders_of(self, topic: str | None) -> dict[TopicPartition, int]:
+        """Return the leader of each partition of the topic, or of all topics; -1 where there is none.
+
+        Raises UnknownTopicOrPartition.
+        """
+        kind: Any = self._seed.newest(METADATA, METADATA_VERSIONS)
+        topics = None
+        if topic is not None:
+            topics = (import_module(kind.__module__).MetadataRequestTopic(name=topic),)
+        answer = self._seed.ask(kind(topics=topics, allow_auto_topic_creation=False))
+        self.cluster_id = answer.cluster_id or "without an id"
+        self._addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
+        leaders = {}
+        for found in answer.topics:
+            error = error_of(found.error_code)
+            if error is not None and topic is not None:
+                raise type(error)(f"topic {topic}: {error}")
+            for each in found.partitions:
+                leaders[TopicPartition(found.name, each.partition_index)] = each.leader_id
+        return leaders
+
+    def leader_of(self, at: TopicPartition) -> int:
+        """Raises UnknownTopicOrPartition, LeaderNotAvailable."""
+        leader = self.leaders_of(at.topic).get(at)
+        if leader is None:
+            raise UnknownTopicOrPartition(f"there is no partition {at}")
+        if leader < 0:
+            raise LeaderNotAvailable(f"{at} has no leader, which alone can end a transaction")
+        return leader
+
+    def ask(self, node_id: int, request: Any) -> Any:
+        """The answer of that broker. Raises NetworkException, UnsupportedVersion, InvalidRequest."""
+        connection = self._connections.get(node_id)
+        if connection is None:
+            address = self._addresses.get(node_id)
+            if address is None:
+                raise NetworkException(f"broker {node_id} is not among the cluster's live brokers")
+            try:
+                connection = KafkaConnection(*address)
+            except OSError as error:
+                raise NetworkException(f"broker {node_id} at {address[0]}:{address[1]}: {error}") from error
+            self._connections[node_id] = self._held.enter_context(connection)
+        connection.newest(request.__api_key__, (request.__version__,))
+        return connection.ask(request)
+
+    def open_transactions(
+        self, partitions: Mapping[TopicPartition, int]
+    ) -> Iterator[OpenTransaction | tuple[TopicPartition, KreplicaError]]:
+        """The open transactions of these partitions, of which their leaders are given, and the partitions
+        that cannot be looked at."""
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for at, leader in sorted(partitions.items()):
+            if leader < 0:
+                yield at, LeaderNotAvailable(f"{at} has no leader")
+            else:
+                by_leader.setdefault(leader, []).append(at)
+        for leader, led in by_leader.items():
+            try:
+                answer = self.ask(leader, _question(led))
+            except KreplicaError as error:
+                yield from ((at, error) for at in led)
+                continue
+            for topic in answer.topics:
+                for each in topic.partitions:
+                    at = TopicPartition(topic.name, each.partition_index)
+                    failure = error_of(each.error_code, each.error_message)
+                    if failure is not None:
+                        yield at, failure
+                        continue
+                    for producer in each.active_producers:
+                        if producer.current_txn_start_offset >= 0:
+                            yield _open(at, producer)
+
+
+def _question(partitions: Sequence[TopicPartition]) -> DescribeProducersRequest:
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    asked = tuple(
+        TopicRequest(name=name, partition_indexes=tuple(numbers)) for name, numbers in topics.items()
+    )
+    return DescribeProducersRequest(topics=asked)
+
+
+def _open(at: TopicPartition, producer: Any) -> OpenTransaction:
+    return OpenTransaction(
+        at,
+        producer.producer_id,
+        producer.producer_epoch,
+        producer.coordinator_epoch,
+        producer.current_txn_start_offset,
+        producer.last_timestamp,
+    )
+
+
+def find_hanging(
+    bootstrap: str, topic: str | None, partition: int | None, broker: int | None, minutes: int, as_json: bool
+) -> int:
+    """Print the transactions that are open and have not been written to for more than `minutes`.
+
+    `topic`, `partition` and `broker` (a leader) narrow what is looked at. Returns the exit code: 1 where a
+    partition could not be looked at.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    found: list[OpenTransaction] = []
+    failures: list[tuple[TopicPartition, KreplicaError]] = []
+    with Leaders(bootstrap) as leaders:
+        wanted = {
+            at: leader
+            for at, leader in leaders.leaders_of(topic).items()
+            if partition in (None, at.partition) and broker in (None, leader)
+        }
+        if topic is not None and partition is not None and not wanted and broker is None:
+            raise UnknownTopicOrPartition(f"there is no partition {topic}-{partition}")
+        for each in leaders.open_transactions(wanted):
+            if isinstance(each, OpenTransaction):
+                found.append(each)
+            else:
+                failures.append(each)
+    facts = [
+        fact
+        for fact in (each.fact(now_ms) for each in sorted(found, key=lambda each: each.at))
+        if int(str(fact["idle_ms"])) > minutes * MS_A_MINUTE or not minutes
+    ]
+    if as_json:
+        for fact in facts:
+            print_json(fact)
+    elif facts:
+        print_table(f"open transactions of cluster {leaders.cluster_id}", COLUMNS, facts)
+    else:
+        console().print(f"no hanging transaction in {len(wanted)} partitions", markup=False)
+    errors = console(stderr=True)
+    if len(facts) < len(found):
+        errors.print(
+            f"{len(found) - len(facts)} open transactions were written to in the last {minutes} minutes:"
+            " --max-transaction-timeout 0 lists them, too",
+            markup=False,
+            soft_wrap=True,
+        )
+    for at, error in failures:
+        errors.print(f"{at}: not looked at: {error}", markup=False, soft_wrap=True)
+    return 1 if failures else 0
+
+
+def abort(
+    bootstrap: str, at: TopicPartition, start_offset: int | None, producer_id: int | None, as_json: bool
+) -> int:
+    """Abort the open transaction that begins at `start_offset`, or that of `producer_id`; returns the exit
+    code.
+
+    Done when all in-sync replicas have the marker. Raises InvalidTxnState if there is no such transaction,
+    UnknownTopicOrPartition, LeaderNotAvailable, and the leader's errors.
+    """
+    with Leaders(bootstrap) as leaders:
+        leader = leaders.leader_of(at)
+        transaction = _the_one(leaders, at, leader, start_offset, producer_id)
+        marker = WritableTxnMarker(
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            transaction_result=False,
+            topics=(WritableTxnMarkerTopic(name=at.topic, partition_indexes=(at.partition,)),),
+            coordinator_epoch=max(transaction.coordinator_epoch, 0),
+        )
+        answer = leaders.ask(leader, WriteTxnMarkersRequest(markers=(marker,)))
+        results = [part for each in answer.markers for topic in each.topics for part in topic.partitions]
+        if len(results) != 1:
+            raise UnknownServerError(f"broker {leader} answered for {len(results)} partitions instead of 1")
+        error = error_of(results[0].error_code)
+        if error is not None:
+            raise type(error)(f"{at}: producer {transaction.producer_id}: {error}")
+    if as_json:
+        print_json({**transaction.fact(time.time_ns() // 1_000_000), "done": "aborted"})
+    else:
+        console().print(
+            f"aborted the transaction of producer {transaction.producer_id} that begins at offset"
+            f" {transaction.start_offset} of {at}, in cluster {leaders.cluster_id} at {bootstrap}",
+            markup=False,
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _the_one(
+    leaders: Leaders, at: TopicPartition, leader: int, start_offset: int | None, producer_id: int | None
+) -> OpenTransaction:
+    found = []
+    for each in leaders.open_transactions({at: leader}):
+        if not isinstance(each, OpenTransaction):
+            raise each[1]
+        found.append(each)
+    for each in found:
+        if start_offset in (None, each.start_offset) and producer_id in (None, each.producer_id):
+            return each
+    what = f"begins at offset {start_offset}" if producer_id is None else f"is of producer {producer_id}"
+    others = ", ".join(f"producer {each.producer_id} from {each.start_offset}" for each in found) or "none"
+    raise InvalidTxnState(f"{at}: no open transaction {what}; open are: {others}")

@@ -1,0 +1,185 @@
+"""Transactions that nobody ends: what an operator does about them, with `kreplica transactions`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kio.schema.write_txn_markers.v1.request import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+from typer.testing import CliRunner
+
+from kreplica.cli.app import app
+from kreplica.cli.kafka_connection import any_broker
+from kreplica.common.errors import (
+    InvalidTxnState,
+    NetworkException,
+    UnknownTopicOrPartition,
+)
+from kreplica.common.types import TopicPartition
+from tests.support.batches import build
+from tests.support.sockets import until
+from tests.support.tcp_cluster import CLUSTER_ID, TcpClient, TcpCluster
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TcpCluster]:
+    cluster = TcpCluster(tmp_path_factory.mktemp("nodes"), brokers=3)
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def client(cluster: TcpCluster) -> Iterator[TcpClient]:
+    client = TcpClient(cluster)
+    yield client
+    client.close()
+
+
+def run(cluster: TcpCluster, *arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments, env={"KREPLICA_BOOTSTRAP": cluster.bootstrap_servers})
+
+
+def facts(cluster: TcpCluster, *arguments: str) -> list[dict[str, Any]]:
+    result = run(cluster, *arguments, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def begin(cluster: TcpCluster, at: TopicPartition, producer: int, *, age_ms: int = 0) -> int:
+    """Append a transactional batch to the leader's log, as a producer of Kafka would have; its offset."""
+    records = build(
+        [b"never committed"],
+        now_ms=time.time_ns() // 1_000_000 - age_ms,
+        producer_id=producer,
+        producer_epoch=2,
+        base_sequence=0,
+        transactional=True,
+    )
+    for node in cluster.nodes.values():
+        partition = node.node.broker.replica_manager.partitions.get(at)
+        if partition is not None and partition.is_leader:
+            info, _ = partition.append_records_to_leader(records)
+            return int(info.base_offset)
+    raise AssertionError(f"no leader of {at}")
+
+
+def committed(cluster: TcpCluster, topic: str) -> list[str]:
+    """What a stock client (librdkafka) reads of committed records."""
+    return [each["value"] for each in facts(cluster, "consume", topic)]
+
+
+def create(cluster: TcpCluster, name: str) -> TopicPartition:
+    result = run(cluster, "topic", "create", name, "-r", "3")
+    assert result.exit_code == 0, (result.output, result.exception)
+    return TopicPartition(name, 0)
+
+
+def test_an_operator_finds_and_ends_a_hanging_transaction(cluster: TcpCluster, client: TcpClient) -> None:
+    at = create(cluster, "hidden")
+    client.append("hidden", 0, [b"before"])
+    offset = begin(cluster, at, 77, age_ms=HOUR_MS)
+    client.append("hidden", 0, [b"behind"])
+    assert committed(cluster, "hidden") == ["before"]
+
+    (found,) = facts(cluster, "transactions", "find-hanging", "--topic", "hidden")
+    assert (found["topic"], found["partition"], found["start_offset"]) == ("hidden", 0, offset)
+    assert (found["producer_id"], found["producer_epoch"]) == (77, 2)
+    assert HOUR_MS <= found["idle_ms"] < 2 * HOUR_MS
+    # Not of this broker, and not of that partition.
+    assert facts(cluster, "transactions", "find-hanging", "--partition", "1") == []
+    assert found in [
+        {**each, "idle_ms": found["idle_ms"]} for each in facts(cluster, "transactions", "find-hanging")
+    ]
+
+    place = ("--topic", "hidden", "--partition", "0")
+    result = run(cluster, "transactions", "abort", *place, "--start-offset", str(offset))
+    assert result.exit_code == 0, result.exception
+    assert result.stdout == (
+        f"aborted the transaction of producer 77 that begins at offset {offset} of hidden-0,"
+        f" in cluster {CLUSTER_ID} at {cluster.bootstrap_servers}\n"
+    )
+    assert committed(cluster, "hidden") == ["before", "behind"]
+    assert facts(cluster, "transactions", "find-hanging", "--topic", "hidden") == []
+
+    begin(cluster, at, 78)
+    (aborted,) = facts(cluster, "transactions", "abort", *place, "--producer-id", "78")
+    assert (aborted["producer_id"], aborted["done"]) == (78, "aborted")
+    assert committed(cluster, "hidden") == ["before", "behind"]
+
+
+def test_a_transaction_that_is_written_to_hangs_not(cluster: TcpCluster) -> None:
+    at = create(cluster, "young")
+    begin(cluster, at, 5)
+    find = ("transactions", "find-hanging", "--topic", "young")
+    result = run(cluster, *find)
+    assert result.exit_code == 0
+    assert "no hanging transaction" in result.stdout
+    assert "--max-transaction-timeout 0" in result.stderr
+    (found,) = facts(cluster, *find, "--max-transaction-timeout", "0")
+    assert found["producer_id"] == 5
+    table = run(cluster, *find, "--max-transaction-timeout", "0").stdout
+    assert f"cluster {CLUSTER_ID}" in table
+    assert "young" in table
+
+
+def test_what_is_not_there_is_said(cluster: TcpCluster) -> None:
+    at = create(cluster, "quiet")
+    offset = begin(cluster, at, 9)
+    place = ("transactions", "abort", "--topic", "quiet", "--partition")
+    wrong = run(cluster, *place, "0", "--start-offset", str(offset + 5))
+    assert isinstance(wrong.exception, InvalidTxnState)
+    assert "open are: producer 9 from 0" in str(wrong.exception)
+    assert isinstance(run(cluster, *place, "0", "--producer-id", "8").exception, InvalidTxnState)
+    for arguments in (
+        (*place, "7", "--producer-id", "9"),
+        ("transactions", "find-hanging", "--topic", "nowhere"),
+        ("transactions", "find-hanging", "--topic", "quiet", "--partition", "7"),
+    ):
+        result = run(cluster, *arguments)
+        assert isinstance(result.exception, UnknownTopicOrPartition), arguments
+        assert result.exit_code == 1
+    assert run(cluster, *place, "0").exit_code == 2
+    nowhere = CliRunner().invoke(app, [*place, "0", "--producer-id", "9", "-b", "127.0.0.1:1"])
+    assert isinstance(nowhere.exception, NetworkException)
+    (still,) = facts(
+        cluster, "transactions", "find-hanging", "--topic", "quiet", "--max-transaction-timeout", "0"
+    )
+    assert still["start_offset"] == offset
+
+
+def test_a_coordinator_commits_over_the_wire(cluster: TcpCluster, client: TcpClient) -> None:
+    at = create(cluster, "markers")
+    begin(cluster, at, 12)
+    client.append("markers", 0, [b"behind"])
+    marker: Any = WritableTxnMarker
+    topic: Any = WritableTxnMarkerTopic
+    request = WriteTxnMarkersRequest(
+        markers=(
+            marker(
+                producer_id=12,
+                producer_epoch=2,
+                transaction_result=True,
+                topics=(topic(name="markers", partition_indexes=(0,)),),
+                coordinator_epoch=1,
+            ),
+        )
+    )
+    codes = []
+    for address in cluster.bootstrap_servers.split(","):
+        with any_broker(address) as broker:
+            assert broker.newest(27, (1, 2)).__version__ == 2
+            (result,) = broker.ask(request).markers
+            codes.append(result.topics[0].partitions[0].error_code)
+    # One of the three leads, and has the marker on all replicas once it answers.
+    assert sorted(map(int, codes)) == [0, 6, 6]
+    until(lambda: committed(cluster, "markers") == ["never committed", "behind"])

@@ -1,0 +1,145 @@
+"""WriteTxnMarkers to simulated brokers: by a coordinator, and by an operator who ends what hangs."""
+
+from __future__ import annotations
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.write_txn_markers.v2.request import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+
+from kreplica.common.errors import InvalidRequest
+from kreplica.record.control import end_transaction_marker_of
+from tests.support.batches import build
+from tests.support.replicas import Replicas
+
+NOW_MS = 1_600_000_000_000
+
+
+def begin(at: Replicas, producer: int, *, epoch: int = 0, sequence: int = 0, number: int = 0) -> None:
+    """Append a transactional batch as a producer of Kafka would, of which a handler takes none."""
+    records = build(
+        [b"open"],
+        now_ms=NOW_MS,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        transactional=True,
+    )
+    done = at.manager().append_records({at.partitions[number]: records})
+    at.settle()
+    assert [response.error for response in done.result(0).values()] == [None]
+
+
+def marker(
+    producer: int,
+    *numbers: int,
+    epoch: int = 0,
+    commit: bool = False,
+    coordinator_epoch: int = 0,
+    version: int = 0,
+    topic: str = "t",
+) -> WritableTxnMarker:
+    return WritableTxnMarker(
+        producer_id=producer,
+        producer_epoch=epoch,
+        transaction_result=commit,
+        topics=(WritableTxnMarkerTopic(name=topic, partition_indexes=numbers or (0,)),),
+        coordinator_epoch=coordinator_epoch,
+        transaction_version=version,
+    )
+
+
+def write(at: Replicas, *markers: WritableTxnMarker, broker: int = 1) -> list[tuple[int, int, ErrorCode]]:
+    """Producer id, partition and error of each result."""
+    answer = at.broker(broker).handle(WriteTxnMarkersRequest(markers=markers))
+    at.settle()
+    return [
+        (result.producer_id, partition.partition_index, partition.error_code)
+        for result in answer.result(0).markers
+        for topic in result.topics
+        for partition in topic.partitions
+    ]
+
+
+@pytest.mark.parametrize("with_disks", [False, True])
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_marker_ends_a_transaction_on_all_replicas(commit: bool, with_disks: bool) -> None:
+    at = Replicas(partitions=2, with_disks=with_disks)
+    begin(at, 7)
+    begin(at, 7, number=1)
+    begin(at, 8, number=1)
+    assert at.partition().local_log.last_stable_offset == 0
+    found = write(at, marker(7, 0, 1, commit=commit, coordinator_epoch=5), marker(8, 1, commit=commit))
+    assert found == [(7, 0, ErrorCode.none), (7, 1, ErrorCode.none), (8, 1, ErrorCode.none)]
+    at.pass_time(1_000)
+    for broker in at.ids:
+        log = at.partition(broker).local_log
+        assert (log.high_watermark, log.last_stable_offset, log.producers.has_transactions) == (2, 2, False)
+        *_, last = log.batches(0)
+        written = end_transaction_marker_of(last)
+        assert written is not None
+        assert (written.commit, written.coordinator_epoch) == (commit, 5)
+    assert at.partition(1, 1).local_log.last_stable_offset == 4
+
+
+def test_the_answer_waits_for_the_in_sync_replicas() -> None:
+    at = Replicas()
+    begin(at, 7)
+    at.cluster.kill(2)
+    answer = at.broker().handle(WriteTxnMarkersRequest(markers=(marker(7),)))
+    at.settle()
+    assert not answer.done()
+    at.pass_time(60_000)
+    assert answer.done()
+
+
+def test_markers_that_are_too_old_are_fenced() -> None:
+    at = Replicas()
+    begin(at, 7, epoch=3)
+    assert write(at, marker(7, epoch=2)) == [(7, 0, ErrorCode.invalid_producer_epoch)]
+    assert write(at, marker(7, epoch=3, version=2)) == [(7, 0, ErrorCode.invalid_producer_epoch)]
+    assert write(at, marker(7, epoch=4, version=2, coordinator_epoch=9)) == [(7, 0, ErrorCode.none)]
+    begin(at, 7, epoch=4)
+    found = write(at, marker(7, epoch=5, version=2, coordinator_epoch=8))
+    assert found == [(7, 0, ErrorCode.transaction_coordinator_fenced)]
+    assert at.partition().local_log.last_stable_offset == 2
+
+
+def test_each_partition_has_its_own_error() -> None:
+    at = Replicas(partitions=2)
+    begin(at, 7)
+    found = write(at, marker(7, 0, 5), marker(7, topic="x"))
+    assert found == [
+        (7, 0, ErrorCode.none),
+        (7, 5, ErrorCode.unknown_topic_or_partition),
+        (7, 0, ErrorCode.unknown_topic_or_partition),
+    ]
+    assert write(at, marker(7), broker=2) == [(7, 0, ErrorCode.not_leader_or_follower)]
+    assert write(at) == []
+
+
+def test_a_marker_without_an_open_transaction_changes_nothing_for_readers() -> None:
+    at = Replicas()
+    assert write(at, marker(7)) == [(7, 0, ErrorCode.none)]
+    assert write(at, marker(7)) == [(7, 0, ErrorCode.none)]
+    at.pass_time(1_000)
+    assert at.partition().local_log.last_stable_offset == 2
+
+
+def test_offsets_of_a_transaction_are_not_committed_behind_the_coordinators_back() -> None:
+    at = Replicas()
+    found = write(at, marker(7, 3, topic="__consumer_offsets", commit=True), marker(7, commit=True))
+    assert found == [(7, 3, ErrorCode.invalid_txn_state), (7, 0, ErrorCode.none)]
+
+
+@pytest.mark.parametrize(("producer", "epoch"), [(-1, 0), (7, -1)])
+def test_a_marker_of_no_producer_is_refused(producer: int, epoch: int) -> None:
+    at = Replicas()
+    answer = at.broker().handle(WriteTxnMarkersRequest(markers=(marker(producer, epoch=epoch),)))
+    at.settle()
+    with pytest.raises(InvalidRequest, match="must be 0 or more"):
+        answer.result(0)
+    assert at.partition().local_log.log_end_offset == 0
