@@ -19,6 +19,7 @@ from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Clock, Disk, Loop, Random, Scheduler, Storage, Transport, Workers
 from kreplica.common.types import TopicPartition
+from kreplica.log.log_creation import NewLog
 from kreplica.log.log_manager import LogManager
 from kreplica.replica.disk_watch import DiskWatch
 from kreplica.replica.metadata_cache import MetadataCache
@@ -125,8 +126,27 @@ class Broker:
     def become_leader_or_follower(
         self, states: Iterable[LeaderAndIsr], controller_epoch: int = 0
     ) -> dict[TopicPartition, KreplicaError | None]:
-        """Take the roles that the controller has decided on; see ReplicaManager."""
-        return self.replica_manager.become_leader_or_follower(states, controller_epoch)
+        """Make the logs that are missing, and take the roles that the controller has decided on.
+
+        For a caller that does not place logs itself, as the BrokerMetadataPublisher does. Returns each
+        partition's error, or None; a role whose log could not be made is not tried again. Raises
+        StaleControllerEpoch as `ReplicaManager.become_leader_or_follower`.
+        """
+        states = list(states)
+        logs = self.log_manager.get_or_create_logs(filter(None, map(self._missing_log, states)))
+        errors = {at: log for at, log in logs.items() if isinstance(log, KreplicaError)}
+        placed = [state for state in states if state.topic_partition not in errors]
+        return {**errors, **self.replica_manager.become_leader_or_follower(placed, controller_epoch)}
+
+    def _missing_log(self, state: LeaderAndIsr) -> NewLog | None:
+        partitions = self.replica_manager.partitions
+        # The log of an offline partition is on a disk that has failed.
+        if self.broker_id not in state.replicas or partitions.is_offline(state.topic_partition):
+            return None
+        partition = partitions.get(state.topic_partition)
+        if partition is not None and partition.log is not None:
+            return None
+        return NewLog(state.topic_partition, state.topic_id)
 
     def stop_replicas(
         self, stopped: Mapping[TopicPartition, bool]

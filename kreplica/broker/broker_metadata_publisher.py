@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.config import CleanerConfig, LogConfig, cleaners_settings, topics_settings
 from kreplica.common.errors import (
-    InconsistentTopicId,
     InvalidConfig,
     KafkaStorageError,
     KreplicaError,
@@ -281,8 +280,6 @@ class BrokerMetadataPublisher:
             if each.new is not None
         }
         for topic_partition, error in self._roles_taken(states, applied).items():
-            if isinstance(error, InconsistentTopicId):
-                error = self._replace_stray(states[topic_partition], applied)
             if error is not None:
                 self._tell_failed(topic_partition, error)
                 self._failed[topic_partition] = states[topic_partition].topic_id
@@ -299,28 +296,21 @@ class BrokerMetadataPublisher:
             return dict.fromkeys(states, failure)
 
     def _placed(self, changes: Iterable[PartitionChange]) -> Steps[list[PartitionChange]]:
-        """Those whose logs are here; the logs that are missing are made.
-
-        None is made where the replica lies on a disk that has failed (KIP-858): an empty log in another
-        directory would be taken for the one that is lost.
-        """
+        """Those whose logs are here; the logs that are missing are made."""
         online = {each: path for path, each in self._logs.directory_ids.items()}
         wanted: list[NewLog] = []
         placed = []
         for change in changes:
-            topic_partition, topic_id, _, partition = change
-            if partition is None:
+            try:
+                new = self._missing_log(change, online)
+            except KreplicaError as error:
+                self._failed_for_now(change, error)
                 continue
-            if self._logs.get_log(topic_partition) is None:
-                directory = partition.directory(self._broker_id)
-                is_lost = directory not in NO_DIRECTORY or partition.partition_epoch > 0
-                if directory not in online and is_lost and self._logs.offline_directories:
-                    self._replicas.partitions.take_offline(topic_partition)
+            if new is not None:
+                if new.directory is None and self._is_on_failed_disk(change):
+                    self._replicas.partitions.take_offline(change.topic_partition)
                     continue
-                # Before the first epoch there is none, so in every replica it begins at the first offset.
-                first_epoch = FIRST_LEADER_EPOCH if partition.leader_epoch == FIRST_LEADER_EPOCH else None
-                path = online.get(directory)
-                wanted.append(NewLog(topic_partition, topic_id, path, first_epoch))
+                wanted.append(new)
             placed.append(change)
         if len(wanted) > FEW_LOGS:
             made = yield from self._made(wanted)
@@ -328,6 +318,31 @@ class BrokerMetadataPublisher:
             self._loop.about_to_wait()
             made = self._logs.get_or_create_logs(wanted)
         return [each for each in placed if not self._is_failed(each, made)]
+
+    def _missing_log(self, change: PartitionChange, online: Mapping[Uuid, str]) -> NewLog | None:
+        """The log to be made for the partition; None if it is there.
+
+        The log of another topic of the same name is moved aside first.
+        """
+        topic_partition, topic_id, _, partition = change
+        assert partition is not None
+        if self._logs.get_log(topic_partition) is not None:
+            if self._logs.topic_id(topic_partition) in (None, topic_id):
+                return None
+            path = self._logs.move_stray_aside(topic_partition)
+            LOGGER.warning("%s was the log of another topic of its name: moved to %s", topic_partition, path)
+        # Before the first epoch there is none, so in every replica it begins at the first offset.
+        first_epoch = FIRST_LEADER_EPOCH if partition.leader_epoch == FIRST_LEADER_EPOCH else None
+        directory = online.get(partition.directory(self._broker_id))
+        return NewLog(topic_partition, topic_id, directory, first_epoch)
+
+    def _is_on_failed_disk(self, change: PartitionChange) -> bool:
+        """Whether the replica may lie on a disk that has failed (KIP-858). An empty log in another directory
+        would be taken for the one that is lost."""
+        partition = change.new
+        assert partition is not None
+        was_made = partition.directory(self._broker_id) not in NO_DIRECTORY or partition.partition_epoch > 0
+        return was_made and bool(self._logs.offline_directories)
 
     def _made(self, wanted: list[NewLog]) -> Steps[Logs]:
         made: Future[Logs] = Future()
@@ -351,8 +366,7 @@ class BrokerMetadataPublisher:
             if self._logs.get_log(topic_partition) is not None:
                 return False
             log = KafkaStorageError("its log directory has failed meanwhile")
-        self._tell_failed(topic_partition, log)
-        self._failed[topic_partition] = change.topic_id
+        self._failed_for_now(change, log)
         return True
 
     def _tell_directories(self, changes: Iterable[PartitionChange]) -> None:
@@ -365,16 +379,6 @@ class BrokerMetadataPublisher:
             if directory is not None and directory != partition.directory(self._broker_id):
                 self._on_assignment(topic_id, topic_partition.partition, directory)
 
-    def _replace_stray(self, state: LeaderAndIsr, applied: OffsetAndEpoch) -> KreplicaError | None:
-        """There is a log of another topic of that name: it goes aside, and the role is taken after all."""
-        topic_partition = state.topic_partition
-        try:
-            path = self._logs.move_stray_aside(topic_partition)
-        except KreplicaError as error:
-            return error
-        LOGGER.warning("%s was the log of another topic of its name: moved to %s", topic_partition, path)
-        return self._replicas.become_leader_or_follower([state], applied.epoch)[topic_partition]
-
     def _retry(self) -> None:
         self._is_retrying = False
         if self._failed:
@@ -384,6 +388,11 @@ class BrokerMetadataPublisher:
         # As the cluster is when its turn comes: what was published meanwhile counts.
         if self.published is not None:
             yield from self._take_roles(self._again(self._cache.metadata), self.published)
+
+    def _failed_for_now(self, change: PartitionChange, error: KreplicaError) -> None:
+        """Try again with the next change, and after RETRY_MS."""
+        self._tell_failed(change.topic_partition, error)
+        self._failed[change.topic_partition] = change.topic_id
 
     def _tell_failed(self, topic_partition: TopicPartition, error: KreplicaError) -> None:
         self.error_count += 1

@@ -37,7 +37,7 @@ from kreplica.log.file_names import (
 )
 from kreplica.log.log_cleaner import LogCleaner
 from kreplica.log.log_configs import LogConfigs
-from kreplica.log.log_creation import NewLog
+from kreplica.log.log_creation import NewLog, check_topic_id
 from kreplica.log.log_directories import LogDirectories
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
@@ -304,6 +304,19 @@ class LogManager:
     def get_log(self, partition: TopicPartition) -> UnifiedLog | None:
         with self._lock:
             return self._directories.log(partition)
+
+    def log_of(self, partition: TopicPartition, topic_id: Uuid) -> UnifiedLog:
+        """The log of that topic's partition, which was made before.
+
+        Raises KafkaStorageError if no log directory that is online holds it, InconsistentTopicId if the log
+        there belongs to another topic of the same name.
+        """
+        with self._lock:
+            log = self._directories.log(partition)
+            if log is None:
+                raise KafkaStorageError(f"{partition}: no log directory that is online holds its log")
+            check_topic_id(log, topic_id)
+            return log
 
     def get_or_create_log(
         self, partition: TopicPartition, *, topic_id: Uuid | None = None, directory: str | None = None

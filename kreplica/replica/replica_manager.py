@@ -221,8 +221,9 @@ class ReplicaManager:
     ) -> dict[TopicPartition, KreplicaError | None]:
         """Take the roles that the controller has decided on; each partition's error, or None.
 
-        A state that is older than what the partition knows changes nothing. Raises StaleControllerEpoch
-        where a later controller has been heard of.
+        The log of each partition must have been made (`LogManager.get_or_create_logs`): the error is
+        KafkaStorageError where there is none. A state that is older than what the partition knows changes
+        nothing. Raises StaleControllerEpoch where a later controller has been heard of.
         """
         results: dict[TopicPartition, KreplicaError | None] = {}
         with self._role_lock:
@@ -273,12 +274,14 @@ class ReplicaManager:
                 self.fetchers.remove_fetcher_for_partitions([topic_partition])
                 self._stop(topic_partition)
             return
+        known = self.partitions.get(topic_partition)
+        log = None if known is None else known.log
+        if log is None:
+            # It is never made here: an empty log would be taken for one whose directory has just failed.
+            log = self.log_manager.log_of(topic_partition, state.topic_id)
         partition = self.partitions.get_or_create(
             topic_partition, partial(self._new_partition, topic_partition)
         )
-        log = partition.log
-        if log is None:
-            log = self.log_manager.get_or_create_log(topic_partition, topic_id=state.topic_id)
         if state.leader == self.broker_id:
             self._lead(partition, state, log)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from kreplica.common.errors import KafkaStorageError
+from kreplica.common.errors import KafkaStorageError, StorageFull
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.types import TopicPartition
 from kreplica.sim.cluster import SimCluster
@@ -188,3 +188,6 @@ class ControllersWill:
             # What a disk does to a log is borne, and must be made good.
             if error is not None and not isinstance(error, KafkaStorageError):
                 raise error
+            if isinstance(error, StorageFull) and program.log_manager.get_log(state.topic_partition) is None:
+                # There was no room to make the log, so it cannot take the role until it is handed out again.
+                self._hand_out_to(program.broker_id, self._controller.partitions[state.topic_partition])

@@ -79,7 +79,7 @@ def hand_out(script: Transcript, broker_id: int, states: list[LeaderAndIsr]) -> 
     program = cluster.program(broker_id)
     if program is None:
         return
-    become = partial(program.replica_manager.become_leader_or_follower, states, cluster.controller.epoch)
+    become = partial(program.become_leader_or_follower, states, cluster.controller.epoch)
     try:
         results = cluster.do(become)
     except KreplicaError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kreplica.broker.broker_metadata_publisher import FEW_LOGS, RETRY_MS, ROLES_A_STEP
-from kreplica.common.errors import StorageIOError, UnknownTopicOrPartition
+from kreplica.common.errors import StorageFull, StorageIOError, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.log.log_creation import NewLog
 from kreplica.log.new_logs import Logs
@@ -367,6 +367,59 @@ def test_no_role_is_taken_where_the_directory_failed_behind_the_new_log(
     assert "its log directory has failed meanwhile" in caplog.text
     assert len(made_in) == 1
     assert logs.get_log(TopicPartition("u", 0)) is None
+
+
+def test_no_log_is_made_elsewhere_where_the_directory_fails_as_the_role_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Published(directories=2)
+    manager = stage.on(1).broker.replica_manager
+    logs, take, made = manager.log_manager, manager.become_leader_or_follower, TopicPartition("u", 0)
+
+    def failing(states: Any, epoch: int) -> Any:
+        log = logs.get_log(made)
+        if log is not None:
+            # A disk thread finds that out; what takes its partitions offline comes to its turn later.
+            logs.on_failure = lambda _: None
+            logs.fail(log.local.directory.rpartition("/")[0], StorageIOError("the disk is gone"))
+        return take(states, epoch)
+
+    monkeypatch.setattr(manager, "become_leader_or_follower", failing)
+    stage.apply(*topic(B, "u"))
+    assert len(logs.offline_directories) == 1
+    assert logs.get_log(made) is None
+    assert manager.partitions.get(made) is None
+
+
+def test_the_log_of_another_topic_of_the_name_is_moved_aside(
+    stage: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs, made = stage.on(1).broker.log_manager, TopicPartition("u", 0)
+    logs.get_or_create_log(made, topic_id=Uuid(b"c" * 16))
+    stage.apply(*topic(B, "u"))
+    assert logs.topic_id(made) == B
+    assert stage.on(1).broker.replica_manager.partitions.get_or_error(made).is_leader
+    assert "u-0 was the log of another topic of its name: moved to" in caplog.text
+    assert any(name.startswith("u-0.") and name.endswith("-stray") for name in stage.names(1))
+
+
+def test_a_log_of_another_topic_that_cannot_be_moved_is_tried_again(
+    stage: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, made = stage.on(1).broker.log_manager, TopicPartition("u", 0)
+    logs.get_or_create_log(made, topic_id=Uuid(b"c" * 16))
+
+    def refused(_: TopicPartition) -> str:
+        raise StorageFull("no room for a name")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "move_stray_aside", refused)
+        stage.apply(*topic(B, "u"))
+        assert logs.topic_id(made) == Uuid(b"c" * 16)
+        assert stage.on(1).broker.replica_manager.partitions.get(made) is None
+    stage.cluster.pass_time(RETRY_MS)
+    assert logs.topic_id(made) == B
+    assert stage.on(1).broker.replica_manager.partitions.get_or_error(made).is_leader
 
 
 def test_logs_are_made_beside_the_loop_that_takes_roles(

@@ -236,6 +236,19 @@ def test_a_role_that_waits_for_room_is_not_taken_when_it_is_over(how: str) -> No
     assert known is None or not known.is_leader
 
 
+def test_a_log_that_there_is_no_room_for_holds_up_no_other_role() -> None:
+    at = filled()
+    set_full(at, 2, True)
+    other = TopicPartition("t", 1)
+    states = [at.controller.create(other, at.ids), at.controller.decide(T0, isr=(1, 2, 3))]
+    results = at.broker(2).become_leader_or_follower(states, at.controller.epoch)
+    assert isinstance(results[other], StorageFull)
+    assert results[T0] is None
+    assert other not in at.manager(2).untaken
+    set_full(at, 2, False)
+    assert at.broker(2).become_leader_or_follower(states, at.controller.epoch) == {other: None, T0: None}
+
+
 def test_a_checkpoint_that_finds_no_room_is_written_the_next_time() -> None:
     at = filled()
     manager = at.broker(2).log_manager

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from kreplica.common.errors import (
+    InconsistentTopicId,
     InvalidRequiredAcks,
     InvalidTopic,
     KafkaStorageError,
@@ -284,6 +285,42 @@ def test_a_controller_that_was_replaced_is_refused() -> None:
     at.broker(1).become_leader_or_follower([state], 5)
     with pytest.raises(StaleControllerEpoch):
         at.broker(1).become_leader_or_follower([state], 4)
+
+
+def test_a_role_is_not_taken_without_a_log() -> None:
+    at = Replicas()
+    other = TopicPartition("t", 1)
+    state = at.controller.create(other, at.ids)
+    manager = at.manager()
+    refused = manager.become_leader_or_follower([state], at.controller.epoch)[other]
+    assert isinstance(refused, KafkaStorageError)
+    assert manager.log_manager.get_log(other) is None
+    assert manager.partitions.get(other) is None
+    manager.log_manager.get_or_create_log(other, topic_id=state.topic_id)
+    assert manager.become_leader_or_follower([state], at.controller.epoch) == {other: None}
+    assert manager.partitions.get_or_error(other).is_leader
+
+
+def test_a_role_is_not_taken_with_the_log_of_another_topic() -> None:
+    at = Replicas()
+    other = TopicPartition("t", 1)
+    state = at.controller.create(other, at.ids)
+    manager = at.manager()
+    manager.log_manager.get_or_create_log(other, topic_id=Uuid(b"another topic's."))
+    refused = manager.become_leader_or_follower([state], at.controller.epoch)[other]
+    assert isinstance(refused, InconsistentTopicId)
+    assert manager.partitions.get(other) is None
+
+
+def test_a_broker_makes_no_log_where_the_disk_of_the_partition_has_failed() -> None:
+    at = Replicas(partitions=2)
+    logs = at.manager().log_manager
+    at.manager().partitions.take_offline(T0)
+    logs.delete_logs([T0])
+    assert logs.get_log(T0) is None
+    refused = at.broker().become_leader_or_follower([at.controller.elect(T0, 1)], at.controller.epoch)[T0]
+    assert isinstance(refused, KafkaStorageError)
+    assert logs.get_log(T0) is None
 
 
 def test_a_leader_runs_no_fetcher_and_a_follower_exactly_one() -> None:
