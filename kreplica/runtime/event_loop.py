@@ -66,9 +66,9 @@ class EventLoopThread:
         return threading.get_ident() == self._ident
 
     def post(self, task: Task) -> None:
-        """Run `task` soon; it has to see to its own errors."""
+        """Run `task` soon. An error of one that belongs to no node is reported as the event loop's."""
         self._tasks.append(task)
-        # Whoever finds the flag set has appended before the drain that cleared it begins to take.
+        # While the flag is set, a drain is due or at work; it looks once more after it has cleared the flag.
         if not self._is_woken:
             self._is_woken = True
             self._wake()
@@ -83,13 +83,22 @@ class EventLoopThread:
         return True
 
     def end_turn(self) -> None:
-        """Run what was posted since `begin_turn`."""
+        """Run what was posted since `begin_turn`, up to TASKS_OF_A_TURN; the rest follows in the next turn of
+        the event loop, after other sockets. An error of a task is reported, never raised here.
+        """
         self._drain()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result, computed in the loop; not to be called from there."""
         assert not self.is_current(), "it would wait for itself"
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def report(self, name: str, error: BaseException) -> None:
+        """Report a task's error to `on_error`; raise it where it is to end the thread, as asyncio does."""
+        # Not Exception: asyncio's CancelledError is none.
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise error
+        self.on_error(name, error)
 
     def _wake(self) -> None:
         if self.is_current():
@@ -102,13 +111,23 @@ class EventLoopThread:
                 raise
 
     def _drain(self) -> None:
-        self._is_woken = False
         tasks = self._tasks
-        for _ in range(TASKS_OF_A_TURN):
-            if not tasks:
-                return
-            tasks.popleft()()
-        self._is_woken = True
+        try:
+            for _ in range(TASKS_OF_A_TURN):
+                if not tasks:
+                    self._is_woken = False
+                    # Another thread may have appended one while the flag was set still.
+                    if not tasks:
+                        return
+                    self._is_woken = True
+                try:
+                    tasks.popleft()()
+                except BaseException as error:
+                    self.report("event loop", error)
+        except BaseException:
+            # The others are run, whatever becomes of this one.
+            self.loop.call_soon(self._drain)
+            raise
         self.loop.call_soon(self._drain)
 
     def _run(self) -> None:
@@ -163,8 +182,8 @@ class NodeLoops:
             return
         try:
             task()
-        except Exception as error:
-            self.thread.on_error(name, error)
+        except BaseException as error:
+            self.thread.report(name, error)
 
 
 class EventLoop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -104,6 +105,48 @@ def test_a_turn_that_posts_many_lets_the_sockets_have_theirs(
     assert ran == list(range(2 * TASKS_OF_A_TURN))
 
 
+@pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError])
+def test_a_task_that_fails_at_the_end_of_a_turn_is_its_own_loops_alone(
+    thread: EventLoopThread, life: NodeLoops, failures: Failures, kind: type[BaseException]
+) -> None:
+    done: SimpleQueue[str] = SimpleQueue()
+    errors = kind("of a loop"), kind("of nobody's")
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    def turn() -> None:
+        thread.begin_turn()
+        life.loop("faulty").post(lambda: fail(errors[0]))
+        thread.post(lambda: fail(errors[1]))
+        life.loop("other").post(lambda: done.put("the next task"))
+        thread.end_turn()
+        done.put("the connection")
+
+    thread.loop.call_soon_threadsafe(turn)
+    assert done.get(timeout=WAIT_S) == "the next task"
+    assert done.get(timeout=WAIT_S) == "the connection"
+    assert failures == [("faulty", errors[0]), ("event loop", errors[1])]
+
+
+def test_tasks_behind_one_that_fails_need_no_other_task_to_run(
+    thread: EventLoopThread, life: NodeLoops, failures: Failures
+) -> None:
+    done: SimpleQueue[bool] = SimpleQueue()
+    error = ValueError("of nobody's")
+
+    def fail() -> None:
+        raise error
+
+    def begin() -> None:
+        thread.post(fail)
+        life.loop("other").post(lambda: done.put(True))
+
+    life.loop("first").post(begin)
+    assert done.get(timeout=WAIT_S)
+    assert failures == [("event loop", error)]
+
+
 def test_what_several_threads_post_is_all_run(life: NodeLoops) -> None:
     ran: list[tuple[int, int]] = []
     loop = life.loop("counted")
@@ -136,6 +179,21 @@ def test_a_failing_task_is_told_and_the_next_one_runs(life: NodeLoops, failures:
     loop.post(lambda: done.put(True))
     assert done.get(timeout=WAIT_S)
     assert failures == [("faulty", error)]
+
+
+def test_a_periodic_task_that_is_cancelled_within_goes_on(life: NodeLoops, failures: Failures) -> None:
+    ticks: SimpleQueue[bool] = SimpleQueue()
+
+    def tick() -> None:
+        ticks.put(True)
+        raise asyncio.CancelledError
+
+    timer = life.schedule("periodic", tick, 0, period_ms=1)
+    for _ in range(3):
+        assert ticks.get(timeout=WAIT_S)
+    timer.cancel()
+    life.leave()
+    assert {name for name, _ in failures} == {"periodic"}
 
 
 def test_a_timer_is_never_early(life: NodeLoops) -> None:

@@ -37,6 +37,7 @@ PEER = 2
 ASKED = MetadataRequest(topics=(), allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 FETCH = FetchRequest(max_wait=timedelta(seconds=1), min_bytes=1, topics=(), forgotten_topics_data=())
 VOTE = VoteRequest(cluster_id="c", voter_id=1, topics=())
+EMPTY_FETCH = response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
 
 
 def told(number: int) -> MetadataResponse:
@@ -168,10 +169,64 @@ def test_what_waits_for_records_holds_up_nobody(peer: Peer, transport: TcpTransp
     assert vote.exception(WAIT_S) is None
     answer.set_result(told(1))
     assert control.result(WAIT_S) == told(1)
-    empty = response_type(1, 17)(throttle_time=timedelta(0), error_code=ErrorCode.none, responses=())
     for (_, answer), reply in reversed(list(zip(fetches, waits, strict=True))):
-        answer.set_result(empty)
+        answer.set_result(EMPTY_FETCH)
         assert reply.result(WAIT_S).responses == ()
+
+
+def test_a_task_that_posts_itself_for_ever_holds_up_no_connection(
+    peer: Peer, transport: TcpTransport, thread: EventLoopThread
+) -> None:
+    loop, is_over, turns = NodeLoops(thread).loop("busy"), threading.Event(), 0
+
+    def post_again(_: object = None) -> None:
+        nonlocal turns
+        turns += 1
+        if not is_over.is_set():
+            loop.post(post_again)
+
+    # It begins in what the answer posts, at the end of the connection's turn.
+    first = transport.send(PEER, ASKED, timeout_ms=LONG_MS)
+    first.add_done_callback(post_again)
+    peer.next()[1].set_result(told(1))
+    assert first.result(WAIT_S) == told(1)
+    try:
+        for number in range(20):
+            # Each kind has a connection of its own, and this one works in that thread, too.
+            replies = [transport.send(PEER, each, timeout_ms=LONG_MS) for each in (ASKED, FETCH)]
+            for _ in replies:
+                request, answer = peer.next()
+                answer.set_result(told(number) if request == ASKED else EMPTY_FETCH)
+            assert replies[0].result(WAIT_S) == told(number)
+            assert replies[1].result(WAIT_S) == EMPTY_FETCH
+        assert turns > 20
+    finally:
+        is_over.set()
+
+
+def test_a_task_that_fails_at_the_end_of_an_answers_turn_breaks_no_connection(
+    peer: Peer, transport: TcpTransport, thread: EventLoopThread
+) -> None:
+    closed: list[int] = []
+    transport.watch_connections(closed.append)
+    failures: SimpleQueue[tuple[str, BaseException]] = SimpleQueue()
+    thread.on_error = lambda name, error: failures.put((name, error))
+    error = ValueError("a bug in another object")
+
+    def fail() -> None:
+        raise error
+
+    for number in range(3):
+        reply, after = (transport.send(PEER, ASKED, timeout_ms=LONG_MS) for _ in range(2))
+        reply.add_done_callback(lambda _: thread.post(fail))
+        answers = [peer.next()[1], peer.next()[1]]
+        answers[0].set_result(told(number))
+        assert reply.result(WAIT_S) == told(number)
+        assert failures.get(timeout=WAIT_S) == ("event loop", error)
+        # What waited on the same connection is answered by it.
+        answers[1].set_result(told(number))
+        assert after.result(WAIT_S) == told(number)
+    assert closed == []
 
 
 def test_a_peer_that_goes_fails_what_waits_and_is_told(peer: Peer, transport: TcpTransport) -> None:
