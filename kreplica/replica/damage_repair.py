@@ -21,11 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import (
-    CorruptMessage,
-    KafkaStorageError,
     KreplicaError,
     LogCleaningAborted,
-    OffsetOutOfRange,
 )
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
@@ -34,9 +31,8 @@ from kreplica.common.ports import Loop
 from kreplica.common.types import TopicPartition
 from kreplica.log.lost_range import PeerDisagrees, RangeFromPeers, wanted_by
 from kreplica.log.splice import splice
-from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.replica.replica_peers import ReplicaPeers
+from kreplica.replica.replica_peers import OF_A_LEADER, ReplicaPeers, answer_of, is_believed_whole
 
 if TYPE_CHECKING:
     from kio.schema.fetch.v17.response import FetchResponse
@@ -45,8 +41,6 @@ if TYPE_CHECKING:
     from kreplica.log.damage import Damage
     from kreplica.replica.partition import Partition
 
-# What a leader answers that cannot give a range; whoever does not lead answers otherwise.
-OF_A_LEADER = frozenset({0, OffsetOutOfRange.code, CorruptMessage.code, KafkaStorageError.code})
 # Puts a range into the log at which recovery stopped: (partition, damage, data); None: cuts the log there.
 MendStopped = Callable[["Partition", "Damage", bytes | None], None]
 
@@ -269,7 +263,7 @@ class DamageRepair:
         current = self._repairs.get(repair.partition.topic_partition)
         if self._closed or current is not repair or number != repair.number:
             return
-        answer = None if reply.exception() is not None else _answer_of(reply.result())
+        answer = None if reply.exception() is not None else answer_of(reply.result())
         if repair.damage is None:
             self._heard_whole(repair, offset, answer)
             return
@@ -352,16 +346,9 @@ class DamageRepair:
             self._fetch(repair, partition.leader, partition.log_end_offset)
 
     def _heard_whole(self, repair: _Repair, offset: int, answer: FetchAnswer | None) -> None:
-        if answer is None or answer.error_code or offset < answer.high_watermark:
-            # A leader that knows nothing of this follower yet believes it only from the high watermark on.
+        if answer is None or not is_believed_whole(answer, offset):
             self._again_later(repair)
             return
         repair.is_heard = True
         if self._broker_id not in repair.partition.isr:
             self._again_later(repair)
-
-
-def _answer_of(response: FetchResponse) -> FetchAnswer | None:
-    if response.error_code:
-        return None
-    return next((answer for _, _, answer in fetch_answers(response)), None)

@@ -4,7 +4,8 @@ What there is no room for is tried again, so nobody would hear of it but by writ
 follower would hold up all who wait for its ISR until its lag takes it out. So it tells its leader at once, as
 one that lacks a range does (see damage_repair): by a fetch outside of any session below its log end. Once an
 append went through, the same kind of fetch at its end says so. Either may come late or twice, so it looks
-again for as long as that leader leads.
+again for as long as that leader leads, in later leader epochs, too: a leader that goes on keeps what it
+knows.
 
 A leader asks for another one in sync to lead, if nothing went through for a while after it was refused; so
 does a broker that has no room to begin to lead. As a follower it tells whoever leads then that it has no
@@ -27,7 +28,7 @@ from kreplica.common.ports import Clock, Loop
 from kreplica.common.types import TopicPartition
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.replica_config import ReplicaConfig
-from kreplica.replica.replica_peers import ReplicaPeers
+from kreplica.replica.replica_peers import OF_A_LEADER, ReplicaPeers, answer_of, is_believed_whole
 from kreplica.replica.untaken_roles import UntakenRoles
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ ROOM_BYTES, HOPE_MS = 16 << 20, 30_000
 
 class _Refusal:
     """There was no room at `refused_ms`. `end`: of the log then; `free_bytes`: what the disk had left, at the
-    least; `hope_ms`: how long after that there may be room again; `has_room`: what the leader has heard.
+    least; `hope_ms`: how long after that there may be room again; `has_room`: what `leader` has heard in
+    `leader_epoch`.
 
     `led_since_ms`: when the leader, or who was to lead, was refused first, None for a follower;
     `patience_ms`: how long after that it asks for another one.
@@ -57,13 +59,15 @@ class _Refusal:
         "free_bytes",
         "has_room",
         "hope_ms",
+        "leader",
         "leader_epoch",
         "led_since_ms",
         "patience_ms",
         "refused_ms",
     )
 
-    def __init__(self, leader_epoch: int, patience_ms: int) -> None:
+    def __init__(self, leader: int, leader_epoch: int, patience_ms: int) -> None:
+        self.leader = leader
         self.leader_epoch = leader_epoch
         self.patience_ms = patience_ms
         self.end = self.refused_ms = self.free_bytes = 0
@@ -113,7 +117,7 @@ class FullDisks:
     def _refused(self, partition: Partition, end: int, free_bytes: int, now_ms: int) -> None:
         known = self._refusals.get(partition)
         backoff_ms = self._config.replica_fetch_backoff_ms
-        refusal = known or _Refusal(partition.leader_epoch, backoff_ms)
+        refusal = known or _Refusal(partition.leader, partition.leader_epoch, backoff_ms)
         self._refusals[partition] = refusal
         if known is not None and end <= refusal.end:
             # One more in a row. A disk thread's may be told when there is room again: so the least counts.
@@ -175,10 +179,11 @@ class FullDisks:
             refusal.led_since_ms = None
             refusal.patience_ms = min(2 * refusal.patience_ms, HOPE_MS)
         if partition.leader_epoch != refusal.leader_epoch:
-            if refusal.has_room:
+            if refusal.has_room and partition.leader != refusal.leader:
+                # Its new leader knows nothing of that.
                 return False
-            # Its new leader knows nothing of that.
-            refusal.leader_epoch, refusal.end, refusal.has_room = partition.leader_epoch, end, None
+            refusal.leader, refusal.leader_epoch = partition.leader, partition.leader_epoch
+            refusal.end, refusal.has_room = min(refusal.end, end), None
         if end <= refusal.end and not self._may_have_room(partition, refusal):
             if refusal.has_room is not False and end > 0:
                 self._tell(partition, log, refusal, end - 1, has_room=False)
@@ -194,7 +199,7 @@ class FullDisks:
     def _tell(
         self, partition: Partition, log: UnifiedLog, refusal: _Refusal, offset: int, *, has_room: bool
     ) -> None:
-        """Fetch outside of any session, for what that says: of the answer it counts that there is one."""
+        """Fetch outside of any session, for what that says."""
         reply = self._peers.fetch(
             partition,
             partition.leader,
@@ -206,8 +211,14 @@ class FullDisks:
         if reply is None:
             return
 
+        leader_epoch = refusal.leader_epoch
+
         def heard(done: Future[FetchResponse]) -> None:
-            if done.exception() is None and not done.result().error_code:
+            answer = None if done.exception() is not None else answer_of(done.result())
+            if answer is None or refusal.leader_epoch != leader_epoch:
+                return
+            is_heard = is_believed_whole(answer, offset) if has_room else answer.error_code in OF_A_LEADER
+            if is_heard:
                 refusal.has_room = has_room
 
         reply.add_done_callback(lambda done: self._loop.post(partial(heard, done)))

@@ -19,19 +19,25 @@ from typing import TYPE_CHECKING
 
 from kio.schema.fetch.v17.request import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 
+from kreplica.common.errors import CorruptMessage, KafkaStorageError, OffsetOutOfRange
 from kreplica.common.future import Future
 from kreplica.common.ports import Transport
 from kreplica.replica.delayed_fetch import CONSUMER
 from kreplica.replica.fetch_session import FINAL_EPOCH
+from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica_config import ReplicaConfig
 
 if TYPE_CHECKING:
     from kio.schema.fetch.v17.response import FetchResponse
+    from kio.schema.fetch.v17.response import PartitionData as FetchAnswer
 
     from kreplica.replica.partition import Partition
 
 # A consumer that names its rack may be answered by a follower (KIP-392).
 RACK = "damage-repair"
+
+# What a leader answers that cannot give a range; a broker that does not lead answers otherwise.
+OF_A_LEADER = frozenset({0, OffsetOutOfRange.code, CorruptMessage.code, KafkaStorageError.code})
 
 IsWanted = Callable[[], bool]
 WantsHandover = Callable[["Partition", IsWanted | None], None]
@@ -108,3 +114,18 @@ class ReplicaPeers:
             peer, request, timeout_ms=config.replica_socket_timeout_ms
         )
         return reply
+
+
+def answer_of(response: FetchResponse) -> FetchAnswer | None:
+    """The answer for the one partition that was asked for; None where the whole request was refused."""
+    if response.error_code:
+        return None
+    return next((answer for _, _, answer in fetch_answers(response)), None)
+
+
+def is_believed_whole(answer: FetchAnswer, offset: int) -> bool:
+    """Whether the leader believes, after this answer to a fetch at the log's end, that the log is whole.
+
+    A leader that knows nothing of this follower yet believes it only from the high watermark on.
+    """
+    return not answer.error_code and offset >= answer.high_watermark

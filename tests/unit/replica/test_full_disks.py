@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kreplica.common.errors import StorageFull
+from kreplica.common.types import NO_OFFSET
 from kreplica.replica.full_disks import HOPE_MS
 from kreplica.sim.node import DIRECTORY
 from tests.support.replicas import Replicas, batch
@@ -45,3 +46,42 @@ def test_refusals_in_a_row_are_believed_longer_each_time() -> None:
     refused(at, 2)
     at.pass_time(5 * backoff_ms)
     assert sorted(at.partition(1).isr) == [1, 2, 3]
+
+
+def test_a_leader_that_took_the_follower_for_damaged_hears_in_its_next_epoch_that_it_is_not() -> None:
+    """It knew nothing of the follower yet, which had room again at an end below the high watermark."""
+    at = Replicas()
+    at.manager(1).append(at.partitions[0], batch(b"a"))
+    at.pass_time(100)
+    at.manager(2).fetchers.remove_fetcher_for_partitions(at.partitions)
+    at.manager(1).append(at.partitions[0], batch(b"b"))
+    at.pass_time(2 * at.manager(1).config.replica_lag_time_max_ms)
+    assert at.partition(1).isr == (1, 3)
+    at.elect(3)
+    at.manager(2).fetchers.remove_fetcher_for_partitions(at.partitions)
+    refused(at, 2)
+    at.pass_time(5 * at.manager(2).config.replica_fetch_backoff_ms)
+    leader = at.partition(3)
+    known = leader.replica(2)
+    assert known is not None
+    assert (known.damaged, leader.high_watermark, known.log_end_offset) == (True, 2, NO_OFFSET)
+    at.elect(3)  # it keeps what it knows
+    at.pass_time(5 * at.manager(2).config.replica_fetch_backoff_ms)
+    assert sorted(leader.isr) == [1, 2, 3]
+
+
+def test_a_leader_that_goes_on_hears_once_more_that_there_is_room() -> None:
+    """That there was none came to it twice, the second time last."""
+    at = Replicas()
+    at.manager(1).append(at.partitions[0], batch(b"a"))
+    at.pass_time(100)
+    refused(at, 2)
+    at.pass_time(5 * at.manager(2).config.replica_fetch_backoff_ms)
+    leader = at.partition(1)
+    known = leader.replica(2)
+    assert known is not None
+    assert (known.damaged, sorted(leader.isr)) == (False, [1, 2, 3])
+    leader.note_lost_range(2, 0, leader.leader_epoch, known.broker_epoch)
+    at.elect(1)
+    at.pass_time(5 * at.manager(2).config.replica_fetch_backoff_ms)
+    assert (known.damaged, sorted(leader.isr)) == (False, [1, 2, 3])
