@@ -8,7 +8,7 @@ with what it should. Thread rule: one thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
@@ -17,6 +17,7 @@ from kreplica.common.wire import topic_id_of
 from kreplica.controller.topic_settings import ElectionSettings, settings_by
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
+from kreplica.metadata.records import PartitionChangeRecord
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.raft.batch_reader import decoded_batches
 from kreplica.sim.invariants.cluster_view import PartitionView
@@ -30,14 +31,21 @@ KEPT_STATES = 2_000
 
 
 class CommittedBatch:
-    """What one batch has made of the cluster: `delta`, and `metadata` after it."""
+    """What one batch has made of the cluster: `delta`, and `metadata` after it.
 
-    __slots__ = ("delta", "end_offset", "metadata")
+    `unclean`: the partitions, by topic and number, with an unclean election that their topic's settings
+    allowed. The same batch may change these settings before it and after it.
+    """
 
-    def __init__(self, end_offset: int, metadata: ClusterMetadata, delta: MetadataDelta) -> None:
+    __slots__ = ("delta", "end_offset", "metadata", "unclean")
+
+    def __init__(
+        self, end_offset: int, metadata: ClusterMetadata, delta: MetadataDelta, unclean: Set[tuple[Uuid, int]]
+    ) -> None:
         self.end_offset = end_offset
         self.metadata = metadata
         self.delta = delta
+        self.unclean = unclean
 
 
 class QuorumWord:
@@ -61,6 +69,7 @@ class QuorumWord:
         self._configs: object = None
         self._settings: dict[str, ElectionSettings] = {}
         self._change: PartitionChange | None = None  # the decision that is told
+        self._unclean: Set[tuple[Uuid, int]] = frozenset()  # of the batch that is told
         # By topic and partition: a leader epoch, and whom its leader has proposed for the ISR.
         self._proposed: dict[tuple[Uuid, int], tuple[int, set[int]]] = {}
 
@@ -74,14 +83,24 @@ class QuorumWord:
                 at = batch.last_offset + 1
                 if at > end:
                     break
+                unclean: set[tuple[Uuid, int]] = set()
                 for offset, (message, version) in enumerate(batch.records, batch.base_offset):
+                    if isinstance(message, PartitionChangeRecord) and self._is_allowed_unclean(message):
+                        unclean.add((message.topic_id, message.partition_id))
                     self._replayed.replay(message, version, offset)
                 delta = self._replayed.take_delta()
                 metadata = self._replayed.copy()
                 self.states[at] = metadata
-                self.untold.append(CommittedBatch(at, metadata, delta))
+                self.untold.append(CommittedBatch(at, metadata, delta, unclean))
         while len(self.states) > KEPT_STATES:
             del self.states[next(iter(self.states))]
+
+    def _is_allowed_unclean(self, change: PartitionChangeRecord) -> bool:
+        """Whether the next record is of an unclean election, and what was replayed up to it allows that."""
+        topic = self._replayed.topic_names.get(change.topic_id)
+        if topic is None or change.leader_recovery_state != LeaderRecoveryState.RECOVERING:
+            return False
+        return settings_by(self._replayed.configs, topic).unclean_leader_election_enable
 
     def heard(self, what: str, message: Message) -> None:
         """The network's tap: who a leader proposes for the ISR, it counts on from then on."""
@@ -112,7 +131,7 @@ class QuorumWord:
     def decisions(self) -> Iterator[Decision]:
         while self.untold:
             batch = self.untold.popleft()
-            self.now = batch.metadata
+            self.now, self._unclean = batch.metadata, batch.unclean
             for change in batch.delta.partitions:
                 self._change = change
                 at, new = change.topic_partition, change.new
@@ -151,9 +170,10 @@ class QuorumWord:
         """The partition as of `now`."""
         return self.now.partition(at)
 
-    def may_be_unclean(self, topic: str) -> bool:
-        """Whether somebody would rather have a leader than all that was committed."""
-        return topic in self.unclean_topics or self.settings_of(topic).unclean_leader_election_enable
+    def _may_be_unclean(self, state: LeaderAndIsr) -> bool:
+        """Whether its topic allowed an unclean election when it took place, or somebody has asked for one."""
+        at = state.topic_partition
+        return at.topic in self.unclean_topics or (state.topic_id, at.partition) in self._unclean
 
     def makes_void(self, view: PartitionView, state: LeaderAndIsr) -> bool:
         """An election outside of ISR and ELR does where the topic allows that; where nobody is left in
@@ -167,7 +187,7 @@ class QuorumWord:
         if former.leader < 0 and not (former.leader_epoch or former.isr):
             return False  # its first leader ever: nothing was committed
         is_recovering = state.leader_recovery_state is LeaderRecoveryState.RECOVERING
-        if is_recovering and self.may_be_unclean(state.topic_partition.topic):
+        if is_recovering and self._may_be_unclean(state):
             return True
         if not is_recovering and self._was_proposed(state, former.leader_epoch):
             return False
