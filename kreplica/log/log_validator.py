@@ -38,6 +38,8 @@ MOST_RECORD_ERRORS = 1_000
 MOST_TIMES_LARGER = 32
 # What is decompressed, scanned or compressed where others wait for it takes no more than this, some 100 us.
 BRIEF_BYTES = 256 << 10
+# The low byte of a batch's attributes, and the bits in it of the codec.
+ATTRIBUTES_AT, CODEC_BITS = 22, 0x07
 
 
 class ValidBatch(NamedTuple):
@@ -194,6 +196,12 @@ class LogValidator:
             correct_max_timestamp(corrected, largest)
             return corrected
         return None
+
+
+def is_compressed(records: Buffer) -> bool:
+    """Return whether the first batch says that it is compressed."""
+    data = memoryview(records).cast("B")
+    return len(data) > ATTRIBUTES_AT and bool(data[ATTRIBUTES_AT] & CODEC_BITS)
 
 
 def _refuse(error: KreplicaError, records: Iterator[RecordError]) -> None:

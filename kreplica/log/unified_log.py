@@ -46,7 +46,7 @@ from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_flusher import LogFlusher
 from kreplica.log.log_reader import FetchDataInfo, LogSnapshot, TimestampOffset
-from kreplica.log.log_validator import LogValidator
+from kreplica.log.log_validator import LogValidator, is_compressed
 from kreplica.log.plain_path import PlainPath
 from kreplica.log.producer_state_manager import ProducerStateManager
 
@@ -236,6 +236,14 @@ class UnifiedLog:
         if self.durable and wait:
             self.flusher.make_durable(info)
         return info
+
+    def check_ahead(self, records: Buffer, origin: AppendOrigin) -> None:
+        """Check a compressed batch that is to be appended next, which may take long, while no lock is held.
+
+        Raises as `append_as_leader`. Only the next append of that object is saved the check.
+        """
+        if is_compressed(records):
+            self.validator.expect(records, self.validator.validate_anew(records, self.time_ms(), origin))
 
     def append_records(self, records: Records, leader_epoch: int = 0, *, wait: bool = True) -> LogAppendInfo:
         """Build one batch from Python values or columns (see BatchBuilder) and append it as the leader.

@@ -272,6 +272,9 @@ class AppendManager:
     ) -> tuple[Partition, ProducePartitionStatus, LeaderHwChange]:
         """Append to the partition's leader here. Raises as `append` fails; nothing is appended then."""
         partition = self.partition_to_write(topic_partition, required_acks, internal_topics_allowed)
+        log = partition.leader_log_if_local
+        if log is not None:
+            log.check_ahead(records, origin)
         mark = partition.watermark
         info, change = partition.append_records_to_leader(records, origin, required_acks)
         self._count(info)

@@ -31,12 +31,18 @@ class Network(Protocol):
 
 
 class LocalLoop:
-    """Implements `kreplica.common.ports.Loop`: a queue of tasks, run in order by one thread at a time."""
+    """Implements `kreplica.common.ports.Loop`: a queue of tasks, run in order by one thread at a time.
 
-    __slots__ = ("_network", "endpoint", "is_queued", "name", "tasks")
+    `is_apart`: its tasks may take long, and are run by a thread that does nothing else first.
+    """
 
-    def __init__(self, network: Network, endpoint: LocalEndpoint, name: str) -> None:
+    __slots__ = ("_network", "endpoint", "is_apart", "is_queued", "name", "tasks")
+
+    def __init__(
+        self, network: Network, endpoint: LocalEndpoint, name: str, *, is_apart: bool = False
+    ) -> None:
         self._network = network
+        self.is_apart = is_apart
         self.endpoint = endpoint
         self.name = name
         # Guarded by the network's _lock; the thread that runs the queue takes from it.
@@ -112,6 +118,10 @@ class LocalEndpoint:
     def loop(self, name: str) -> LocalLoop:
         """A Loop for an object of this life of the node."""
         return LocalLoop(self._network, self, name)
+
+    def loop_apart(self, name: str) -> LocalLoop:
+        """A Loop for tasks that take long: no other loop waits for its thread."""
+        return LocalLoop(self._network, self, name, is_apart=True)
 
     def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LocalTimer:
         """Run `task` after `delay_ms`, then every `period_ms`, counted from the end of a run, if given."""

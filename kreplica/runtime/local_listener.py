@@ -18,7 +18,7 @@ from typing import Any
 
 from kio.schema.envelope.v0.request import EnvelopeRequest
 
-from kreplica.broker.api_versions import Scope
+from kreplica.broker.api_versions import PRODUCE, Scope
 from kreplica.broker.forwarding_manager import ForwardingManager
 from kreplica.broker.node import Node
 from kreplica.broker.request_channel import RequestChannel
@@ -32,6 +32,8 @@ from kreplica.runtime.tcp_server import Answered, TcpServer
 from kreplica.runtime.tcp_transport import Address
 
 LOOPBACK = "127.0.0.1"
+# With which the frame of a Produce request begins.
+PRODUCE_KEY = PRODUCE.to_bytes(2, "big")
 
 
 class LocalListener:
@@ -46,6 +48,8 @@ class LocalListener:
         self._server: TcpServer | None = None
         self._channel: RequestChannel | None = None
         self._loop: Loop | None = None
+        # Producers' requests: to decompress and check their batches may take a second.
+        self._produce_loop: Loop | None = None
         self._held: socket.socket | None = None
         self.address: Address | None = None
         if has_port:
@@ -69,6 +73,7 @@ class LocalListener:
             server.bind(*self.address)
             self._server = server
         self._loop = endpoint.loop("listener")
+        self._produce_loop = endpoint.loop_apart("produce")
         forwarding = ForwardingManager(
             node.config.node_id,
             controller=node.active_controller,
@@ -107,9 +112,10 @@ class LocalListener:
 
     def _receive(self, frame: memoryview, client_host: str, answered: Answered) -> Future[Any]:
         assert self._channel is not None
-        assert self._loop is not None
+        loop = self._produce_loop if bytes(frame[:2]) == PRODUCE_KEY else self._loop
+        assert loop is not None
         waiting: Future[Any] = Future()
-        self._loop.post(partial(_serve, self._channel, frame, client_host, answered, waiting))
+        loop.post(partial(_serve, self._channel, frame, client_host, answered, waiting))
         return waiting
 
 

@@ -10,6 +10,8 @@ wait for a future.
 
 A task that is about to wait for the disk says so, and helpers, threads that do nothing else, run what is
 ready meanwhile: the voters of a process flush one and the same batch at once, not one after the other.
+What takes long without a wait, checking the batches of foreign producers, has loops apart, and a thread that
+runs them first.
 
 Ownership: the network owns its threads, from `start` to `shutdown`. Thread rule: any thread may call all.
 `_lock` guards queues, timers, lives and calls; nothing is called under it. A queue is run by one thread at
@@ -129,8 +131,10 @@ class LocalNetwork:
         self._work = Condition(self._lock)
         self._changed = Condition(self._lock)
         self._help = Condition(self._lock)
+        self._work_apart = Condition(self._lock)
         # Guarded by _lock:
         self._ready: deque[LocalLoop] = deque()
+        self._ready_apart: deque[LocalLoop] = deque()
         self._lives: dict[int, LocalEndpoint] = {}
         self._cut: set[tuple[int, int]] = set()  # (sender, receiver) between whom nothing arrives
         self._calls: dict[int, _Call] = {}
@@ -216,7 +220,7 @@ class LocalNetwork:
             endpoint.is_paused = False
             stalled, endpoint.stalled = endpoint.stalled, []
             for loop in stalled:
-                self._ready.append(loop)
+                self._make_ready(loop)
             self._work.notify()
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
@@ -242,6 +246,9 @@ class LocalNetwork:
         """Start the network's thread, and its helpers."""
         assert not self._threads, "started already"
         self._threads = [threading.Thread(target=self._run, name="kreplica-network", daemon=True)]
+        self._threads.append(
+            threading.Thread(target=self._run_apart, name="kreplica-network-apart", daemon=True)
+        )
         for number in range(HELPERS):
             name = f"kreplica-network-helper-{number}"
             self._threads.append(threading.Thread(target=self._run_helper, name=name, daemon=True))
@@ -254,6 +261,7 @@ class LocalNetwork:
             self._is_stopping = True
             self._work.notify()
             self._help.notify_all()
+            self._work_apart.notify()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -282,7 +290,8 @@ class LocalNetwork:
 
     def _is_idle(self) -> bool:
         following = self._wheel.next_deadline()
-        return not (self._ready or self._running) and (following is None or following > self._now_ms())
+        is_ready = bool(self._ready or self._ready_apart)
+        return not (is_ready or self._running) and (following is None or following > self._now_ms())
 
     def _run(self) -> None:
         self._thread_local.depth = 1
@@ -320,6 +329,25 @@ class LocalNetwork:
                 self._calls_for_help -= 1
             self._drain(TURNS_OF_A_CALLER)
 
+    def _run_apart(self) -> None:
+        own = threading.get_ident()
+        while True:
+            with self._lock:
+                while not self._ready_apart and not self._is_stopping:
+                    self._work_apart.wait()
+                if self._is_stopping:
+                    return
+                loop = self._begin_turn(own, self._ready_apart)
+            if loop is None:
+                continue
+            # As a caller's thread, it has a share of what its task gives others to do.
+            with self._draining:
+                try:
+                    self._run_turn(loop)
+                finally:
+                    with self._lock:
+                        self._end_turn(loop, own)
+
     def call_helpers(self) -> None:
         """Let the helpers run what is ready in other loops."""
         with self._lock:
@@ -335,7 +363,7 @@ class LocalNetwork:
             with lock:
                 if loop is not None:
                     self._end_turn(loop, own)
-                loop = self._begin_turn(own)
+                loop = self._begin_turn(own, self._ready)
             if loop is None:
                 return
             try:
@@ -350,10 +378,10 @@ class LocalNetwork:
             if self._ready:
                 self._work.notify()
 
-    def _begin_turn(self, thread: int) -> LocalLoop | None:
+    def _begin_turn(self, thread: int, ready: deque[LocalLoop]) -> LocalLoop | None:
         # Under _lock.
-        while self._ready and not self._is_stopping:
-            loop = self._ready.popleft()
+        while ready and not self._is_stopping:
+            loop = ready.popleft()
             if loop.endpoint.is_paused:
                 loop.endpoint.stalled.append(loop)
                 continue
@@ -368,7 +396,7 @@ class LocalNetwork:
         endpoint.runners.remove(thread)
         self._running -= 1
         if loop.tasks and endpoint.is_alive:
-            self._ready.append(loop)
+            self._make_ready(loop)
         else:
             loop.is_queued = False
         if not endpoint.is_alive or endpoint.is_paused or (self._idlers and not self._ready):
@@ -400,9 +428,17 @@ class LocalNetwork:
         loop.tasks.append(task)
         if not loop.is_queued:
             loop.is_queued = True
-            self._ready.append(loop)
+            self._make_ready(loop)
             if not self._thread_local.depth:
                 self._work.notify()
+
+    def _make_ready(self, loop: LocalLoop) -> None:
+        # Under _lock.
+        if loop.is_apart:
+            self._ready_apart.append(loop)
+            self._work_apart.notify()
+        else:
+            self._ready.append(loop)
 
     # ---- timers -------------------------------------------------------------------------------------------
 

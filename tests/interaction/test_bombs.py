@@ -14,7 +14,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
+from kreplica import Cluster
 from kreplica.broker.api_versions import response_type
+from kreplica.log.log_validator import LogValidator, is_compressed
 from kreplica.record import compress
 from kreplica.record.compression import GZIP, LZ4, ZSTD
 from tests.support.batches import batch_of, build
@@ -92,3 +94,34 @@ def test_others_go_on_while_bombs_come_and_memory_stays_bounded(cluster: TcpClus
     assert cluster.nodes[1].node.raft.leader_and_epoch.epoch == epoch
     assert not cluster.nodes[1].node.loader.published.brokers[1].fenced
     assert sorted(took)[len(took) // 2] < 0.25
+
+
+def test_a_cluster_in_a_program_goes_on_while_a_foreign_batch_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    whole = LogValidator.validate_anew
+
+    def held(self: LogValidator, records: Any, *rest: Any, **named: Any) -> Any:
+        if is_compressed(records):
+            begun.set()
+            assert may_end.wait(WAIT_S)
+        return whole(self, records, *rest, **named)
+
+    with Cluster(brokers=3, serve=True) as cluster:
+        cluster.create_topic("orders", partitions=2)
+        monkeypatch.setattr(LogValidator, "validate_anew", held)
+        addresses = [each.rpartition(":") for each in cluster.bootstrap_servers.split(",")]
+        host, _, port = addresses[cluster.partition("orders", 1).leader - 1]
+        with connected((host, int(port))) as foreign:
+            try:
+                foreign.sendall(produce(build([bytes(1 << 20)], codec="lz4")))
+                assert begun.wait(WAIT_S)
+                # All nodes' steps, and appends to the same partition: the check holds no lock of it.
+                for partition in (0, 1):
+                    appended = cluster.append("orders", partition, [b"x"], acks="all")
+                    assert appended.result(timeout=WAIT_S).base_offset == 0
+            finally:
+                may_end.set()
+            assert answer(foreign) is ErrorCode.none
+        assert [len(record.value or b"") for record in cluster.read("orders", 1)] == [1, 1 << 20]
