@@ -55,7 +55,13 @@ from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.broker.suspected_brokers import SuspectedBrokers
 from kreplica.broker.unsupported_apis import HANDLERS as UNSUPPORTED_HANDLERS
-from kreplica.common.errors import BrokerNotAvailable, InvalidConfig, InvalidFile, NotController
+from kreplica.common.errors import (
+    BrokerNotAvailable,
+    InvalidConfig,
+    InvalidFile,
+    KreplicaError,
+    NotController,
+)
 from kreplica.common.future import Future, failed, resolved
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
@@ -487,7 +493,9 @@ class Node:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            LOGGER.error("node %d cannot go on", self.config.node_id, exc_info=error)
+            # What is foreseen, such as directories of another cluster, says itself what to do.
+            unforeseen = None if isinstance(error, KreplicaError) else error
+            LOGGER.error("node %d cannot go on: %s", self.config.node_id, error, exc_info=unforeseen)
             self._resolve_ready(error)
             if self._on_fatal is not None:
                 self._on_fatal(error)

@@ -13,6 +13,7 @@ from kreplica.metadata.registrations import PartitionRegistration
 
 if TYPE_CHECKING:
     from kreplica.broker.node import Node
+    from kreplica.replica.isr_history import IsrChange, OutOfIsr
     from kreplica.replica.partition import Partition
 
 
@@ -102,10 +103,27 @@ class PartitionView:
         """The first offset there is. Raises as `high_watermark`."""
         return self._leading().local_log.log_start_offset
 
-    def why_not_in_isr(self, broker_id: int) -> Any:
-        """Why the replica is not in sync: the rule that it does not meet now, with offsets and times; None
+    def why_not_in_isr(self, broker_id: int) -> OutOfIsr | None:
+        """Why the replica is not in sync: the rule that it does not meet now, with offsets and dates; None
         where it is. Raises as `high_watermark`."""
         return self._leading().why_not_in_isr(broker_id)
+
+    @property
+    def isr_history(self) -> tuple[IsrChange, ...]:
+        """The last changes of the ISR, oldest first: each with its date, reason and offsets.
+
+        Each leader notes the changes of its own time; here are those of all replicas that run in this
+        process. A node that starts again begins with none.
+        """
+        found: dict[tuple[int, int, str], IsrChange] = {}
+        for broker_id in self._registration().replicas:
+            node = self._node(broker_id)
+            if node is None or node.broker is None:
+                continue
+            partition = node.broker.replica_manager.partitions.get(self._at)
+            for change in () if partition is None else partition.isr_history:
+                found.setdefault((change.partition_epoch, change.broker_id, change.kind), change)
+        return tuple(found[key] for key in sorted(found))
 
     def _registration(self) -> PartitionRegistration:
         found = self._metadata().partition(self._at)

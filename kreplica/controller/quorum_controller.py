@@ -42,6 +42,9 @@ NANOSECONDS_PER_MS = 1_000_000
 ATTEMPTS = 8
 # How soon a fence that could not be written is tried again.
 FENCE_RETRY_MS = 20
+# How often a warning tells of partitions without a leader, and how many it names.
+REPORT_EVERY_MS = 60_000
+MOST_NAMES = 3
 
 T = TypeVar("T")
 Operation = Callable[[ControllerTerm], T | ControllerResult[T]]
@@ -351,6 +354,7 @@ class QuorumController:
             lambda term: term.machines.partitions.trigger_online_partition_state_change(),
         )
         self._every("writeNoOpRecord", config.metadata_max_idle_interval_ms, self._write_no_op_record)
+        self._every("reportOfflinePartitions", REPORT_EVERY_MS, self._report_offline_partitions)
 
     def _every(self, name: str, period_ms: int, operation: Operation[Any]) -> None:
         term = self._term
@@ -368,6 +372,16 @@ class QuorumController:
         passed_ns = self._clock.monotonic_ns() - self._written_at_ns
         if passed_ns >= self._config.metadata_max_idle_interval_ms * NANOSECONDS_PER_MS:
             term.add(NoOpRecord())
+
+    def _report_offline_partitions(self, term: ControllerTerm) -> None:
+        # Also those that no live broker has a replica of, which no broker would tell of.
+        names = sorted(str(each.topic_partition) for each in term.context.partitions_not_online)
+        if names:
+            others = ", ..." if len(names) > MOST_NAMES else ""
+            LOGGER.warning(
+                "controller %d: %d partitions of the cluster have no leader: %s%s",
+                *(self.node_id, len(names), ", ".join(names[:MOST_NAMES]), others),
+            )
 
     # ---- sessions -----------------------------------------------------------------------------------------
 

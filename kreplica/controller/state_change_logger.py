@@ -3,7 +3,8 @@
 Each line begins with the controller and its epoch. The newest lines are kept, as columns of what they are
 made of: they become text when somebody asks, since ten thousand partitions may change at once. They also go
 to the logger `kreplica.state.change`: transitions at level DEBUG, failures at INFO. What an open batch did
-is told once the batch is in the metadata log; of one that was given up only its failures and its end are. It
+is told once the batch is in the metadata log; of one that was given up only its failures and its end are.
+The logger gets one line for all failures of a batch: when no broker lives, every partition has one. It
 belongs to the controller's loop.
 """
 
@@ -18,8 +19,6 @@ LOGGER = logging.getLogger("kreplica.state.change")
 KEPT_LINES = 20_000
 # A partition that nobody can lead is tried again with each broker that comes or goes: no news for a console.
 FAILURE = logging.INFO
-# Failures of one batch that go to the logger; when no broker lives, every partition has one.
-MOST_TOLD_FAILURES = 20
 
 
 class Lines(NamedTuple):
@@ -73,18 +72,16 @@ class StateChangeLogger:
         return [line for kept in self._kept for line in self._text(kept)]
 
     def _tell(self, told: list[Lines]) -> None:
-        failures = 0
+        failed = [lines for lines in told if lines.level == FAILURE]
         for lines in told:
             self._kept.append(lines)
             self._count += len(lines.columns[0])
-            failures += lines.level == FAILURE
-            is_too_much = lines.level == FAILURE and failures > MOST_TOLD_FAILURES
-            if LOGGER.isEnabledFor(lines.level) and not is_too_much:
+            if lines.level != FAILURE and LOGGER.isEnabledFor(lines.level):
                 for line in self._text(lines):
                     LOGGER.log(lines.level, "%s", line)
-        if failures > MOST_TOLD_FAILURES:
-            more = Lines(self.epoch, FAILURE, "had %d failures more", ([failures - MOST_TOLD_FAILURES],))
-            LOGGER.log(FAILURE, "%s", next(self._text(more)))
+        if failed:
+            more = f" (and {len(failed) - 1} more failures)" if len(failed) > 1 else ""
+            LOGGER.log(FAILURE, "%s%s", next(self._text(failed[0])), more)
         while self._count > self._kept_lines and len(self._kept) > 1:
             self._count -= len(self._kept.popleft().columns[0])
 

@@ -439,7 +439,8 @@ class KafkaRaftClient:
                 self._context.full_disk.refused(error)
             self._step()
         except Exception as error:
-            LOGGER.exception("node %d: the quorum's client cannot go on", self.node_id)
+            # Whoever is told by `on_fatal` logs it.
+            LOGGER.debug("node %d: the quorum's client cannot go on", self.node_id, exc_info=True)
             self.close()
             self._on_fatal(error)
 

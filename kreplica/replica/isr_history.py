@@ -31,8 +31,9 @@ class IsrChangeReason(enum.StrEnum):
 class IsrChange(NamedTuple):
     """One replica's leaving (`kind` "shrink") or joining ("expand").
 
-    `log_end_offset`: the follower's, -1 if it had not fetched; the leader's offsets beside it. Times in ms on
-    the monotonic clock, None for never. `partition_epoch`: of the state in which the change holds.
+    `log_end_offset`: the follower's, -1 if it had not fetched; the leader's offsets beside it. Times are
+    in ms since 1970 by the leader's clock, None for never. `isr`, `partition_epoch`: of the state in which
+    the change holds.
     """
 
     time_ms: int
@@ -46,6 +47,7 @@ class IsrChange(NamedTuple):
     last_caught_up_time_ms: int | None
     leader_epoch: int
     partition_epoch: int
+    isr: tuple[int, ...]
 
 
 class OutOfIsr(NamedTuple):
@@ -71,13 +73,25 @@ class OutOfIsr(NamedTuple):
 class IsrHistory:
     """The last changes of one partition's ISR, oldest first."""
 
-    __slots__ = ("_changes",)
+    __slots__ = ("_changes", "_untold")
 
     def __init__(self) -> None:
         self._changes: deque[IsrChange] = deque(maxlen=MAX_CHANGES)
+        self._untold: deque[IsrChange] = deque(maxlen=MAX_CHANGES)
 
     def add(self, change: IsrChange) -> None:
         self._changes.append(change)
+        self._untold.append(change)
+
+    def take_untold(self) -> list[IsrChange]:
+        """The changes since the last call, for the log."""
+        taken = []
+        while self._untold:
+            try:
+                taken.append(self._untold.popleft())
+            except IndexError:
+                break  # another thread took the last one
+        return taken
 
     def __iter__(self) -> Iterator[IsrChange]:
         # list() copies the deque under the GIL; an iterator over it would break when a change comes.

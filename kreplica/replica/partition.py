@@ -431,7 +431,7 @@ class Partition(PartitionStanding):
             if replica is None or not replica.broker_epoch <= broker_epoch == registered:
                 replica = partition_fetch.check_follower(self, replica_id, broker_epoch)
             if read.diverging_epoch is not None:
-                replica.diverged = True
+                partition_isr.note_diverged(self, replica, read)
                 return NOTHING
             former_end = replica.log_end_offset
             low_watermark = self.low_watermark_if_leader() if self.low_watermark_waiters else -1

@@ -291,23 +291,48 @@ def truncate_to(partition: Partition, offset: int) -> bool:
     with partition.leader_isr_update_lock:
         log = _follower_log(partition)
         if offset > log.log_start_offset:
-            return log.truncate_to(offset)
+            end = log.log_end_offset
+            is_cut = log.truncate_to(offset)
+            if is_cut:
+                _tell_of_cut(partition, log, end)
+            return is_cut
         # Nothing stays. What a replica has deleted that may be elected, its leader had, too. Another one may
         # have deleted other records than the leader has there, after an unclean election: it fetches all that
         # the leader has, or it would count as having them.
-        return _begin_at(log, offset if may_be_elected(partition) else 0)
+        return _begin_at(partition, log, offset if may_be_elected(partition) else 0)
 
 
 def truncate_fully_and_start_at(partition: Partition, offset: int) -> None:
     """As Partition.truncate_fully_and_start_at."""
     with partition.leader_isr_update_lock:
-        _begin_at(_follower_log(partition), offset)
+        _begin_at(partition, _follower_log(partition), offset)
 
 
-def _begin_at(log: UnifiedLog, start: int) -> bool:
+def _tell_of_cut(partition: Partition, log: UnifiedLog, former_end: int) -> None:
+    LOGGER.info(
+        "%s: truncated from offset %d to %d, as the log parts from that of broker %d, which leads epoch %d;"
+        " the log begins at %d, high watermark %d",
+        partition.topic_partition,
+        former_end,
+        log.log_end_offset,
+        partition.leader,
+        partition.leader_epoch,
+        log.log_start_offset,
+        log.high_watermark,
+    )
+
+
+def _begin_at(partition: Partition, log: UnifiedLog, start: int) -> bool:
     if start == log.log_start_offset == log.log_end_offset and not log.size:
         return log.truncate_to(start)
     # What was deleted may still be in the first segment: it must go too, or nothing of an epoch before its
     # own could ever follow it.
+    former_start, former_end = log.log_start_offset, log.log_end_offset
     log.truncate_fully_and_start_at(start)
+    LOGGER.info(
+        "%s: dropped the records from offset %d to %d and begins anew at %d, to follow broker %d, which leads"
+        " epoch %d",
+        *(partition.topic_partition, former_start, former_end, start),
+        *(partition.leader, partition.leader_epoch),
+    )
     return True

@@ -7,6 +7,7 @@ lock. One AlterPartition is in flight for a partition at a time (KIP-497).
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING
 
 from kreplica.common.errors import (
@@ -36,6 +37,9 @@ from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, Replica
 if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
     from kreplica.replica.partition import Partition
+    from kreplica.replica.partition_fetch import LogReadInfo
+
+LOGGER = logging.getLogger(__name__)
 
 # Errors that say that the change was not made and never will be: what was committed before still holds.
 NOT_MADE = (OperationNotAttempted, IneligibleReplica)
@@ -179,6 +183,19 @@ def note_lost_range(
         return maybe_shrink_isr(partition, partition.clock.monotonic_ns() // 1_000_000)
 
 
+def note_diverged(partition: Partition, replica: Replica, read: LogReadInfo) -> None:
+    """Note that the follower's log and this one part, as its fetch was answered."""
+    if not replica.diverged:
+        replica.diverged = True
+        LOGGER.info(
+            "%s: the log of broker %d, which fetches from offset %d, parts from this one: epoch %d ends here"
+            " at offset %d; this one ends at %d, high watermark %d",
+            *(partition.topic_partition, replica.broker_id, read.fetch_offset),
+            *(read.diverging_epoch or ()),
+            *(read.log_end_offset, partition.high_watermark),
+        )
+
+
 def _shrink(partition: Partition, now_ms: int) -> IsrChangeProposed | None:
     state = partition.state
     if isinstance(state, PendingPartitionChange):
@@ -281,7 +298,7 @@ def _commit(partition: Partition, pending: PendingPartitionChange, answer: Leade
     assert known is not None
     for change in pending.changes:
         if (change.broker_id in answer.isr) == (change.kind == "expand"):
-            partition.isr_history.add(change._replace(partition_epoch=answer.partition_epoch))
+            partition.isr_history.add(change._replace(partition_epoch=answer.partition_epoch, isr=answer.isr))
     partition.leader_and_isr = dataclasses.replace(
         known,
         isr=answer.isr,
@@ -306,7 +323,11 @@ def note_told(partition: Partition, told: LeaderAndIsr, now_ms: int) -> None:
         if change is None or change.kind != kind:
             reason = _why_told(partition, broker_id, kind)
             change = _change(partition, kind, broker_id, reason, now_ms)
-        partition.isr_history.add(change._replace(partition_epoch=told.partition_epoch))
+        partition.isr_history.add(
+            change._replace(
+                partition_epoch=told.partition_epoch, leader_epoch=told.leader_epoch, isr=told.isr
+            )
+        )
 
 
 def _why_told(partition: Partition, broker_id: int, kind: str) -> IsrChangeReason:
@@ -350,8 +371,14 @@ def last_fetch_time_ms(replica: Replica) -> int:
     return max(replica.last_fetch_time_ms, session.last_fetch_time_ms)
 
 
-def _known(time_ms: int) -> int | None:
-    return None if time_ms == NEVER_MS else time_ms
+def _date(partition: Partition, time_ms: int) -> int:
+    """The date, in ms since 1970, of a time on the monotonic clock."""
+    clock = partition.clock
+    return clock.time_ms() - (clock.monotonic_ns() // 1_000_000 - time_ms)
+
+
+def _known(partition: Partition, time_ms: int) -> int | None:
+    return None if time_ms == NEVER_MS else _date(partition, time_ms)
 
 
 def _change(
@@ -360,17 +387,18 @@ def _change(
     replica = partition.replica(broker_id) or Replica(broker_id)
     log = partition.local_log
     return IsrChange(
-        now_ms,
+        _date(partition, now_ms),
         kind,
         broker_id,
         reason,
         replica.log_end_offset,
         log.log_end_offset,
         log.high_watermark,
-        _known(last_fetch_time_ms(replica)),
-        _known(replica.last_caught_up_time_ms),
+        _known(partition, last_fetch_time_ms(replica)),
+        _known(partition, replica.last_caught_up_time_ms),
         partition.term.leader_epoch,
         partition.partition_epoch,
+        partition.isr,
     )
 
 
@@ -401,7 +429,7 @@ def why_not_in_isr(partition: Partition, broker_id: int) -> OutOfIsr | None:
             replica.log_end_offset,
             log.log_end_offset,
             log.high_watermark,
-            _known(last_fetch_time_ms(replica)),
-            _known(replica.last_caught_up_time_ms),
+            _known(partition, last_fetch_time_ms(replica)),
+            _known(partition, replica.last_caught_up_time_ms),
             change,
         )

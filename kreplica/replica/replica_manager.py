@@ -27,7 +27,7 @@ from kreplica.common.errors import (
     StorageIOError,
 )
 from kreplica.common.future import Future
-from kreplica.common.leader_and_isr import LeaderAndIsr
+from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr
 from kreplica.common.locks import Lock, RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport
@@ -52,6 +52,7 @@ from kreplica.replica.isr_policy import isr_policy_of
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_effects import INCREASED, IsrChangeProposed, LeaderHwChange, PartitionEffects
+from kreplica.replica.partition_events import REPORT_EVERY_MS, PartitionEvents
 from kreplica.replica.partition_fetch import EpochEndOffset
 from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_alter_log_dirs_manager import ReplicaAlterLogDirsManager
@@ -96,6 +97,7 @@ class ReplicaManager:
         self.metrics = metrics or MetricRegistry()
         self.log_manager = log_manager
         self.partitions = HostedPartitions(metadata_cache.contains)
+        self.events = PartitionEvents(broker_id, self.partitions)
         self._loop = loop = new_loop("replica-manager")
         self.delayed = DelayedRequests(clock, loop, self.metrics)
         self.quotas = ReplicationQuotas(broker_id, config, clock)
@@ -191,6 +193,7 @@ class ReplicaManager:
             schedule(
                 "highwatermark-checkpoint", self.checkpoint_high_watermarks, checkpoint_ms, checkpoint_ms
             ),
+            schedule("partition-report", self.events.report, REPORT_EVERY_MS, REPORT_EVERY_MS),
         ]
 
     def shutdown(self) -> None:
@@ -303,13 +306,17 @@ class ReplicaManager:
             raise
         # A replica that the controller took out of the ISR may have been the one that all waited for.
         self._due.append(partial(self.act_on, partition, became.effects))
+        self.events.isr_changed(partition)
         if became.is_new_leader or became.is_new_epoch:
+            self.events.leadership_taken(partition)
             self._due.append(partial(self.fetches.moved, partition))
 
     def _follow(self, partition: Partition, state: LeaderAndIsr, log: UnifiedLog) -> None:
         led = partition.is_leader
         is_new_epoch = partition.make_follower(state, log)
         if led and not partition.is_leader:
+            leader = "no broker leads" if state.leader == NO_LEADER else f"broker {state.leader} leads"
+            self.events.leadership_lost(partition, log.log_end_offset, leader)
             self._due.append(self.delayed.leadership_lost(partition))
         if is_new_epoch:
             self._due.append(partial(self.fetches.moved, partition))
@@ -362,7 +369,11 @@ class ReplicaManager:
         return None
 
     def _close(self, partition: Partition, *, is_offline: bool = False) -> None:
+        log = partition.leader_log_if_local
         partition.close(is_offline=is_offline)
+        if log is not None:
+            why = "its log directory is offline" if is_offline else "the broker is no replica any more"
+            self.events.leadership_lost(partition, log.log_end_offset, why)
         self._due.append(self.delayed.leadership_lost(partition))
         self._due.append(partial(self.fetches.moved, partition))
 
@@ -425,6 +436,7 @@ class ReplicaManager:
             effects = partition.handle_alter_partition_response(proposed.pending, error)
             # What was refused for one replica may be asked for another, or again, at their next fetches.
             self.fetches.name_again(partition)
+        self.events.isr_changed(partition)
         after = partition.isr
         self._isr_shrinks.mark(not set(after) >= set(before))
         self._isr_expands.mark(not set(after) <= set(before))

@@ -99,6 +99,7 @@ def test_a_cluster_in_one_command(tmp_path: Path) -> None:
         nodes.live.append(2)
         client = TcpClient(nodes)
         client.admin.create_topic("orders", partitions=1, replication_factor=2).result(WAIT_S)
+        client.admin.create_topic("many", partitions=30, replication_factor=2).result(WAIT_S)
         assert client.append("orders", 0, [b"v"]) == 0
         # One that dies is started again.
         children = cluster.children()
@@ -111,6 +112,24 @@ def test_a_cluster_in_one_command(tmp_path: Path) -> None:
         code, _, err = cluster.end(signal.SIGINT)
         assert code == 0, err
     assert not any(Path(f"/proc/{child}").exists() for child in children)
+    # That the last broker cannot hand its partitions over is a line, not one for each of them.
+    assert err.count("could not change partition") <= 4, err
+
+
+def test_a_node_of_another_cluster_says_so_in_one_line(tmp_path: Path) -> None:
+    port = free_ports(2)
+    other = "zzzzzzzzzzzzzzzzzzzzzg"
+    assert cli_format.run([str(tmp_path / "b")], 2, other, ignore_formatted=False, as_json=True) == 0
+    with Command("serve", *flags(formatted(tmp_path / "a"), port)) as node:
+        node.lines_until("is ready")
+        quorum = f"1@127.0.0.1:{port}"
+        arguments = ["--directory", tmp_path / "b", "--node-id", 2, "--listen", f":{port + 1}"]
+        with Command("serve", *arguments, "--quorum", quorum) as stranger:
+            code, _, err = stranger.end()
+    assert code == 1, err
+    assert "Traceback" not in err
+    [line] = [line for line in err.splitlines() if "cannot go on" in line]
+    assert f"node 2 is formatted for the cluster {other!r}, and the voters [1] are of another one" in line
 
 
 def test_a_cluster_that_is_ended_while_it_starts(tmp_path: Path) -> None:

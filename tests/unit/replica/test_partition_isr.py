@@ -379,6 +379,7 @@ def test_slow_and_stuck_are_told_apart(replicas):
     assert change.last_caught_up_time_ms == start_ms
     assert change.last_fetch_time_ms == start_ms + LAG_MS
     assert change.time_ms == replicas.clock.now_ms
+    assert change.isr == (1,)
     assert (change.leader_epoch, change.partition_epoch) == (0, replicas.known.partition_epoch)
 
 
