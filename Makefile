@@ -14,7 +14,7 @@
 #   make soak         an hour of load on three processes, one killed every five minutes: nothing lost, all flat
 #   make sanitize     the core's tests under AddressSanitizer and UBSan
 #   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
-#   make crash        the kill -9 loop, power cuts and refused system calls, at length (KILLS=3000 CUTS=10000)
+#   make crash        kills, power cuts, refused system calls, interrupts (KILLS=3000 CUTS=10000 INTERRUPT_STRIDE=1)
 #   make kills        processes killed and paused at length, under stock clients; Spark's, too (NODE_KILLS=200)
 #   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
 #   make fuzz         a log's files and a producer's batches fed with noise (FUZZ_SECONDS=60)
@@ -37,6 +37,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 KILLS ?= 3000
 CUTS ?= 10000
+INTERRUPT_STRIDE ?= 1
 NODE_KILLS ?= 200
 STREAM_KILLS ?= 12
 FLIP_BYTES ?= 1048576
@@ -97,7 +98,8 @@ format: .make/build
 	ruff format .
 
 crash: .make/build
-	KREPLICA_KILLS=$(KILLS) KREPLICA_CUTS=$(CUTS) KREPLICA_REFUSED_STEP=1 $(PYTEST) tests/crash
+	KREPLICA_KILLS=$(KILLS) KREPLICA_CUTS=$(CUTS) KREPLICA_REFUSED_STEP=1 \
+		KREPLICA_INTERRUPT_STRIDE=$(INTERRUPT_STRIDE) $(PYTEST) tests/crash
 
 kills: .make/build
 	KREPLICA_NODE_KILLS=$(NODE_KILLS) KREPLICA_LONGEST_PAUSE_S=15 $(PYTEST) tests/crash/test_node_kills.py -s

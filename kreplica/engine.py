@@ -10,7 +10,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -117,12 +116,16 @@ class Log:
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
             return cls(directory, reader.open(), None, reader)._closed_when_lost(files)
         _make_directory(files, directory)
-        with ExitStack() as locks:
-            locks.callback(files.lock_directory(directory).release)
+        locks = _Locks(files)
+        try:
+            locks.take(directory)
             options = _options(files, directory, partition, locks)
             parsed = given.over(given.store(files, directory))
             log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), options)
-            return cls(directory, log, _Locks(locks.pop_all()), None)._closed_when_lost(files)
+            return cls(directory, log, locks, None)._closed_when_lost(files)
+        except BaseException:
+            locks.release()
+            raise
 
     def _closed_when_lost(self, files: Storage) -> Self:
         # On the machine's own files only: a simulated machine decides about the end of its logs.
@@ -313,10 +316,12 @@ class Log:
         return self._log.offset_for_timestamp(integer("timestamp", timestamp))
 
     def _require_open(self) -> None:
+        self._log.offsets_lock.look()
         if self._log.closed:
             raise LogClosed(f"{self.path}: the log is closed")
 
     def _see(self) -> None:
+        self._log.offsets_lock.look()
         if self._refresh is not None:
             self._refresh.refresh(self._log)
 
@@ -361,33 +366,39 @@ class Log:
     @property
     def flush_offset(self) -> int:
         """All below is on disk."""
+        self._log.offsets_lock.look()
         return self._log.flush_offset
 
     @property
     def damage(self) -> Damage | None:
         """The first range whose bytes rotted, or None. A log reads up to it, and again from
         `damage.next_offset` on; it is read-only where recovery had to stop there."""
+        self._log.offsets_lock.look()
         return self._log.damage
 
     @property
     def damages(self) -> list[Damage]:
         """All ranges that are known to have rotted, by offset."""
+        self._log.offsets_lock.look()
         return list(self._log.damages)
 
     @property
     def recovery(self) -> Recovery:
         """What opening it had to do."""
+        self._log.offsets_lock.look()
         recovered = self._log.recovered
         assert isinstance(recovered, Recovery)
         return recovered
 
     @property
     def config(self) -> LogConfig:
+        self._log.offsets_lock.look()
         return self._log.config
 
     @property
     def size(self) -> int:
         """Valid bytes."""
+        self._log.offsets_lock.look()
         return self._log.size
 
     # ---- upkeep -------------------------------------------------------------------------------------------
@@ -434,7 +445,7 @@ class Log:
         Raises CorruptMessage where a batch rotted, LogCleaningAborted where the log was cut meanwhile, and
         ReadOnlyLog, StorageFull, KafkaStorageError; the log is as good as it was then.
         """
-        if not self._log.config.compact:
+        if not self.config.compact:
             raise InvalidConfig("compact() wants a cleanup.policy that has compact")
         size = integer("dedupe_buffer_size", dedupe_buffer_size, 1, INT64_MAX)
         with self._compacting:
@@ -443,14 +454,19 @@ class Log:
             return cleaner.compact(self._log, offset_map, CleanerConfig().io_buffer_size)
 
     def close(self) -> None:
-        """Flush and close. Slices and batches that were handed out stay good."""
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        """Flush and close. Slices and batches that were handed out stay good.
+
+        In a child of the process that opened it nothing is done to the log, which is the parent's.
+        """
         try:
-            self._log.close()
+            if not self._log.offsets_lock.is_forked:
+                self._log.close()
         finally:
             if self._lock is not None:
                 self._lock.release()
+            # Not before: one that was interrupted is closed when its program has lost it.
+            if self._finalizer is not None:
+                self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -528,14 +544,20 @@ def _bound(name: str, value: int | None, least: int | None = None) -> int | None
 class _Locks:
     """Those of a log that is open for writing: its own directory's, and a share in its node's."""
 
-    def __init__(self, held: ExitStack) -> None:
-        self._held = held
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._held: list[DirectoryLock] = []
+
+    def take(self, directory: str, *, shared: bool = False) -> None:
+        self._held.append(self._storage.lock_directory(directory, shared=shared))
 
     def release(self) -> None:
-        self._held.close()
+        """Release them; may be called again, where an exception came in between."""
+        for held in self._held:
+            held.release()
 
 
-def _options(storage: Storage, directory: str, partition: TopicPartition, locks: ExitStack) -> OpenOptions:
+def _options(storage: Storage, directory: str, partition: TopicPartition, locks: _Locks) -> OpenOptions:
     """What the log directory of a node, if `directory` lies in one, knows of the partition.
 
     A node has its directory alone. Logs that are opened by themselves share it, so that no node starts
@@ -544,7 +566,7 @@ def _options(storage: Storage, directory: str, partition: TopicPartition, locks:
     parent = LogDirectory(storage, os.path.dirname(directory))
     if not parent.is_formatted:
         return OpenOptions()
-    locks.callback(storage.lock_directory(parent.path, shared=True).release)
+    locks.take(parent.path, shared=True)
     parent.no_longer_clean()
     recovery_points, log_starts, _ = parent.read_checkpoints()
     return OpenOptions(

@@ -57,9 +57,10 @@ cdef class Region:
     cdef readonly bint writable
     cdef readonly bint foreign       # another program's file, which may shrink: never mapped
     cdef object __weakref__
-    cdef pthread_mutex_t lock        # guards mapping, r.base, pinned_to, closed
+    cdef pthread_mutex_t lock        # guards mapping, r.base, pinned_to, lent_to, closed
     cdef kr_mapping *mapping         # NULL while cold; its base is r.base
     cdef int64_t pinned_to           # no pin that is out there reaches further
+    cdef int64_t lent_to             # another region of the same file may have pins up to here
     cdef bint closed
     cdef bytes name                  # the path as the system calls want it; `file` points into it
     cdef kr_file file

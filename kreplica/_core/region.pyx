@@ -304,6 +304,7 @@ cdef class Region:
         pthread_mutex_lock(&self.lock)
         self.mapping, mapping = mapping, self.mapping
         self.r.base = self.mapping.base
+        self.lent_to = 0
         pthread_mutex_unlock(&self.lock)
         kr_mapping_disown(mapping)
         kr_mapping_release(mapping)
@@ -316,7 +317,7 @@ cdef class Region:
         cdef bint pinned
         pthread_mutex_lock(&self.lock)
         publish_length(&self.r, length)
-        pinned = kr_load_acquire(&self.r.pins) > 0 and self.pinned_to > length
+        pinned = self.lent_to > length or (kr_load_acquire(&self.r.pins) > 0 and self.pinned_to > length)
         pthread_mutex_unlock(&self.lock)
         return pinned
 
@@ -549,6 +550,10 @@ cdef class Region:
         kr_file_renamed(&self.file, name)
         self.name = name
         self.path = os.fspath(path)
+
+    def lend(self):
+        """Another region of this process has slices of the same file: a cut goes on in a new file."""
+        self.lent_to = load_length(&self.r)
 
     def hold(self):
         """Keep the bytes at hand though the file is about to lose its name: mapped, or by a descriptor that counts for

@@ -11,10 +11,10 @@ An append that needs a decision (a roll, a transaction, a new leader epoch) is m
 loop, once nothing of the log is under way, and before any that came after it. So appends never overtake
 each other.
 
-Whoever else changes the log's end or its segments holds `UnifiedLog.lock`, which here is a SettledLock:
-none is under way then, and what they leave to be noted (producers' states) is noted. The high watermark
-alone moves meanwhile, under `offsets_lock`, and reaches the state file with the next append or by a job of
-its own, since that page may have to be waited for, too.
+Any other change of the log's end or its segments is made under `UnifiedLog.lock`, which here is a SettledLock
+(_core/log_lock.pxd): no append is under way then, and what they leave to be noted (producers' states) is
+noted. The high watermark alone moves meanwhile, under `offsets_lock`, and reaches the state file with the
+next append or by a job of its own, since that page may have to be waited for, too.
 
 Ownership: the log owns its queue; what waits in it is bounded by what connections may have under way.
 Thread rule: `submit`, and what it calls back, in the node's loop; `settle` under the log's lock in any
@@ -26,16 +26,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kreplica._core.append_job import PublishJob
 from kreplica._core.disk_thread import DiskJob, Lane
 from kreplica.common.errors import KreplicaError
 from kreplica.common.ports import Disk
 from kreplica.log.producer_append_info import ProducerAppendInfo
-
-# How often whoever wants to change a log waits for the disk thread before it keeps more from coming.
-TRIES = 3
 
 if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
@@ -238,29 +235,3 @@ class AppendQueue:
         self._is_publishing = False
         if not self._in_flight:
             self.publish_soon()
-
-
-class SettledLock:
-    """The lock of a log whose appends a disk thread makes: while it is held none is under way."""
-
-    __slots__ = ("_lock", "_queue")
-
-    def __init__(self, lock: Any, queue: AppendQueue) -> None:
-        self._lock = lock
-        self._queue = queue
-
-    def __enter__(self) -> None:
-        # A disk that stands still is waited for with nothing held, since the loop needs `offsets_lock`.
-        for _ in range(TRIES):
-            if not self._queue.is_under_way:
-                break
-            self._queue.wait()
-        self._lock.acquire()
-        try:
-            self._queue.settle()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

@@ -49,10 +49,11 @@ class LocalLog:
     """
 
     __slots__ = (
+        "_flushed_changes",
         "_indexes_left_out",
         "config",
         "directory",
-        "names_changed",
+        "name_changes",
         "read_only",
         "segments",
         "storage",
@@ -66,8 +67,8 @@ class LocalLog:
         self.storage = storage
         self.read_only = read_only
         self.segments = LogSegments(())
-        # A file was created, renamed or removed since the directory was last flushed.
-        self.names_changed = False
+        # How often files were created, renamed or removed, and how many of these changes are on disk.
+        self.name_changes = self._flushed_changes = 0
         # The segment whose indexes the last flush left out.
         self._indexes_left_out: LogSegment | None = None
 
@@ -107,7 +108,7 @@ class LocalLog:
             self._open_index(base_offset, suffix, names) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
         ]
         if create:
-            self.names_changed = True
+            self.name_changes += 1
         segment = LogSegment(
             region,
             OffsetIndex(indexes[0], base_offset, config.segment_index_bytes),
@@ -270,7 +271,7 @@ class LocalLog:
                 path = self.path(segment.base_offset, suffix)
                 if self.storage.exists(path):
                     self.storage.rename(path, path + DELETED_SUFFIX)
-                    self.names_changed = True
+                    self.name_changes += 1
                     yield path + DELETED_SUFFIX
 
     def flush(self, from_offset: int, *, whole: bool = False, along: Region | None = None) -> None:
@@ -301,11 +302,18 @@ class LocalLog:
             if segment.transaction_index is not None:
                 segment.transaction_index.flush()
 
+    @property
+    def names_changed(self) -> bool:
+        """Whether a file was created, renamed or removed since the directory was last flushed."""
+        return self.name_changes != self._flushed_changes
+
     def flush_names(self) -> None:
         """Put the directory on disk if names changed in it."""
-        if self.names_changed:
-            self.names_changed = False
+        changes = self.name_changes
+        if changes != self._flushed_changes:
             self.storage.sync_directory(self.directory)
+            # Not more than there were before: a segment may have begun meanwhile.
+            self._flushed_changes = changes
 
     def last_epoch(self) -> int:
         """The leader epoch of the last batch, or -1 where there is none."""

@@ -97,6 +97,7 @@ def _begin(path: str, wanted: NewLog, config: LogConfig, storage: Storage, clock
         clock,
     )
     log.recovered = Recovery()
+    log_loader.let_open_again(log, clock)
     log.flush_state()
     local.flush_names()
     return log

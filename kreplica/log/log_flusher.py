@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kreplica._core.disk_thread import FlushJob
 from kreplica._core.log_append_info import LogAppendInfo
+from kreplica.common.errors import KreplicaError
 from kreplica.common.ports import Clock
 from kreplica.log import truncation
 from kreplica.log.group_commit import GroupCommit
@@ -65,7 +66,7 @@ class LogFlusher:
         try:
             # With it the flush point of the commit before: it is never further behind on disk.
             log.local.flush(log.state.flush_offset, along=log.state.region if log.durable else None)
-        except BaseException as error:
+        except KreplicaError as error:
             log.fail(error)
             raise
         with log.offsets_lock:
@@ -88,7 +89,7 @@ class LogFlusher:
         def finish() -> None:
             try:
                 job.require_done()
-            except BaseException as error:
+            except KreplicaError as error:
                 log.fail(error)
                 raise
             with log.offsets_lock:
@@ -112,7 +113,7 @@ class LogFlusher:
             return True
         try:
             log.active.region.flush()
-        except BaseException as error:
+        except KreplicaError as error:
             log.fail(error)
             raise
         with log.offsets_lock:
@@ -140,6 +141,6 @@ class LogFlusher:
         if region is not None:
             try:
                 region.flush()
-            except BaseException as error:
+            except KreplicaError as error:
                 self._log.fail(error)
                 raise

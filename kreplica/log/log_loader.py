@@ -10,6 +10,7 @@ What is read through, and what becomes of a bad batch there, is RecoveryScan's: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
@@ -77,6 +78,29 @@ def load(
     refuses. Damage raises nothing: the log is opened read-only up to it.
     """
     return _LogLoader(directory, topic_partition, config, storage, clock, options).load()
+
+
+def let_open_again(log: UnifiedLog, clock: Clock) -> None:
+    """Let the log mend itself by recovery where an exception from outside breaks a step off."""
+    log.opened_again = partial(_opened_again, clock=clock)
+
+
+def _opened_again(log: UnifiedLog, *, clock: Clock) -> UnifiedLog:
+    """The log over its files as they are now, as after a crash of the process.
+
+    Who reads the segments that were open before goes on in them. Raises as `load`.
+    """
+    local, state = log.local, log.state
+    before = {*local.segments, log.active}
+    for segment in before:
+        for region in segment.regions():
+            region.trim()  # nothing is done ahead of the writer any more
+    options = OpenOptions(high_watermark=None if state.follows else 0)
+    opened = load(local.directory, log.topic_partition, log.config, local.storage, clock, options)
+    if any(region.pins for segment in before for region in segment.regions()):
+        for segment in opened.local.segments:
+            segment.region.lend()
+    return opened
 
 
 class _LogLoader:
@@ -337,6 +361,7 @@ class _LogLoader:
             damages=self.scan.known,
         )
         log.recovered = self.recovery
+        let_open_again(log, self.clock)
         return log
 
     def _finished_reader(self, start: int, state: LogState) -> UnifiedLog:
@@ -385,7 +410,7 @@ class _LogLoader:
         region = self.storage.open_region(
             f"{self.local.directory}/{STATE_FILE}", 4096, writable=True, create=True
         )
-        self.local.names_changed = True
+        self.local.name_changes += 1
         state = LogState(region, self.storage.boot_id(), self.storage.process_id())
         # Whoever opens the log may have cut its tail, so readers look anew.
         state.count_cut(self.standing.cuts + 1 if self.standing is not None else 0)

@@ -367,7 +367,7 @@ class RecoveryScan:
         # that a power cut then takes, or leaves as zeros.
         for region in segment.regions()[1:]:
             region.flush()
-        self._local.names_changed = True
+        self._local.name_changes += 1
 
     def _indexed(self, segment: LogSegment, position: int, offset: int) -> tuple[int, int, int]:
         # Feed the indexes from `position` on; the status at the end or at a bad batch, and where that is.

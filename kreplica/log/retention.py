@@ -59,7 +59,7 @@ def _is_older(segment: LogSegment, timestamp: int) -> bool:
 
 def delete_old_segments(log: UnifiedLog) -> int:
     """As UnifiedLog.delete_old_segments."""
-    with log.lock:
+    with log.lock, log.step:
         log.require_writable()
         found = due(log, log.time_ms())
         if not found:

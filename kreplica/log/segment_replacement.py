@@ -15,7 +15,7 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.offset_index import OffsetIndex
 from kreplica._core.region import Region
 from kreplica._core.time_index import TimeIndex
-from kreplica.common.errors import LogCleaningAborted
+from kreplica.common.errors import KreplicaError, LogCleaningAborted
 from kreplica.log.file_names import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -79,13 +79,16 @@ def replace(log: UnifiedLog, new: Sequence[LogSegment], old: Sequence[LogSegment
         local.storage.sync_directory(local.directory)
         for segment in reversed(new):
             _rename(local, segment, IN_ORDER[:-1], CLEANED_SUFFIX, SWAP_SUFFIX)
-        with log.lock:
+        with log.lock, log.step:
             _require_same(log, old, cuts)
             for segment in old:
                 _hold(local, segment)
             return _put_in_place(log, new, old)
     except BaseException:
-        if not log.is_offline:
+        # Where the change was broken off in the middle, the files may be all there is: mending the log
+        # decides what becomes of them.
+        is_over = log.is_offline or log.offsets_lock.broken or any(s in new for s in log.local.segments)
+        if not is_over:
             for segment in new:
                 segment.close()
             discard(local, [segment.base_offset for segment in new])
@@ -131,7 +134,7 @@ def _put_in_place(log: UnifiedLog, new: Sequence[LogSegment], old: Sequence[LogS
             gone += [] if snapshot is None else [snapshot]
         log.state.count_cut()
         log.state.update()
-    except BaseException as error:
+    except KreplicaError as error:
         log.fail(error)
         raise
     return gone

@@ -49,7 +49,7 @@ def truncate(log: UnifiedLog, offset: int, *, splits: bool = False) -> bool:
 
 
 def _locked(log: UnifiedLog, offset: int, splits: bool) -> bool:
-    with log.lock:
+    with log.lock, log.step:
         log.require_writable()
         return _truncate_to(log, offset, splits)
 
@@ -107,7 +107,7 @@ def _cut(log: UnifiedLog, offset: int, keep: int, end: int, position: int, head:
         log.on_deleted(path)
     active = log.active = local.segments.active
     active.truncate_to(offset, position, head)
-    local.names_changed = True  # what is cut below a reader's pin goes on in a new file
+    local.name_changes += 1  # what is cut below a reader's pin goes on in a new file
     local.transaction_index(active).truncate_to(offset)
     damage_search.forget(log, lambda known: known.first_offset < end)
     is_damaged = any(known.path == active.region.path for known in log.damages)

@@ -13,11 +13,12 @@ Time comes from the Clock, files from the Storage: see common/ports.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from kreplica._core.append_job import AppendJob
 from kreplica._core.log_append_info import LogAppendInfo
+from kreplica._core.log_lock import LogLock, SettledLock
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState
 from kreplica._core.records import RecordBatch
@@ -25,6 +26,7 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
     FencedLeaderEpoch,
     KafkaStorageError,
+    KreplicaError,
     LogClosed,
     OffsetOutOfRange,
     ReadOnlyLog,
@@ -33,14 +35,8 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
-from kreplica.log import (
-    careful_append,
-    log_reader,
-    retention,
-    segment_replacement,
-    truncation,
-)
-from kreplica.log.append_queue import AppendQueue, SettledLock
+from kreplica.log import careful_append, log_reader, mending, retention, segment_replacement, truncation
+from kreplica.log.append_queue import AppendQueue
 from kreplica.log.damage import NO_DAMAGE, Damage, Damages
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
@@ -58,10 +54,6 @@ if TYPE_CHECKING:
 OnDamage = Callable[["UnifiedLog", Damage], None]
 
 
-def _ignore(log: UnifiedLog, damage: Damage) -> None:
-    """Nobody wants to know."""
-
-
 class UnifiedLog:
     """The log of one partition over an opened LocalLog; `log_loader.load` makes it.
 
@@ -71,6 +63,7 @@ class UnifiedLog:
     """
 
     __slots__ = (
+        "_closing",
         "_failure",
         "_lowest_cut",
         "_plain",
@@ -89,10 +82,12 @@ class UnifiedLog:
         "on_damage",
         "on_deleted",
         "on_truncating",
+        "opened_again",
         "producers",
         "queue",
         "recovered",
         "state",
+        "step",
         "stopped_at",
         "time_ms",
         "topic_id",
@@ -130,10 +125,15 @@ class UnifiedLog:
         # Called with the log once a cut is on disk, before anything is appended above it, under its lock.
         self.on_cut: Callable[[UnifiedLog], None] | None = None
         # Called with the log and a Damage that was found while it runs, by whoever found it; no lock is held.
-        self.on_damage: OnDamage = _ignore
+        self.on_damage: OnDamage = lambda _log, _damage: None
         self.time_ms = clock.time_ms
-        self.offsets_lock = RLock()
-        self.lock: AbstractContextManager[Any] = self.offsets_lock
+        self.offsets_lock = LogLock(partial(mending.mend, self), KreplicaError)
+        self.lock: LogLock | SettledLock = self.offsets_lock
+        # Around each change of what the lock guards that is more than one call of the core: see log_lock.pxd.
+        self.step = self.offsets_lock.step
+        self._closing = RLock()  # a second thread waits until the first is done
+        # Opens the log's files once more, as after a crash of the process: see log_loader.
+        self.opened_again: Callable[[UnifiedLog], UnifiedLog] | None = None
         # Where a disk thread makes the appends.
         self.queue: AppendQueue | None = None
         # Guarded by lock:
@@ -147,7 +147,7 @@ class UnifiedLog:
 
     def configure(self, config: LogConfig) -> None:
         """Use another configuration from the next append on."""
-        with self.lock:
+        with self.lock, self.step:
             self.config = self.local.config = config
             self.validator = LogValidator(config)
             self.durable = (
@@ -272,7 +272,7 @@ class UnifiedLog:
         info of the last batch, or None if there was none. Raises OffsetsOutOfOrder when a batch lies below
         the log's end.
         """
-        with self.lock:
+        with self.lock, self.step:
             self.require_writable()
             info = careful_append.all_as_follower(self, records, leader_epoch)
         if self.durable and wait and info is not None:
@@ -287,10 +287,11 @@ class UnifiedLog:
         self.flusher.make_durable(info)
 
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
-        self.require_writable()
-        now_ms = self.time_ms()
-        self._plain.saw(now_ms)
-        return careful_append.as_leader(self, records, leader_epoch, origin, now_ms)
+        with self.step:
+            self.require_writable()
+            now_ms = self.time_ms()
+            self._plain.saw(now_ms)
+            return careful_append.as_leader(self, records, leader_epoch, origin, now_ms)
 
     def use_disk(self, disk: Disk) -> None:
         """Have a disk thread make the appends that are submitted to `queue` from now on."""
@@ -313,7 +314,7 @@ class UnifiedLog:
         """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old,
         ValueError if it is none that a file or a message can hold."""
         epoch = integer("leader epoch", epoch, 0, INT32_MAX)
-        with self.lock:
+        with self.lock, self.step:
             self.require_writable()
             if epoch < self.leader_epoch:
                 raise FencedLeaderEpoch(f"{self.topic_partition}: epoch {epoch} after {self.leader_epoch}")
@@ -409,7 +410,7 @@ class UnifiedLog:
 
     def maybe_increment_log_start_offset(self, offset: int) -> bool:
         """Drop everything below `offset` for readers; raises OffsetOutOfRange above the high watermark."""
-        with self.lock:
+        with self.lock, self.step:
             self.require_writable()
             state = self.state
             if offset > state.high_watermark:
@@ -445,7 +446,7 @@ class UnifiedLog:
         Raises StorageFull, OutOfDescriptors; the log is as it was then. Any other KafkaStorageError takes it
         offline.
         """
-        with self.lock:
+        with self.lock, self.step:
             self.require_writable()
             state = self.state
             base = max(state.log_end_offset, -1 if base_offset is None else base_offset)
@@ -478,7 +479,7 @@ class UnifiedLog:
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything and begin again at `offset`, an empty log."""
-        with self.lock:
+        with self.lock, self.step:
             self.require_writable()
             gone = truncation.truncate_fully_and_start_at(self, offset)
         for path in gone:
@@ -561,8 +562,8 @@ class UnifiedLog:
 
     def abandon(self) -> None:
         """Close without flushing or writing anything: the log is about to be deleted, or its disk is gone."""
+        self.closed = True  # before the lock is taken: a log that is given up need not be mended
         with self.lock:
-            self.closed = True
             self.choose_path()
             self.local.close()
             if self.state.region is not None:
@@ -570,20 +571,19 @@ class UnifiedLog:
 
     def close(self) -> None:
         """Flush, leave a producer snapshot and the mark of a clean close, let go of files. Slices stay."""
-        with self.lock:
-            if self.closed:
-                return
-            in_order = self._writable()
-            self.closed = True
-            self.choose_path()
-        try:
-            if in_order:
-                # Outside of the lock, which a flush that is under way may still need.
-                self.flush()
-                with self.lock:
-                    self._close_in_order()
-        finally:
-            self.abandon()
+        with self._closing:
+            with self.lock:
+                in_order = self._writable()
+                self.closed = True
+                self.choose_path()
+            try:
+                if in_order:
+                    # Outside of the lock, which a flush that is under way may still need.
+                    self.flush()
+                    with self.lock:
+                        self._close_in_order()
+            finally:
+                self.abandon()
 
     def _close_in_order(self) -> None:
         self.active.seal()

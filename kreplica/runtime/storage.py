@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from kreplica._core.region import Region
@@ -149,18 +150,20 @@ class FileStorage:
         take it so.
         """
         with _typed("locking"):
-            descriptor = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # An object and no bare descriptor: where an exception from outside comes in between, it is closed
+            # all the same, and the directory is free.
+            file = FileIO(os.path.join(path, LOCK_FILE), "r+", opener=_open_or_make)
             try:
-                _lock(descriptor, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
+                _lock(file.fileno(), fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
             except OSError as error:
-                holder = _holder(descriptor)
-                os.close(descriptor)
+                holder = _holder(file.fileno())
+                file.close()
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     raise LogDirLocked(f"{path}: another writer has the directory, in {holder}") from None
                 raise
             if not shared:
-                _note_holder(descriptor)
-        return FileLock(descriptor)
+                _note_holder(file.fileno())
+        return FileLock(file)
 
     def is_directory(self, path: str) -> bool:
         found = _status(path, follow=True)
@@ -188,19 +191,22 @@ class FileLock:
     """A directory's lock file, held. `release` lets it go and may be called twice; in a forked child it does
     nothing to the parent's lock."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
         self._process = os.getpid()
 
     def release(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor < 0:
+        if self._file.closed:
             return
         # Parent and child have the lock in common: closing leaves it to the other, unlocking ends it.
         if os.getpid() == self._process:
             with suppress(OSError):
-                _lock(descriptor, fcntl.F_UNLCK)
-        os.close(descriptor)
+                _lock(self._file.fileno(), fcntl.F_UNLCK)
+        self._file.close()
+
+
+def _open_or_make(path: str, _flags: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
 def _note_holder(descriptor: int) -> None:
@@ -251,6 +257,9 @@ def _typed(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:
+            # Not the system's: a signal's handler has raised it, TimeoutError as a rule.
+            raise
         raise exception_for_os(error, what) from error
 
 
@@ -289,8 +298,8 @@ class _SpareDescriptor:
         with self._lock:
             if self._descriptor is None:
                 return False
-            os.close(self._descriptor)
-            self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
             return True
 
     def keep(self) -> None:

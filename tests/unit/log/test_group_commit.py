@@ -5,7 +5,7 @@ from threading import Thread
 import pytest
 
 from kreplica import Log
-from kreplica.common.errors import NotLeaderOrFollower, ReadOnlyLog
+from kreplica.common.errors import NotLeaderOrFollower, ReadOnlyLog, StorageIOError
 from kreplica.log.group_commit import GroupCommit
 
 PATIENCE_SECONDS = 20
@@ -38,13 +38,29 @@ def test_the_first_failure_is_everybodys():
 
     def flush():
         flushes.append(1)
-        raise OSError(5, "gone")
+        raise StorageIOError("gone")
 
     commit = GroupCommit(flush)
     for _ in range(3):
-        with pytest.raises(OSError, match="gone"):
+        with pytest.raises(StorageIOError, match="gone"):
             commit.wait(1)
     assert len(flushes) == 1
+
+
+def test_an_exception_that_is_not_the_disks_ends_the_turn_and_nothing_else():
+    ends = iter((KeyboardInterrupt, TimeoutError, 7))
+
+    def flush():
+        end = next(ends)
+        if isinstance(end, int):
+            return end
+        raise end
+
+    commit = GroupCommit(flush)
+    for kind in (KeyboardInterrupt, TimeoutError):
+        with pytest.raises(kind):
+            commit.wait(7)
+    assert commit.wait(7)
 
 
 @pytest.mark.parametrize("settings", [{"segment_bytes": 4000}, {"compression_type": "lz4"}])

@@ -1,0 +1,50 @@
+"""An exception from outside at a chosen instruction, delivered where CPython itself would deliver it.
+
+A signal's handler and PyThreadState_SetAsyncExc raise between two instructions of Python code: at the start
+of a function, at a jump backwards, after a call. `interrupted` counts the instructions that a call executes
+and sets the exception when it comes to the n-th; CPython raises it at its next chance. So a sweep covers the
+places where a program can be interrupted, and no others. (A trace function that raises would also hit the
+end of a `with` block between its last call and that of `__exit__`, where CPython never raises.)
+"""
+
+import ctypes
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
+
+
+def interrupted(call: Callable[[], object], instruction: int, kind: type[BaseException]) -> bool:
+    """Call `call`, and let `kind` be raised in it behind its n-th instruction; False if it has not so many.
+
+    The exception itself does not leave this function; what else `call` raises does.
+    """
+    # Two calls from C, with no instruction in between: no more tracing, and the exception.
+    strike = itertools.chain(
+        map(sys.settrace, (None,)), map(_set_exception, (threading.get_ident(),), (kind,))
+    )
+    left = instruction
+
+    def trace(frame, event, _):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                [_, _] = strike
+        return trace
+
+    try:
+        try:
+            sys.settrace(trace)
+            call()
+        finally:
+            sys.settrace(None)
+    except kind:
+        assert left <= 0
+        return True
+    return left <= 0
