@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import InvalidRecordError, KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from tests.clients.conftest import TIMEOUT_S
@@ -35,6 +36,21 @@ def send(nodes: NodeProcesses, topic: str, values: list[bytes], **settings: obje
     offsets = [future.get(TIMEOUT_S).offset for future in futures]
     producer.close()
     return offsets
+
+
+def test_each_record_of_a_refused_batch_has_its_own_error(
+    nodes: NodeProcesses, new_topic: NewTopicName
+) -> None:
+    topic = new_topic(cleanup_policy="compact")
+    # Until the flush all records wait for one batch.
+    producer = KafkaProducer(bootstrap_servers=nodes.bootstrap, linger_ms=60_000)
+    futures = [producer.send(topic, b"v", key, partition=0) for key in (b"a", None, b"b", None)]
+    producer.flush(TIMEOUT_S)
+    errors = [future.exception for future in futures]
+    producer.close(TIMEOUT_S)
+    refused = "a compacted topic takes no record without a key"
+    assert [refused in str(error) for error in errors] == [False, True, False, True]
+    assert [type(error) for error in errors] == [KafkaError, InvalidRecordError] * 2
 
 
 @pytest.mark.parametrize("settings", [{"acks": 1}, {"compression_type": "gzip"}, {"acks": 0}], ids=str)

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v11.request import PartitionProduceData, ProduceRequest, TopicProduceData
 
@@ -117,7 +118,11 @@ def test_a_cluster_in_a_program_goes_on_while_a_foreign_batch_is_checked(
             try:
                 foreign.sendall(produce(build([bytes(1 << 20)], codec="lz4")))
                 assert begun.wait(WAIT_S)
-                # All nodes' steps, and appends to the same partition: the check holds no lock of it.
+                # All nodes answer other clients by the thread that runs their steps.
+                for each in cluster.bootstrap_servers.split(","):
+                    admin = AdminClient({"bootstrap.servers": each, "log_level": 0})
+                    assert "orders" in admin.list_topics(timeout=WAIT_S).topics
+                # The check holds no lock of its partition.
                 for partition in (0, 1):
                     appended = cluster.append("orders", partition, [b"x"], acks="all")
                     assert appended.result(timeout=WAIT_S).base_offset == 0

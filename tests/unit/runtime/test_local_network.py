@@ -538,3 +538,50 @@ def test_what_ends_a_test_holds_up_no_loop():
         network.leave(endpoint)
     finally:
         network.shutdown()
+
+
+def test_a_task_of_a_loop_apart_holds_up_no_other(network):
+    endpoint = add_node(network, 1)
+    begun, may_end, ran, after = (threading.Event() for _ in range(4))
+    apart = endpoint.loop_apart("long")
+
+    def long_task():
+        begun.set()
+        assert may_end.wait(PATIENCE)
+
+    apart.post(long_task)
+    apart.post(after.set)
+    assert begun.wait(PATIENCE)
+    # What is due, which the network's own thread alone looks for, and what is posted.
+    endpoint.loop("other").post_later(ran.set, 0)
+    assert ran.wait(PATIENCE)
+    assert not after.is_set()
+    assert not network.wait_until_idle(0.01)
+    may_end.set()
+    assert after.wait(PATIENCE)
+    assert network.wait_until_idle(PATIENCE)
+
+
+def test_a_loop_apart_stalls_and_ends_with_its_node(network):
+    endpoint = add_node(network, 1)
+    apart, ran = endpoint.loop_apart("long"), threading.Event()
+    network.pause(endpoint)
+    apart.post(ran.set)
+    assert not ran.wait(0.05)
+    network.resume(endpoint)
+    assert ran.wait(PATIENCE)
+    begun, may_end, left = threading.Event(), threading.Event(), threading.Event()
+
+    def long_task():
+        begun.set()
+        assert may_end.wait(PATIENCE)
+
+    apart.post(long_task)
+    assert begun.wait(PATIENCE)
+    leaving = threading.Thread(target=lambda: (network.leave(endpoint), left.set()))
+    leaving.start()
+    # None of its tasks runs once it has left.
+    assert not left.wait(0.05)
+    may_end.set()
+    leaving.join(PATIENCE)
+    assert left.is_set()
