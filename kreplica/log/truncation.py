@@ -172,7 +172,8 @@ def cut_what_came_back(log: UnifiedLog, epochs: Iterable[EpochEntry]) -> None:
 
     `epochs`: those that were on the disk. An epoch is there as soon as it begins, and forgotten there before
     a batch of an earlier one can follow: so such a batch is from before. Left there it would pass for one of
-    the later epoch.
+    the later epoch. (RecoveryScan has cut those that begin in the later epoch; what is left is one that
+    reaches into it.)
     """
     if log.damages:
         return

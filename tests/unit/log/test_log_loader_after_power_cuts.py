@@ -128,6 +128,24 @@ def test_what_was_cut_off_does_not_come_back_into_a_later_epoch(epoch_since: int
     assert [record.value for batch in log.batches(end) for record in batch] == [b"b"]
 
 
+def test_a_batch_that_comes_back_does_not_reach_into_a_later_epoch() -> None:
+    """A follower cut off three records in one batch; its leader had one of them alone, then a new epoch."""
+    storage = SimStorage()
+    log = opened(storage)
+    log.append_records([b"a"], 1)
+    log.append_records([b"b", b"c", b"d"], 1)
+    log.flush()
+    log.flush_state()
+    log.truncate_to(1)
+    log.append_records([b"b"], 1)
+    log.begin_epoch(2, 2)
+    log = opened(storage.after_power_cut())
+    assert (log.log_end_offset, log.epochs.entries) == (1, ((1, 0),))
+    log.append_records([b"b"], 1)
+    log.append_records([b"e"], 2)
+    assert [(batch.base_offset, batch.leader_epoch) for batch in log.batches(0)] == [(0, 1), (1, 1), (2, 2)]
+
+
 @pytest.mark.parametrize("cut_epoch", [1, 3])
 def test_a_page_that_was_not_written_leaves_no_batch_that_was_cut_off(cut_epoch: int) -> None:
     """What replaces it has the same size, and the pages behind it were written: only its epoch tells."""
