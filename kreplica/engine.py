@@ -31,7 +31,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Clock, DirectoryLock, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, TopicPartition, integer
-from kreplica.log import cleaner, live_reader, log_loader, open_transactions
+from kreplica.log import cleaner, live_reader, log_jobs, log_loader, open_transactions
 from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
@@ -430,8 +430,14 @@ class Log:
         self._log.maybe_increment_log_start_offset(integer("before", before, 0))
 
     def delete_old_segments(self) -> int:
-        """Remove the segments that retention lets go; returns their number."""
-        return self._log.delete_old_segments()
+        """Remove the segments that retention lets go; returns their number.
+
+        The sequence numbers of producers that have written nothing for a day are forgotten, too, as Kafka's
+        brokers do (producer.id.expiration.ms).
+        """
+        gone = self._log.delete_old_segments()
+        log_jobs.forget_idle_producers(self._log)
+        return gone
 
     def compact(self, *, dedupe_buffer_size: int = 128 << 20) -> CleanerStats:
         """Keep only the last record of each key, now; returns what that did.

@@ -143,3 +143,12 @@ class ProducerExpiration:
         if not self._producers_left:
             self._log = None
         return len(some) == PRODUCERS_AT_ONCE
+
+
+def forget_idle_producers(log: UnifiedLog) -> None:
+    """Do one round of ProducerExpiration for a log that no LogManager has; appends go on in between."""
+    with log.lock:
+        left = list(log.producers.active_producers)
+    for start in range(0, len(left), PRODUCERS_AT_ONCE):
+        with log.lock:
+            log.producers.remove_expired(log.time_ms(), left[start : start + PRODUCERS_AT_ONCE])

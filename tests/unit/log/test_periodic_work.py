@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import random
+import time
+from pathlib import Path
 
 import pytest
 
+import kreplica
 from kreplica.common.config import CleanerConfig, LogConfig, LogManagerConfig
 from kreplica.common.errors import DamagedLog, KafkaStorageError, StorageIOError, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition
@@ -304,3 +307,23 @@ def test_a_log_that_is_loaded_takes_over_no_expired_producer() -> None:
         assert log is not None
         assert set(log.producers.active_producers) == known
         node.manager.shutdown()
+
+
+def test_a_log_by_itself_forgets_idle_producers_with_its_old_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_jobs, "PRODUCERS_AT_ONCE", 3)
+    with kreplica.Log.open(tmp_path / "orders-0") as log:
+        now_ms = time.time_ns() // 1_000_000
+
+        def produced(producer_id: int, at_ms: int) -> bytes:
+            return build([b"v"], now_ms=at_ms, producer_id=producer_id, producer_epoch=0, base_sequence=0)
+
+        for producer_id in range(1, 11):
+            log.append_batch(produced(producer_id, now_ms - 2 * DAY_MS))
+        log.append_batch(produced(11, now_ms))
+        assert log.delete_old_segments() == 0
+        assert list(log._log.producers.active_producers) == [11]
+        # One that writes again begins anew; one that is known is taken for a repetition.
+        assert log.append_batch(produced(1, now_ms)).base_offset == 11
+        assert log.append_batch(produced(11, now_ms)).base_offset == 10
