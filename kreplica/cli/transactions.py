@@ -38,6 +38,8 @@ METADATA, DESCRIBE_PRODUCERS, WRITE_TXN_MARKERS = 3, 61, 27
 # Versions of Metadata that name topics and tell the cluster's id.
 METADATA_VERSIONS = range(4, 8)
 MS_A_MINUTE = 60_000
+# How long partitions without an answer are asked for again, and how often.
+RETRY_S, RETRY_BACKOFF_S = 5.0, 0.2
 NO_COORDINATOR_EPOCH = -1
 COLUMNS = ("topic", "partition", "producer_id", "producer_epoch", "start_offset", "last_timestamp", "idle_ms")
 
@@ -198,11 +200,21 @@ def find_hanging(
         }
         if topic is not None and partition is not None and not wanted and broker is None:
             raise UnknownTopicOrPartition(f"there is no partition {topic}-{partition}")
-        for each in leaders.open_transactions(wanted):
-            if isinstance(each, OpenTransaction):
-                found.append(each)
-            else:
-                failures.append(each)
+        deadline = time.monotonic() + RETRY_S
+        left = wanted
+        while True:
+            failures = []
+            for each in leaders.open_transactions(left):
+                if isinstance(each, OpenTransaction):
+                    found.append(each)
+                else:
+                    failures.append(each)
+            if not failures or time.monotonic() > deadline:
+                break
+            # A leader may just have changed: ask again about what it did not answer.
+            time.sleep(RETRY_BACKOFF_S)
+            now = leaders.leaders_of(topic)
+            left = {at: now[at] for at, _ in failures if at in now}
     facts = [
         fact
         for fact in (each.fact(now_ms) for each in sorted(found, key=lambda each: each.at))
