@@ -176,15 +176,10 @@ class Log:
     def abort_transaction(self, producer_id: int) -> LogAppendInfo:
         """Append a marker that aborts the open transaction of `producer_id`; see `open_transactions`.
 
-        Readers with isolation "txn_committed" go on behind it, and leave its records out. Do this only if the
-        producer and its coordinator are gone for good: what they would still commit is lost.
-
-        Raises InvalidTxnState if the producer has no open transaction, and ReadOnlyLog, StorageFull,
-        KafkaStorageError, LogClosed.
+        Readers with isolation "txn_committed" go on behind it, and leave its records out: what its producer
+        would still commit is lost. Raises InvalidTxnState if it has no open transaction, and as `append`.
         """
-        return open_transactions.abort(
-            self._log, integer("producer_id", producer_id, 0, INT64_MAX), self._epoch(None)
-        )
+        return open_transactions.abort(self._log, integer("producer_id", producer_id, 0), self._epoch(None))
 
     def _epoch(self, given: int | None) -> int:
         if given is None:
@@ -351,8 +346,7 @@ class Log:
 
     @property
     def open_transactions(self) -> list[OpenTransaction]:
-        """The transactions that have no end yet, the oldest first: readers with isolation "txn_committed"
-        stop where the first of them begins. `abort_transaction` ends one."""
+        """The transactions without an end, the oldest first; "txn_committed" stops where the first begins."""
         self._require_open()
         if self._refresh is None:
             return open_transactions.open_transactions(self._log)
