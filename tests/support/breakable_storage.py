@@ -12,9 +12,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kreplica._core.region import Region
 from kreplica.runtime.storage import FileStorage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class BreakableStorage(FileStorage):
@@ -158,9 +162,9 @@ class BreakableRegion(Region):
         super().flush(start, stop)
         self.storage.keep(self.path)
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, tail: Buffer | None = None) -> None:
         before = os.stat(self.path).st_ino
-        super().truncate(length)
+        super().truncate(length, tail)
         if os.stat(self.path).st_ino != before:
             # It goes on in a new file, which is on disk before it gets the name.
             self.storage.keep(self.path)
