@@ -424,14 +424,8 @@ class Log:
         self._log.maybe_increment_log_start_offset(integer("before", before, 0))
 
     def delete_old_segments(self) -> int:
-        """Remove the segments that retention lets go; returns their number.
-
-        The sequence numbers of producers that have written nothing for a day are forgotten, too, as Kafka's
-        brokers do (producer.id.expiration.ms).
-        """
-        gone = self._log.delete_old_segments()
-        log_jobs.forget_idle_producers(self._log)
-        return gone
+        """Remove segments that retention lets go; returns how many. Forget producers idle for a day, too."""
+        return log_jobs.delete_old(self._log)
 
     def compact(self, *, dedupe_buffer_size: int = 128 << 20) -> CleanerStats:
         """Keep only the last record of each key, now; returns what that did.

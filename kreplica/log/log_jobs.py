@@ -145,10 +145,14 @@ class ProducerExpiration:
         return len(some) == PRODUCERS_AT_ONCE
 
 
-def forget_idle_producers(log: UnifiedLog) -> None:
-    """Do one round of ProducerExpiration for a log that no LogManager has; appends go on in between."""
+def delete_old(log: UnifiedLog) -> int:
+    """Delete old segments of a log that no LogManager has, and forget its idle producers as
+    ProducerExpiration does; appends go on in between. Returns the number of segments.
+    """
+    gone = log.delete_old_segments()
     with log.lock:
         left = list(log.producers.active_producers)
     for start in range(0, len(left), PRODUCERS_AT_ONCE):
         with log.lock:
             log.producers.remove_expired(log.time_ms(), left[start : start + PRODUCERS_AT_ONCE])
+    return gone
