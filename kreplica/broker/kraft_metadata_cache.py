@@ -54,6 +54,13 @@ class KRaftMetadataCache:
         broker = self.metadata.brokers.get(broker_id)
         return None if broker is None or broker.fenced else broker.rack
 
+    def address(self, broker_id: int) -> tuple[str, int] | None:
+        """Where the broker listens for other brokers; None for one that is unknown or has no listener."""
+        broker = self.metadata.brokers.get(broker_id)
+        if broker is None or not broker.endpoints:
+            return None
+        return broker.endpoints[-1].host, broker.endpoints[-1].port
+
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
         """The epoch in which the broker is registered; None for one that is fenced or unknown."""
         broker = self.metadata.brokers.get(broker_id)

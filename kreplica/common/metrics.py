@@ -7,12 +7,15 @@ late. No clock is read here: a rate is asked for with the time of now.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 # A rate is that of the last two windows of this length: the one that is under way, and the one before.
 RATE_WINDOW_MS = 30_000
+# Kafka's metrics.num.samples (2) of metrics.sample.window.ms each: what averages, maxima and rates cover.
+SAMPLE_WINDOW_MS = 30_000
 # Kafka's group of these is another one than that of all else here.
 TYPES_OF_CONTROLLERS = frozenset({"KafkaController", "ControllerEventManager"})
 
@@ -69,6 +72,70 @@ class Duration:
         return self.total_ms / self.count if self.count else 0.0
 
 
+@dataclass(slots=True)
+class _Sample:
+    start_ms: int
+    count: int = 0
+    total: float = 0.0
+    most: float = -math.inf
+
+
+class SampledStat:
+    """Values of the last half to one minute, in two samples: their average, maximum and rate, as Kafka's Avg,
+    Max and Rate tell them. NaN stands for the average and maximum of none."""
+
+    __slots__ = ("_began_ms", "_former", "_sample")
+
+    def __init__(self, now_ms: int) -> None:
+        self._began_ms = now_ms
+        self._former = self._sample = _Sample(now_ms)
+
+    def record(self, value: float, now_ms: int) -> None:
+        if now_ms - self._sample.start_ms >= SAMPLE_WINDOW_MS:
+            self._former, self._sample = self._sample, _Sample(now_ms)
+        sample = self._sample
+        sample.count += 1
+        sample.total += value
+        sample.most = max(sample.most, value)
+
+    def average(self, now_ms: int) -> float:
+        samples = self._current(now_ms)
+        count = sum(sample.count for sample in samples)
+        return sum(sample.total for sample in samples) / count if count else math.nan
+
+    def maximum(self, now_ms: int) -> float:
+        most = max((sample.most for sample in self._current(now_ms)), default=-math.inf)
+        return most if most > -math.inf else math.nan
+
+    def rate(self, now_ms: int) -> float:
+        """The sum of the values for each second, over a whole sample at least."""
+        return self._total(now_ms) * 1000 / max(self._elapsed_ms(now_ms), SAMPLE_WINDOW_MS)
+
+    def share(self, now_ms: int) -> float:
+        """For values that are times in ms: which part of the time they took, from 0 to 1."""
+        elapsed_ms = max(self._elapsed_ms(now_ms), min(now_ms - self._began_ms, SAMPLE_WINDOW_MS))
+        return min(self._total(now_ms) / elapsed_ms, 1.0) if elapsed_ms > 0 else 0.0
+
+    def _current(self, now_ms: int) -> list[_Sample]:
+        both = (self._sample,) if self._former is self._sample else (self._former, self._sample)
+        return [each for each in both if now_ms - each.start_ms < 2 * SAMPLE_WINDOW_MS]
+
+    def _total(self, now_ms: int) -> float:
+        return sum(sample.total for sample in self._current(now_ms))
+
+    def _elapsed_ms(self, now_ms: int) -> int:
+        return now_ms - min((sample.start_ms for sample in self._current(now_ms)), default=now_ms)
+
+
+class Text:
+    """A metric that is a word, such as the state of a member of the quorum."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Callable[[], str]) -> None:
+        self.value = value
+
+
 @dataclass(frozen=True, slots=True)
 class MetricName:
     """Kafka's name of a metric: its group and type, e.g. kafka.server and ReplicaManager, its name and its
@@ -85,7 +152,7 @@ class MetricName:
         return f"{self.group}:type={self.type},name={self.name}{tags}"
 
 
-Value = Meter | Duration | Callable[[], float]
+Value = Meter | Duration | Text | Callable[[], float]
 V = TypeVar("V", Meter, Duration)
 
 
@@ -99,6 +166,10 @@ class MetricRegistry:
         """The meter of this name, a new one the first time."""
         return self._added(type_, name, tags, Meter())
 
+    def add(self, type_: str, name: str, meter: Meter) -> None:
+        """Show a meter that its owner has made."""
+        self._metrics[_name(type_, name, None)] = meter
+
     def duration(self, type_: str, name: str, tags: Tags | None = None) -> Duration:
         """The duration of this name, a new one the first time."""
         return self._added(type_, name, tags, Duration())
@@ -106,6 +177,10 @@ class MetricRegistry:
     def gauge(self, type_: str, name: str, value: Callable[[], float], tags: Tags | None = None) -> None:
         """A number that is computed when somebody asks for it."""
         self._metrics[_name(type_, name, tags)] = value
+
+    def text(self, type_: str, name: str, value: Callable[[], str], tags: Tags | None = None) -> None:
+        """A word that is looked up when somebody asks for it."""
+        self._metrics[_name(type_, name, tags)] = Text(value)
 
     def remove(self, type_: str, name: str, tags: Tags | None = None) -> None:
         """Forget the metric of this name, if there is one."""
@@ -115,10 +190,14 @@ class MetricRegistry:
         return iter(list(self._metrics.items()))
 
     def values(self) -> dict[str, float]:
-        """Every metric as a number under its name: a meter's count, a duration's mean in ms, a gauge's
+        """Every metric that is a number, under its name: a meter's count, a duration's mean in ms, a gauge's
         value.
         """
-        return {str(name): _number(value) for name, value in self}
+        return {str(name): _number(value) for name, value in self if not isinstance(value, Text)}
+
+    def texts(self) -> dict[str, str]:
+        """Every metric that is a word, under its name."""
+        return {str(name): value.value() for name, value in self if isinstance(value, Text)}
 
     def _added(self, type_: str, name: str, tags: Tags | None, new: V) -> V:
         metric = self._metrics.setdefault(_name(type_, name, tags), new)
@@ -132,7 +211,7 @@ def _name(type_: str, name: str, tags: Tags | None) -> MetricName:
     return MetricName(group, type_, name, tuple(sorted((tags or {}).items())))
 
 
-def _number(value: Value) -> float:
+def _number(value: Meter | Duration | Callable[[], float]) -> float:
     if isinstance(value, Meter):
         return value.count
     if isinstance(value, Duration):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kreplica.common.errors import KreplicaError, NotController, UnexpectedBaseOffset, UnknownServerError
 from kreplica.common.future import Future
-from kreplica.common.metrics import MetricRegistry
+from kreplica.common.metrics import Meter, MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop, Random
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.controller.controller_result import ControllerResult
@@ -112,7 +112,8 @@ class QuorumController:
     def _add_metrics(self, metrics: MetricRegistry) -> None:
         self._failovers = metrics.meter("KafkaController", "ControllerFailoversPerSec")
         self._event_time = metrics.duration("ControllerEventManager", "EventQueueProcessingTimeMs")
-        self._expired = metrics.meter("KafkaController", "TimedOutBrokerHeartbeatCount")
+        self._expired = Meter()
+        metrics.gauge("KafkaController", "TimedOutBrokerHeartbeatCount", lambda: self._expired.count)
         metrics.gauge("KafkaController", "ActiveControllerCount", lambda: float(self.is_active))
         metrics.gauge("KafkaController", "OfflinePartitionsCount", self._count_offline_partitions)
         metrics.gauge("KafkaController", "FencedBrokerCount", lambda: self._count_brokers(is_fenced=True))

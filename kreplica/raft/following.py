@@ -168,7 +168,7 @@ class Following:
         finally:
             if log.end_offset > before:
                 self._context.control.take_appended(records)
-                self._context.metrics.fetched_records.mark(log.end_offset - before)
+                self._context.metrics.note_fetched(log.end_offset - before, self._context.now_ms())
                 self._context.flush(mark)
             else:
                 mark()

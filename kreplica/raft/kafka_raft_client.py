@@ -61,11 +61,12 @@ from kreplica.raft.listener_context import ListenerContext
 from kreplica.raft.membership import Membership
 from kreplica.raft.prospective_state import ProspectiveState
 from kreplica.raft.quorum_description import describe_quorum
+from kreplica.raft.quorum_figures import gauges, texts
 from kreplica.raft.quorum_state import QuorumState
 from kreplica.raft.raft_client import LeaderAndEpoch, RaftListener
 from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.raft_context import RaftContext
-from kreplica.raft.raft_messages import only_partition, or_no_node, top_level_error
+from kreplica.raft.raft_messages import only_partition, top_level_error
 from kreplica.raft.replicated_log import QuorumStateStore, ReplicatedLog, SnapshotWriter
 from kreplica.raft.request_manager import RequestManager
 from kreplica.raft.resigned_state import ResignedState
@@ -138,7 +139,12 @@ class KafkaRaftClient:
             requests=RequestManager(transport, config, clock, random, self._post),
             clock=clock,
             random=random,
-            metrics=KafkaRaftMetrics(metrics, self._gauges(), clock),
+            metrics=KafkaRaftMetrics(
+                metrics,
+                gauges(lambda: self._context, lambda: self.high_watermark),
+                texts(lambda: self._context),
+                clock,
+            ),
             full_disk=FullDisk(node_id, log, config, lambda: clock.monotonic_ns() // 1_000_000),
             fetches=ThresholdPurgatory("a fetch", clock),
             appends=ThresholdPurgatory("an append", clock),
@@ -214,35 +220,6 @@ class KafkaRaftClient:
     def log(self) -> ReplicatedLog:
         """The log; only this client writes to it."""
         return self._log
-
-    def _gauges(self) -> dict[str, Callable[[], float]]:
-        def leading(count: Callable[[LeaderState], float]) -> Callable[[], float]:
-            def gauge() -> float:
-                state = self._quorum.state
-                return count(state) if isinstance(state, LeaderState) else -1
-
-            return gauge
-
-        def current_vote() -> float:
-            voted = self._quorum.state.voted_key
-            return -1 if voted is None else voted.node_id
-
-        return {
-            "current-leader": lambda: or_no_node(self._quorum.leader_id),
-            "current-vote": current_vote,
-            "current-epoch": lambda: self._quorum.epoch,
-            "high-watermark": lambda: self.high_watermark or -1,
-            "log-end-offset": lambda: self._log.end_offset,
-            "log-end-epoch": lambda: self._log.last_fetched_epoch,
-            "number-unknown-voter-connections": lambda: len(
-                self._context.requests.unreachable(self._quorum.others())
-            ),
-            "number-of-voters": lambda: len(self._control.voters),
-            "number-of-observers": leading(lambda state: len(state.observers)),
-            "uncommitted-voter-change": leading(
-                lambda state: self._control.voters_offset >= (state.high_watermark or 0)
-            ),
-        }
 
     # ---- the owner ----------------------------------------------------------------------------------------
 
@@ -431,6 +408,7 @@ class KafkaRaftClient:
         self._loop.post(partial(self._guarded, task))
 
     def _guarded(self, task: Callable[[], None]) -> None:
+        began_ns = self._clock.monotonic_ns()
         try:
             self._note_stall()
             try:
@@ -443,6 +421,8 @@ class KafkaRaftClient:
             LOGGER.debug("node %d: the quorum's client cannot go on", self.node_id, exc_info=True)
             self.close()
             self._on_fatal(error)
+        finally:
+            self._context.metrics.note_busy(began_ns)
 
     def _note_stall(self) -> None:
         """Where this step comes late, the node stood still: for so long nobody could reach it, and it blames
@@ -474,7 +454,6 @@ class KafkaRaftClient:
 
     def poll(self) -> int:
         """Do what is due; in how many ms the next is wanted. For the loop; the client calls it by itself."""
-        began_ns = self._clock.monotonic_ns()
         try:
             for _ in range(MOST_TURNS):
                 wait_ms = self._poll_state(self._quorum.state, self._context.now_ms())
@@ -496,7 +475,6 @@ class KafkaRaftClient:
             self._end_shutdown(now_ms),
         ):
             wait_ms = wait_ms if wait is None else min(wait_ms, wait)
-        self._context.metrics.note_poll(began_ns)
         return max(wait_ms, 0)
 
     def _poll_state(self, state: EpochState, now_ms: int) -> int:

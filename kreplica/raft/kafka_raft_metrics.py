@@ -6,8 +6,9 @@ Thread rule: the client's loop counts; anybody may read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
-from kreplica.common.metrics import MetricRegistry
+from kreplica.common.metrics import MetricRegistry, SampledStat
 from kreplica.common.ports import Clock
 
 TYPE = "raft-metrics"
@@ -16,47 +17,68 @@ NAMES = (
     *("log-end-epoch", "number-unknown-voter-connections", "number-of-voters", "number-of-observers"),
     *("uncommitted-voter-change",),
 )
+TEXTS = ("current-state", "current-vote-directory-id")
 
 
 class KafkaRaftMetrics:
-    """`gauges` has a function for each of NAMES. Latencies are in ms; `clock` tells how long polls take."""
+    """`gauges` has a function for each of NAMES, `texts` for each of TEXTS. Latencies are in ms; averages,
+    maxima, rates and the idle ratio cover the last half to one minute. `clock` tells how long tasks take."""
 
     def __init__(
-        self, registry: MetricRegistry, gauges: Mapping[str, Callable[[], float]], clock: Clock
+        self,
+        registry: MetricRegistry,
+        gauges: Mapping[str, Callable[[], float]],
+        texts: Mapping[str, Callable[[], str]],
+        clock: Clock,
     ) -> None:
         self._clock = clock
-        self._began_ns = clock.monotonic_ns()
-        self._busy_ns = 0
         for name in NAMES:
             registry.gauge(TYPE, name, gauges[name])
-        self.commit_latency = registry.duration(TYPE, "commit-latency-avg")
-        self.election_latency = registry.duration(TYPE, "election-latency-avg")
-        self.fetched_records = registry.meter(TYPE, "fetch-records-rate")
-        self.appended_records = registry.meter(TYPE, "append-records-rate")
-        registry.gauge(TYPE, "commit-latency-max", lambda: self.commit_latency.max_ms)
-        registry.gauge(TYPE, "election-latency-max", lambda: self.election_latency.max_ms)
-        registry.gauge(TYPE, "poll-idle-ratio-avg", self.poll_idle_ratio)
+        for name in TEXTS:
+            registry.text(TYPE, name, texts[name])
+        began_ms = self._now_ms()
+        self._busy = SampledStat(began_ms)
+        self._commit_latency = SampledStat(began_ms)
+        self._election_latency = SampledStat(began_ms)
+        self._fetched = SampledStat(began_ms)
+        self._appends = SampledStat(began_ms)
+        for name, figure in (
+            ("commit-latency-avg", self._commit_latency.average),
+            ("commit-latency-max", self._commit_latency.maximum),
+            ("election-latency-avg", self._election_latency.average),
+            ("election-latency-max", self._election_latency.maximum),
+            ("fetch-records-rate", self._fetched.rate),
+            ("append-records-rate", self._appends.rate),
+        ):
+            registry.gauge(TYPE, name, partial(self._now, figure))
+        registry.gauge(TYPE, "poll-idle-ratio-avg", lambda: 1 - self._busy.share(self._now_ms()))
         self._appended: list[tuple[int, int]] = []
         self._election_began_ms: int | None = None
 
-    def note_poll(self, began_ns: int) -> None:
-        """A poll that began then has ended."""
-        self._busy_ns += self._clock.monotonic_ns() - began_ns
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
 
-    def poll_idle_ratio(self) -> float:
-        """Which part of the time there was nothing to do, since the start."""
-        elapsed_ns = self._clock.monotonic_ns() - self._began_ns
-        return max(0.0, 1 - self._busy_ns / elapsed_ns) if elapsed_ns > 0 else 1.0
+    def _now(self, figure: Callable[[int], float]) -> float:
+        return figure(self._now_ms())
+
+    def note_busy(self, began_ns: int) -> None:
+        """A task of the client, and the step after it, that began then have ended."""
+        ended_ns = self._clock.monotonic_ns()
+        self._busy.record((ended_ns - began_ns) / 1e6, ended_ns // 1_000_000)
+
+    def note_fetched(self, records: int, now_ms: int) -> None:
+        """A follower has appended records of its leader."""
+        self._fetched.record(records, now_ms)
 
     def note_append(self, end_offset: int, records: int, now_ms: int) -> None:
         """A leader has appended up to `end_offset`."""
-        self.appended_records.mark(records)
+        self._appends.record(records, now_ms)
         self._appended.append((end_offset, now_ms))
 
     def note_commit(self, high_watermark: int, now_ms: int) -> None:
         """All below the mark is committed."""
         while self._appended and self._appended[0][0] <= high_watermark:
-            self.commit_latency.update(now_ms - self._appended.pop(0)[1])
+            self._commit_latency.record(now_ms - self._appended.pop(0)[1], now_ms)
 
     def forget_appends(self) -> None:
         """The leader leads no longer: it will not learn when its appends are committed."""
@@ -70,5 +92,5 @@ class KafkaRaftMetrics:
     def note_leader(self, now_ms: int) -> None:
         """A leader is known."""
         if self._election_began_ms is not None:
-            self.election_latency.update(now_ms - self._election_began_ms)
+            self._election_latency.record(now_ms - self._election_began_ms, now_ms)
             self._election_began_ms = None

@@ -53,7 +53,7 @@ class DelayedRequests:
         # A number for each leader that was ever waited for, of each partition.
         self._elections: dict[tuple[TopicPartition, int], int] = {}
         self._numbers = itertools.count()
-        self.expired = metrics.meter("DelayedOperationMetrics", "ExpiresPerSec")
+        self.expired = metrics.meter("DelayedProduceMetrics", "ExpiresPerSec")
 
     # ---- produce ------------------------------------------------------------------------------------------
 
@@ -158,7 +158,6 @@ class DelayedRequests:
                 token.complete()
 
     def _deletions_expired(self, tokens: list[DelayedDeleteRecords]) -> None:
-        self.expired.mark(len(tokens))
         for token in tokens:
             token.complete()
 
@@ -188,7 +187,6 @@ class DelayedRequests:
                 token.complete()
 
     def _elections_expired(self, tokens: list[DelayedElectLeader]) -> None:
-        self.expired.mark(len(tokens))
         for token in tokens:
             token.complete()
 

@@ -74,7 +74,7 @@ class FetchManager:
         gauge(
             "FetchSessionCache", "NumIncrementalFetchPartitionsCached", lambda: self.sessions.partition_count
         )
-        gauge("FetchSessionCache", "IncrementalFetchSessionEvictions", lambda: self.sessions.evictions)
+        metrics.add("FetchSessionCache", "IncrementalFetchSessionEvictionsPerSec", self.sessions.evictions)
         tags = {"delayedOperation": "Fetch"}
         gauge("DelayedOperationPurgatory", "NumDelayedOperations", lambda: self._purgatory.delayed, tags)
         gauge("DelayedOperationPurgatory", "PurgatorySize", self._watched, tags)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kreplica.common.errors import FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from kreplica.common.locks import Lock
+from kreplica.common.metrics import Meter
 from kreplica.common.ports import Random
 from kreplica.common.types import INT32_MAX, NO_OFFSET, TopicPartition, Uuid
 from kreplica.replica.replica import FetchClock
@@ -284,7 +285,7 @@ class FetchSessionCache:
         self._lock = Lock()
         # Guarded by _lock:
         self._sessions: dict[int, FetchSession] = {}
-        self.evictions = 0
+        self.evictions = Meter()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -306,7 +307,7 @@ class FetchSessionCache:
                 if evicted is None:
                     return FetchSession(now_ms=now_ms, is_privileged=is_privileged)
                 del self._sessions[evicted.id]
-                self.evictions += 1
+                self.evictions.mark()
             session = FetchSession(self._new_id(), now_ms=now_ms, is_privileged=is_privileged)
             self._sessions[session.id] = session
         if evicted is not None:

@@ -1,4 +1,4 @@
-"""What a replica fetcher measures, under Kafka's names, and tagged with its own."""
+"""What a replica fetcher measures, under Kafka's names and with Kafka's tags."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ LAGS = "FetcherLagMetrics"
 
 
 class FetcherMetrics:
-    """The metrics of the fetcher `name`; `close` takes those of its rates away. Rates in bytes and requests,
-    times in ms."""
+    """The metrics of the fetcher `fetcher_id` from broker `leader_id`, which listens at `address`; `close`
+    takes those of its rates away. Rates in bytes and requests, times in ms."""
 
-    def __init__(self, metrics: MetricRegistry, name: str) -> None:
+    def __init__(
+        self, metrics: MetricRegistry, fetcher_id: int, leader_id: int, address: tuple[str, int] | None
+    ) -> None:
         self._metrics = metrics
-        self._tags = {"clientId": name}
-        self.byte_rate = metrics.meter(STATS, "BytesPerSec", self._tags)
-        self.request_rate = metrics.meter(STATS, "RequestsPerSec", self._tags)
-        self.total_time = metrics.duration(STATS, "totalTime", self._tags)
-        self.request_time = metrics.duration(STATS, "requestTime", self._tags)
+        host, port = address or ("", -1)
+        self._client = {"clientId": f"ReplicaFetcherThread-{fetcher_id}-{leader_id}"}
+        self._tags = tags = {**self._client, "brokerHost": host, "brokerPort": str(port)}
+        self.byte_rate = metrics.meter(STATS, "BytesPerSec", tags)
+        self.request_rate = metrics.meter(STATS, "RequestsPerSec", tags)
+        self.total_time = metrics.duration(STATS, "totalTime", tags)
+        self.request_time = metrics.duration(STATS, "requestTime", tags)
 
     def watch_lag(self, topic_partition: TopicPartition, lag: Callable[[], int]) -> None:
         """Show `lag()`, in messages, from now on."""
@@ -38,4 +42,4 @@ class FetcherMetrics:
 
     def _tags_of(self, topic_partition: TopicPartition) -> dict[str, str]:
         topic, number = topic_partition
-        return {**self._tags, "topic": topic, "partition": str(number)}
+        return {**self._client, "topic": topic, "partition": str(number)}

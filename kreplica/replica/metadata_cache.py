@@ -35,6 +35,10 @@ class MetadataCache(Protocol):
         """The rack of a broker that is there; None where it has none, or is fenced or unknown."""
         ...
 
+    def address(self, broker_id: int) -> tuple[str, int] | None:
+        """Where the broker listens for other brokers; None for one that is unknown or has no listener."""
+        ...
+
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
         """The epoch in which the broker is registered; None for one that is fenced or unknown."""
         ...

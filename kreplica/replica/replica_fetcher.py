@@ -32,7 +32,6 @@ from kreplica.common.errors import (
 )
 from kreplica.common.future import Future
 from kreplica.common.locks import RLock
-from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop
 from kreplica.common.types import NO_OFFSET, TopicPartition
 from kreplica.log.log_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
@@ -72,7 +71,7 @@ FETCHING, TRUNCATING = ReplicaState.FETCHING, ReplicaState.TRUNCATING
 
 
 class ReplicaFetcher:
-    """Fetches from `leader`. `name`: for metrics, Kafka's client id.
+    """Fetches from `leader`. `name`: of its loop.
 
     `on_moved(partition)`: the partition's log or high watermark has moved.
     `on_storage_failure(topic_partition, error)`: its log has failed, or its disk is full. Neither is called
@@ -89,7 +88,7 @@ class ReplicaFetcher:
         clock: Clock,
         loop: Loop,
         quota: ReplicationQuotaManager,
-        metrics: MetricRegistry,
+        metrics: FetcherMetrics,
         on_moved: Callable[[Partition], None],
         on_storage_failure: Callable[[TopicPartition, KreplicaError], None],
     ) -> None:
@@ -100,7 +99,7 @@ class ReplicaFetcher:
         self._clock = clock
         self._loop = loop
         self._quota = quota
-        self.metrics = FetcherMetrics(metrics, name)
+        self.metrics = metrics
         self._on_moved = on_moved
         self._on_storage_failure = on_storage_failure
         self._lock = RLock()

@@ -32,8 +32,11 @@ class ReplicaFetcherManager:
         # Guarded by _lock:
         self._fetchers: dict[tuple[int, int], ReplicaFetcher] = {}
         gauge = metrics.gauge
-        gauge("ReplicaFetcherManager", "MaxLag", self._max_lag)
-        gauge("ReplicaFetcherManager", "FailedPartitionsCount", lambda: sum(len(f.failed) for f in self))
+        tags = {"clientId": "Replica"}
+        gauge("ReplicaFetcherManager", "MaxLag", self._max_lag, tags)
+        gauge(
+            "ReplicaFetcherManager", "FailedPartitionsCount", lambda: sum(len(f.failed) for f in self), tags
+        )
 
     def follow(self, partition: Partition, state: LeaderAndIsr) -> None:
         """Replicate the partition from the leader that `state` names, from nobody where it names none."""

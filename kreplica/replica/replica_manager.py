@@ -46,6 +46,7 @@ from kreplica.replica.delayed_delete_records import (
 from kreplica.replica.delayed_elect_leader import DelayedElectLeader, ElectionResults
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.fetch_manager import FetchManager
+from kreplica.replica.fetcher_metrics import FetcherMetrics
 from kreplica.replica.full_disks import FullDisks
 from kreplica.replica.hosted_partitions import HostedPartitions, add_gauges
 from kreplica.replica.isr_policy import isr_policy_of
@@ -389,7 +390,9 @@ class ReplicaManager:
             clock=self._clock,
             loop=self._new_loop(name),
             quota=self.quotas.follower,
-            metrics=self.metrics,
+            metrics=FetcherMetrics(
+                self.metrics, fetcher_id, leader_id, self._metadata_cache.address(leader_id)
+            ),
             on_moved=self.fetches.moved,
             on_storage_failure=self._check_storage,
         )

@@ -1,6 +1,7 @@
 """A node's metrics for Prometheus: a collector that prometheus-client asks at each scrape.
 
-Meters become counters, durations a count and a sum in seconds, gauges gauges. A name is Kafka's with its
+Meters become counters, durations a count and a sum in seconds, gauges gauges, words a gauge of 1 with the
+word as its label `value`. A name is Kafka's with its
 parts joined: kafka.server:type=ReplicaManager,name=IsrShrinksPerSec is
 kafka_server_ReplicaManager_IsrShrinks_total.
 """
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from kreplica.common.metrics import Duration, Meter, MetricName, MetricRegistry, Value
+from kreplica.common.metrics import Duration, Meter, MetricName, MetricRegistry, Text, Value
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -67,6 +68,8 @@ def _text(name: MetricName) -> str:
 
 def _family(name: MetricName, value: Value) -> Metric:
     labels = [_NOT_IN_A_NAME.sub("_", tag) for tag, _ in name.tags]
+    if isinstance(value, Text):
+        labels.append("value")
     if isinstance(value, Meter):
         return CounterMetricFamily(_text(name), str(name), labels=labels)
     if isinstance(value, Duration):
@@ -79,6 +82,8 @@ def _add(family: Metric, labels: list[str], value: Value) -> None:
         family.add_metric(labels, value.count)
     elif isinstance(family, SummaryMetricFamily) and isinstance(value, Duration):
         family.add_metric(labels, value.count, value.total_ms / 1000)
+    elif isinstance(family, GaugeMetricFamily) and isinstance(value, Text):
+        family.add_metric([*labels, value.value()], 1)
     elif isinstance(family, GaugeMetricFamily) and callable(value):
         family.add_metric(labels, value())
     else:

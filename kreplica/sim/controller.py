@@ -90,6 +90,10 @@ class ScriptedController:
     def rack(self, broker_id: int) -> str | None:
         return None if broker_id in self.fenced else self.racks.get(broker_id)
 
+    def address(self, broker_id: int) -> tuple[str, int] | None:
+        """Simulated brokers listen nowhere: the name of one, and no port."""
+        return f"broker-{broker_id}", 0
+
     def is_broker_shutting_down(self, broker_id: int) -> bool:
         return broker_id in self.shutting_down
 

@@ -414,8 +414,12 @@ def test_metrics_tell_of_the_quorum():
     assert named["current-epoch"] == 1
     assert named["high-watermark"] == named["log-end-offset"] == quorum.client(leader).high_watermark
     assert named["number-of-voters"] == 3
-    assert named["append-records-rate"] == 4
+    # Four records in the last half minute.
+    assert named["append-records-rate"] == pytest.approx(4 / 30)
     assert 0 <= named["poll-idle-ratio-avg"] <= 1
+    words = {name.split("name=")[1]: word for name, word in quorum.node(leader).metrics.texts().items()}
+    assert words["current-state"] == "leader"
+    assert words["current-vote-directory-id"] == str(quorum.client(leader)._context.key.directory_id)
     assert 0 < named["election-latency-avg"] <= named["election-latency-max"]
 
 

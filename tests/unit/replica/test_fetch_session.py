@@ -92,7 +92,7 @@ def test_a_full_cache_lets_in_who_is_worth_more() -> None:
         consumer.ask([asked(n) for n in range(5)])
     assert not sessions.create(9, is_privileged=False, now_ms=100_000).is_lasting
     assert sessions.create(1, is_privileged=True, now_ms=100_000).is_lasting
-    assert sessions.evictions == 1
+    assert sessions.evictions.count == 1
     # A session that nobody used for two minutes makes room for anybody.
     assert sessions.create(1, is_privileged=False, now_ms=200_000).is_lasting
     assert len(sessions) == 2
