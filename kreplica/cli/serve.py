@@ -74,7 +74,9 @@ def run(
     # So long may requests wait for the thread of the metadata image, of retention and of cleaning; 5 ms else.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if metrics is not None:
-        metrics.show(server.node.metrics)
+        metrics.show(
+            server.node.metrics, livez=server.what_keeps_from_living, ready=server.what_keeps_from_serving
+        )
     ready.add_done_callback(lambda done: _announce(server, done, on_ready))
     end.wait()
     if end.failure is None:

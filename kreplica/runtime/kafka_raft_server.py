@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from kreplica.broker.node import Node
 from kreplica.broker.node_format import METADATA_LOG, read_properties
+from kreplica.broker.node_health import what_keeps_from_serving
 from kreplica.common.errors import InvalidConfig, InvalidFile
 from kreplica.common.future import Future
 from kreplica.log.meta_properties import MetaPropertiesFile
@@ -17,6 +18,9 @@ from kreplica.runtime.kafka_config import KafkaConfig, directories_of
 from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import Address
+
+# One that waits for a slow disk or a large batch stands still for seconds at most.
+LOOP_TURNS_WITHIN_S = 5.0
 
 
 class KafkaRaftServer:
@@ -55,6 +59,18 @@ class KafkaRaftServer:
         """Start the node; the future is done when its broker may lead. Raises as TcpNode.start."""
         self._node = self._tcp_node.start()
         return self._node.ready
+
+    def what_keeps_from_serving(self) -> list[str]:
+        """Why clients should go elsewhere now; none where the node can serve them."""
+        return what_keeps_from_serving(self.node)
+
+    def what_keeps_from_living(self) -> list[str]:
+        """Why the process should be started again; none while the node's loop turns."""
+        return (
+            []
+            if self._tcp_node.turns(LOOP_TURNS_WITHIN_S)
+            else [f"the node's loop has not turned for {LOOP_TURNS_WITHIN_S:g} s"]
+        )
 
     def begin_shutdown(self, timeout_ms: int) -> Future[None]:
         """Hand over what the node leads; `close` is to be called when the future is done."""

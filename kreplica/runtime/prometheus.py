@@ -1,4 +1,4 @@
-"""A node's metrics for Prometheus: a collector that prometheus-client asks at each scrape.
+"""A node's metrics for Prometheus, by a collector that prometheus-client asks at each scrape, and its health.
 
 Meters become counters, durations a count and a sum in seconds, gauges gauges, words a gauge of 1 with the
 word as its label `value`. A name is Kafka's with its
@@ -8,42 +8,96 @@ kafka_server_ReplicaManager_IsrShrinks_total.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import Duration, Meter, MetricName, MetricRegistry, Text, Value
+
+# What is wrong, in words; an empty list where nothing is.
+Check = Callable[[], list[str]]
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class MetricsListener:
-    """Answers scrapes on a port, from a thread of its own, until `close`. Raises OSError with the address."""
+    """Answers on a port, from threads of its own, until `close`. Raises OSError with the address.
+
+    /metrics is for Prometheus. /livez, /ready and /health answer 200 where nothing is wrong and 503 with the
+    reasons else, as JSON; /health has those of both others. Any other path is 404.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self._metrics = make_wsgi_app(self._registry)
+        self._checks: dict[str, Check] = {"/livez": list, "/ready": lambda: ["the node is starting"]}
         try:
-            self._server, self._thread = start_http_server(port, host, self._registry)
+            family, _, _, _, address = socket.getaddrinfo(host or None, port, flags=socket.AI_PASSIVE)[0]
+            server: type[_Server] = type("_Server", (_Server,), {"address_family": family})
+            self._server: _Server = make_server(str(address[0]), port, self._answer, server, _Handler)
         except OSError as error:
             raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
         return self._server.server_port
 
-    def show(self, metrics: MetricRegistry) -> None:
-        """From now on these are told, too."""
+    def show(self, metrics: MetricRegistry, *, livez: Check, ready: Check) -> None:
+        """From now on these are told, too. `livez`, `ready`: what is wrong; called in any thread."""
         self._registry.register(MetricsCollector(metrics))
+        self._checks = {"/livez": livez, "/ready": ready}
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def _answer(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == "/metrics":
+            answer: Iterable[bytes] = self._metrics(environ, start)
+            return answer
+        checks = self._checks
+        if path == "/health":
+            asked = list(checks.values())
+        elif path in checks:
+            asked = [checks[path]]
+        else:
+            start("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"there are /metrics, /livez, /ready and /health\n"]
+        reasons = [reason for check in asked for reason in _reasons(check)]
+        start("503 Service Unavailable" if reasons else "200 OK", [("Content-Type", "application/json")])
+        return [json.dumps({"status": "failing" if reasons else "ok", "reasons": reasons}).encode() + b"\n"]
+
+
+def _reasons(check: Check) -> list[str]:
+    try:
+        return check()
+    except KreplicaError as error:
+        return [str(error)]  # the node is about to end, or has ended
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Log no scrape."""
 
 
 class MetricsCollector(Collector):

@@ -10,6 +10,7 @@ one thread at a time, and none of the node's own.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -87,6 +88,12 @@ class TcpNode:
         life.start()
         self._life = life
         return life.node
+
+    def turns(self, timeout_s: float) -> bool:
+        """Whether the node's loop runs a task within that time; waits for it."""
+        done = threading.Event()
+        self._alive().post(done.set)
+        return done.wait(timeout_s)
 
     def stop(self, timeout_ms: int) -> Future[None]:
         """Let it hand over what it leads; `close` is to be called when the future is done."""
@@ -213,6 +220,10 @@ class _Life:
             and self._address_of(int(node_id)) is not None
         ):
             self._transport.tell_of_closed(int(node_id))
+
+    def post(self, task: Callable[[], None]) -> None:
+        """Run a task in the loop."""
+        self._thread.post(task)
 
     def leave(self) -> None:
         """No task of the node runs any more, no connection is left."""

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -56,6 +57,37 @@ def flags(directory: Path, port: int) -> list[object]:
     ]
 
 
+def answer_of(port: int, path: str) -> tuple[int, object]:
+    """The status of an HTTP answer, and what its JSON says."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        body = error.read()
+        return error.code, json.loads(body) if body.startswith(b"{") else None
+
+
+def test_a_broker_without_its_quorum_lives_and_is_not_ready(tmp_path: Path) -> None:
+    port = free_ports(3)
+    quorum = f"1@127.0.0.1:{port},2@127.0.0.1:{port + 2}"
+    arguments = ["--directory", formatted(tmp_path / "d"), "--node-id", 1, "--listen", f":{port}"]
+    with Command("serve", *arguments, "--quorum", quorum, "--metrics-listen", f":{port + 1}") as node:
+        wait_until(lambda: listens(port + 1), "it answers")
+        wait_until(lambda: answer_of(port + 1, "/livez")[0] == 200, "its loop turns")
+        wanted = ["no controller is known", "the broker is not registered", "the broker still loads its logs"]
+        wait_until(
+            lambda: answer_of(port + 1, "/ready") == (503, {"status": "failing", "reasons": wanted}),
+            "it says why it is not ready",
+        )
+        assert answer_of(port + 1, "/health")[0] == 503
+        node.end(signal.SIGKILL)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
     [(code, out, _)] = run_all(["format", "--directory", tmp_path / "d", "--node-id", 1, "--json"])
     fact = json.loads(out)
@@ -83,6 +115,9 @@ def test_a_node_by_its_file_from_format_to_its_end(tmp_path: Path) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/metrics", timeout=WAIT_S) as answer:
                 text = answer.read().decode()
             assert "kafka_server_ReplicaManager_PartitionCount 1.0" in text
+            for path in ("/health", "/ready", "/livez"):
+                assert answer_of(port + 1, path) == (200, {"status": "ok", "reasons": []})
+            assert answer_of(port + 1, "/healthy")[0] == 404
             assert [name for name in watched_metrics() if f"\n{name} " not in text] == []
             code, out, err = node.end(signal.SIGTERM)
         assert (code, out) == (0, "")
