@@ -320,10 +320,11 @@ class AppendManager:
         return error
 
     def _is_unheard(self, topic_partition: TopicPartition) -> bool:
-        """Whether no other member of the ISR has fetched of late.
+        """Whether no other member of the ISR has fetched of late, and the time before that.
 
         A leader that stood still may have been replaced without having heard of it, and lack what the
-        producer has sent to the next one: an error that ends the producer is not for it to give.
+        producer has sent to the next one: an error that ends the producer is not for it to give. When it goes
+        on, the first fetch that it reads may be from before the standstill.
         """
         partition = self._partitions.get(topic_partition)
         if partition is None:
@@ -332,4 +333,4 @@ class AppendManager:
         if not others:
             return False
         now_ms = partition.clock.monotonic_ns() // NANOSECONDS_PER_MS
-        return now_ms - max(each.heard_ms for each in others) > self._silence_ms
+        return not any(each.is_heard(now_ms, self._silence_ms) for each in others)

@@ -96,7 +96,7 @@ class FetchManager:
         parked = session.parked
         if parked is not None:
             self._complete(parked, parked.expire)
-        session.clock.last_fetch_time_ms = self.now_ms()
+        session.clock.fetched(self.now_ms())
         fetch = DelayedFetch(session, params, self._read, self._count, future)
         if not fetch.start():
             if fetch.may_linger and self._linger_ms <= params.max_wait_ms:

@@ -161,7 +161,7 @@ class FetchSession:
         self.id = session_id
         self.created_ms = self.last_used_ms = now_ms
         self.is_privileged = is_privileged
-        self.clock = FetchClock(now_ms)
+        self.clock = FetchClock()
         self.lock = Lock()
         # Guarded by lock:
         self.epoch = INITIAL_EPOCH + 1

@@ -23,10 +23,16 @@ class FetchClock:
     session.
     """
 
-    __slots__ = ("last_fetch_time_ms",)
+    __slots__ = ("last_fetch_time_ms", "previous_fetch_time_ms")
 
     def __init__(self, last_fetch_time_ms: int = NEVER_MS) -> None:
         self.last_fetch_time_ms = last_fetch_time_ms
+        self.previous_fetch_time_ms = NEVER_MS
+
+    def fetched(self, now_ms: int) -> None:
+        """The session fetches."""
+        if now_ms > self.last_fetch_time_ms:
+            self.previous_fetch_time_ms, self.last_fetch_time_ms = self.last_fetch_time_ms, now_ms
 
 
 class Replica:
@@ -53,6 +59,7 @@ class Replica:
         "last_sent_high_watermark",
         "log_end_offset",
         "log_start_offset",
+        "previous_fetch_time_ms",
     )
 
     def __init__(self, broker_id: int) -> None:
@@ -61,6 +68,7 @@ class Replica:
         self.log_start_offset = NO_OFFSET
         self.last_fetch_leader_log_end_offset = NO_OFFSET
         self.last_fetch_time_ms = NEVER_MS
+        self.previous_fetch_time_ms = NEVER_MS
         self.last_caught_up_time_ms = NEVER_MS
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
         self.last_sent_high_watermark = NO_OFFSET
@@ -82,6 +90,7 @@ class Replica:
         # The follower may have dropped the answer that told it, while its role changed.
         self.last_sent_high_watermark = NO_OFFSET
         self.last_caught_up_time_ms = now_ms if is_in_sync else NEVER_MS
+        self.previous_fetch_time_ms = NEVER_MS
         if is_new_leader:
             self.log_end_offset = NO_OFFSET
             self.log_start_offset = NO_OFFSET
@@ -123,7 +132,8 @@ class Replica:
         self.log_start_offset = log_start_offset
         if leader_end_offset > self.last_fetch_leader_log_end_offset:
             self.last_fetch_leader_log_end_offset = leader_end_offset
-        self.last_fetch_time_ms = now_ms
+        if now_ms > self.last_fetch_time_ms:
+            self.previous_fetch_time_ms, self.last_fetch_time_ms = self.last_fetch_time_ms, now_ms
         self.broker_epoch = broker_epoch
         self.fetched_in_epoch = True
         self.diverged = False
@@ -138,12 +148,15 @@ class Replica:
             if self.last_fetch_time_ms > self.last_caught_up_time_ms:
                 self.last_caught_up_time_ms = self.last_fetch_time_ms
 
-    @property
-    def heard_ms(self) -> int:
-        """When it last fetched, whether its session spelled that out or not."""
-        clock = self.fetch_clock
-        fetched_ms = self.last_fetch_time_ms
-        return fetched_ms if clock is None else max(fetched_ms, clock.last_fetch_time_ms)
+    def is_heard(self, now_ms: int, silence_ms: int) -> bool:
+        """Whether it has fetched of late, whether its session spelled that out or not.
+
+        One fetch after a silence is not enough: it may have been on its way since before the silence. The
+        next one follows on this leader's answer.
+        """
+        fetches = self if self.fetch_clock is None else self.fetch_clock
+        last_ms = fetches.last_fetch_time_ms
+        return max(now_ms - last_ms, last_ms - fetches.previous_fetch_time_ms) <= silence_ms
 
     def asks_again(self, fetch_offset: int) -> bool:
         """Whether its fetch before was from there, too, and there were records for it to take."""

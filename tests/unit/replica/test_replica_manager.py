@@ -152,6 +152,36 @@ def test_a_leader_that_no_follower_fetches_from_ends_no_producer(with_disks: boo
     assert isinstance(send(5), NotLeaderOrFollower)
 
 
+def test_a_fetch_from_before_a_standstill_of_the_leader_lets_it_end_no_producer() -> None:
+    """It lay in the socket; its sender may follow another leader by now."""
+
+    def send(sequence: int) -> BaseException | None:
+        sent = build(
+            [b"v"], producer_id=7, producer_epoch=0, base_sequence=sequence, now_ms=1_600_000_000_000
+        )
+        future = at.manager().append(T0, sent)
+        at.settle()
+        return error_of(future)
+
+    at = Replicas()
+    assert send(0) is None
+    at.pass_time(1_100)
+    assert isinstance(send(5), OutOfOrderSequenceNumber)
+    let_through = at.cluster.hold(lambda message: message.is_request and message.receiver == 1)
+    at.pass_time(3_000)
+    assert isinstance(send(5), NotLeaderOrFollower)
+    fetches = at.cluster.held()
+    assert sorted(message.sender_id for message in fetches) == [2, 3]
+    for message in fetches:
+        at.cluster.release(message)
+    at.settle()
+    assert at.partition().isr == (1, 2, 3)
+    assert isinstance(send(5), NotLeaderOrFollower)
+    let_through()
+    at.pass_time(600)  # each is answered, and followed by another one
+    assert isinstance(send(5), OutOfOrderSequenceNumber)
+
+
 def test_the_first_thing_that_is_wrong_is_told() -> None:
     at = Replicas()
     unknown = TopicPartition("x", 0)
