@@ -33,8 +33,8 @@ KEPT_STATES = 2_000
 class CommittedBatch:
     """What one batch has made of the cluster: `delta`, and `metadata` after it.
 
-    `unclean`: the partitions, by topic and number, with an unclean election that their topic's settings
-    allowed. The same batch may change these settings before it and after it.
+    `unclean`: the partitions, by topic and number, with an election for which their topic's settings allowed
+    an unclean one. The same batch may change these settings before it and after it.
     """
 
     __slots__ = ("delta", "end_offset", "metadata", "unclean")
@@ -96,9 +96,12 @@ class QuorumWord:
             del self.states[next(iter(self.states))]
 
     def _is_allowed_unclean(self, change: PartitionChangeRecord) -> bool:
-        """Whether the next record is of an unclean election, and what was replayed up to it allows that."""
+        """Whether the next record elects a leader, and what was replayed up to it allows an unclean election.
+
+        One that follows on another names no recovery state: its partition is recovering already.
+        """
         topic = self._replayed.topic_names.get(change.topic_id)
-        if topic is None or change.leader_recovery_state != LeaderRecoveryState.RECOVERING:
+        if topic is None or change.leader < 0:
             return False
         return settings_by(self._replayed.configs, topic).unclean_leader_election_enable
 

@@ -71,6 +71,9 @@ def test_an_unclean_election_is_held_to_the_settings_in_front_of_it(before: bool
     if before:
         committed(allow(before), election, allow(after))
         assert view.partitions[TopicPartition("t", 0)].unclean_epoch == 1
+        again = PartitionChangeRecord(partition_id=0, topic_id=TOPIC, isr=(1,), leader=1)
+        committed(allow(before), again, allow(after))
+        assert view.partitions[TopicPartition("t", 0)].unclean_epoch == 2
     else:
         with pytest.raises(InvariantViolated, match="LegalElection"):
             committed(allow(before), election, allow(after))
