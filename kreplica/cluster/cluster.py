@@ -102,11 +102,9 @@ class Cluster(ClusterAdministration):
         self._clock = SystemClock()
         # Nothing here refers to the cluster, so that one without references is closed: see _Parts.
         on_error = partial(_note_failure, self.failures)
-        self._network = LocalNetwork(self._clock, on_error)
+        network = LocalNetwork(self._clock, on_error)
         self._pending = PendingFutures(f"the cluster in {self.directory}")
-        self._parts = parts = _Parts(
-            self._network, self._pending, self.directory if directory is None else None
-        )
+        self._parts = parts = _Parts(network, self._pending, self.directory if directory is None else None)
         self._listeners: ClusterListeners | None = None
         try:
             layout = _layout(self.directory, brokers, controllers, cluster_id)
@@ -115,20 +113,20 @@ class Cluster(ClusterAdministration):
 
                 first = node_config(layout, next(iter(layout.roles)), self.directory, config or {})
                 self._listeners = parts.listeners = ClusterListeners(layout, first.server, on_error)
-            self._nodes = parts.nodes = ClusterNodes(
+            parts.nodes = ClusterNodes(
                 layout,
                 self.directory,
                 config or {},
-                self._network,
+                network,
                 self._clock,
                 lambda node_id, error: on_error(f"node {node_id}", error),
                 None if self._listeners is None else self._listeners.by_node,
             )
             weakref.finalize(self, _close_unreferenced, parts).atexit = False
             _unclosed.add(parts)
-            self._make_client(self._nodes)
-            self._network.start()
-            self._nodes.start_all()
+            self._make_client(parts.nodes)
+            network.start()
+            parts.nodes.start_all()
             self.wait_until_ready(startup_timeout)
         except BaseException:
             self.close()
@@ -254,6 +252,7 @@ class Cluster(ClusterAdministration):
     @property
     def bootstrap_servers(self) -> str:
         """Where its brokers listen, as Kafka's clients take it. Raises InvalidRequest without `serve`."""
+        self._pending.require_own()
         if self._listeners is None:
             raise InvalidRequest("the cluster listens on no port: it was made without serve=True")
         return self._listeners.bootstrap_servers
@@ -352,10 +351,26 @@ class Cluster(ClusterAdministration):
         self.close()
 
     def __repr__(self) -> str:
+        if self._pending.is_forked:
+            return f"Cluster({self.directory!r}, of the parent process)"
         alive = [node.config.node_id for node in self._nodes.live()]
         return f"Cluster({self.directory!r}, nodes {alive} of {self._nodes.ids} run)"
 
     # ---- within -------------------------------------------------------------------------------------------
+
+    # Every way to the nodes leads through one of these two. A forked child may go neither: there a lock of
+    # the network is held for ever, if a thread of the parent held it at the fork.
+
+    @property
+    def _nodes(self) -> ClusterNodes:
+        self._pending.require_own()
+        assert self._parts.nodes is not None
+        return self._parts.nodes
+
+    @property
+    def _network(self) -> LocalNetwork:
+        self._pending.require_own()
+        return self._parts.network
 
     def _require(self, topic: str, partition: int) -> TopicPartition:
         return self.records.require(topic, partition)

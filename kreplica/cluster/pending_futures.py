@@ -30,10 +30,14 @@ class PendingFutures:
 
     def require_open(self) -> None:
         """Raises ClusterClosed after `close`, UseAfterFork in a child of the process that made it."""
-        if self.is_forked:
-            raise UseAfterFork(f"{self.name} belongs to the parent process")
+        self.require_own()
         if self._is_closed:
             raise ClusterClosed(f"{self.name} is closed")
+
+    def require_own(self) -> None:
+        """Raises UseAfterFork in a child of the process that made it."""
+        if self.is_forked:
+            raise UseAfterFork(f"{self.name} belongs to the parent process")
 
     @property
     def is_forked(self) -> bool:

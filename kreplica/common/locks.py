@@ -11,6 +11,20 @@ module shows every lock there is. Each is declared beside the fields it guards, 
 Order, outermost first, where two are held at once: a manager's lock, a partition's, a log's, a file's.
 """
 
-from threading import Condition, Lock, RLock
+import threading
+from operator import attrgetter
+from threading import Lock, RLock
+
+
+class Condition(threading.Condition):
+    """As threading's, with `with` in one call of C for each end.
+
+    threading's takes the lock in a method in Python. An exception from outside, Ctrl-C say, can come there
+    between the lock and the block, and nothing would release it.
+    """
+
+    __enter__ = property(attrgetter("_lock.__enter__"))
+    __exit__ = property(attrgetter("_lock.__exit__"))
+
 
 __all__ = ["Condition", "Lock", "RLock"]

@@ -32,7 +32,7 @@ from kreplica.common.future import Future, failed
 from kreplica.common.locks import Condition, Lock
 from kreplica.common.ports import Clock
 from kreplica.runtime.clock import SystemClock
-from kreplica.runtime.interrupts import HeldInterrupt
+from kreplica.runtime.interrupts import HeldSignals
 from kreplica.runtime.local_endpoint import Handler, LocalEndpoint, LocalLoop, LocalTimer, Task
 from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
 
@@ -92,32 +92,34 @@ class _Draining:
         self._network = network
 
     def __enter__(self) -> None:
-        self._network._thread_local.depth += 1
+        local = self._network._thread_local
+        if local.depth == 0:
+            local.signals.hold()
+        local.depth += 1
 
     def __exit__(self, *_: object) -> None:
         local = self._network._thread_local
         try:
             if local.depth == 1:
-                local.interrupt.hold()
                 self._network._drain(TURNS_OF_A_CALLER)
         finally:
             local.depth -= 1
             if local.depth == 0:
-                local.interrupt.release()
+                local.signals.release()
 
 
 class _ThreadLocal(threading.local):
     def __init__(self) -> None:
         self.depth = 0  # how many `draining` blocks the thread is in
-        self.interrupt = HeldInterrupt()
+        self.signals = HeldSignals()
 
 
 class LocalNetwork:
     """The network, loops and timers of the nodes of this process; see the module.
 
-    An error of a task is reported to `on_error` (name of the loop, error), by default to the log. Ctrl-C
-    waits until a caller's thread has done its share. `gate`, if set, is asked about each message; tests set
-    it.
+    An error of a task is reported to `on_error` (name of the loop, error), by default to the log. Signal
+    handlers wait until a caller's thread has done its share. `gate`, if set, is asked about each message;
+    tests set it.
     """
 
     def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:

@@ -32,8 +32,16 @@ def directory(tmp_path):
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_log_goes_on_after_an_interrupt(directory, operation, kind):
+    _run("interrupted_log", operation, kind, STRIDE, directory)
+
+
+def test_a_cluster_goes_on_after_a_signal():
+    _run("interrupted_cluster", STRIDE)
+
+
+def _run(program, *arguments):
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.crash.interrupted_log", operation, kind, STRIDE, directory],
+        [sys.executable, "-m", f"tests.crash.{program}", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -17,15 +17,23 @@ _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
-def interrupted(call: Callable[[], object], instruction: int, kind: type[BaseException]) -> bool:
+_raise_signal = ctypes.PyDLL(None)["raise"]
+
+
+def interrupted(
+    call: Callable[[], object], instruction: int, kind: type[BaseException], number: int | None = None
+) -> bool:
     """Call `call`, and let `kind` be raised in it behind its n-th instruction; False if it has not so many.
+    With `number`, that signal comes there; its handler raises.
 
     The exception itself does not leave this function; what else `call` raises does.
     """
     # Two calls from C, with no instruction in between: no more tracing, and the exception.
-    strike = itertools.chain(
-        map(sys.settrace, (None,)), map(_set_exception, (threading.get_ident(),), (kind,))
-    )
+    if number is None:
+        blow = map(_set_exception, (threading.get_ident(),), (kind,))
+    else:
+        blow = map(_raise_signal, (number,))
+    strike = itertools.chain(map(sys.settrace, (None,)), blow)
     left = instruction
 
     def trace(frame, event, _):
