@@ -23,6 +23,7 @@ from kreplica.common.errors import (
     CorruptMessage,
     DamagedLog,
     InvalidConfig,
+    InvalidFile,
     KafkaStorageError,
     LogClosed,
     OffsetOutOfRange,
@@ -94,8 +95,9 @@ class Log:
         `config` and `settings` are Kafka's topic settings, as `segment.bytes` or `segment_bytes`, and
         `durability`: "page_cache" (Kafka's default: safe when the process dies) or "fsync" (safe when the
         power fails; an append returns after its flush, which it shares with others). They are kept in the
-        directory and hold for later openings until they are given anew; a LogConfig replaces all of them. In
-        a node's log directory they hold for this opening only.
+        directory and hold for later openings until they are given anew. A LogConfig replaces all of them,
+        also if the file that keeps them has rotted. In a node's log directory they hold for this opening
+        only.
 
         `read_only` may stand beside a live writer, in this or another process, and sees what the writer has
         published; a directory of Kafka's may be opened so, too.
@@ -112,7 +114,7 @@ class Log:
         name = os.path.basename(directory)
         partition = parse_directory_name(name) or TopicPartition(name, 0)
         if read_only:
-            parsed = given.over(_stored(files, directory))
+            parsed = given.over(_readable(files, directory))
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
             return cls(directory, reader.open(), None, reader)._closed_when_lost(files)
         _make_directory(files, directory)
@@ -492,9 +494,10 @@ class _Given:
 
     def store(self, files: Storage, directory: str) -> Mapping[str, str]:
         """Keep them in the directory of a log that is opened by itself; returns what is kept there now."""
-        stored = _stored(files, directory)
+        # A LogConfig replaces them all, so it does not matter whether they can be read.
+        stored = {} if self._replaces_all else _stored(files, directory)
         merged = self._merged(stored)
-        if merged == stored or _is_in_a_node(files, directory):
+        if (merged == stored and not self._replaces_all) or _is_in_a_node(files, directory):
             return stored
         LogConfig.parse(merged)
         SettingsFile(files, directory).write(merged)
@@ -506,6 +509,14 @@ class _Given:
 
 def _stored(files: Storage, directory: str) -> dict[str, str]:
     return {} if _is_in_a_node(files, directory) else SettingsFile(files, directory).read()
+
+
+def _readable(files: Storage, directory: str) -> dict[str, str]:
+    # Reading depends on none of them.
+    try:
+        return _stored(files, directory)
+    except InvalidFile:
+        return {}
 
 
 def _is_in_a_node(files: Storage, directory: str) -> bool:

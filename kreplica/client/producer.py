@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 
-from kreplica._core.batch_builder import require_list
 from kreplica.client.client_config import ClientConfig
 from kreplica.client.client_metadata import ClientMetadata
 from kreplica.client.partition_sender import ALL, Batch, PartitionSender, RecordMetadata
@@ -68,11 +67,10 @@ class Producer:
         The sequence may be reused after the call, the bytes within it not before the future is done. That
         fails with RequestTimedOut after `timeout_ms` (by default delivery.timeout.ms), and at once with
         errors that no retry mends: MessageTooLarge, InvalidRecord, TypeError for something that is not a
-        record. Raises InvalidRequiredAcks, and TypeError if `records` is not a list.
+        record. Raises InvalidRequiredAcks.
         """
         if acks not in ACKS:
             raise InvalidRequiredAcks(f"acks is 0, 1 or -1 (all), not {acks}")
-        require_list(records)
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
         batch = Batch(list(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
         self._loop.post(partial(self._add, at, batch))

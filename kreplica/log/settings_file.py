@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from kreplica._core.crc32c import checksum
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import InvalidConfig, InvalidFile
 from kreplica.common.json_file import parse_object
@@ -41,7 +42,8 @@ class SettingsFile:
 
     @staticmethod
     def format(settings: Mapping[str, str]) -> bytes:
-        fields = {"version": VERSION, "settings": dict(sorted(settings.items()))}
+        given = dict(sorted(settings.items()))
+        fields = {"version": VERSION, "settings": given, "crc32c": _checksum(given)}
         return json.dumps(fields, indent=1).encode() + b"\n"
 
     @staticmethod
@@ -53,8 +55,14 @@ class SettingsFile:
         settings = fields.get("settings")
         if not isinstance(settings, dict) or not all(isinstance(text, str) for text in settings.values()):
             raise InvalidFile(f"{path}: settings must be an object of strings")
+        if fields.get("crc32c") != _checksum(settings):
+            raise InvalidFile(f"{path}: crc32c is {fields.get('crc32c')}, not {_checksum(settings)}")
         try:
             LogConfig.parse(settings)
         except InvalidConfig as error:
             raise InvalidFile(f"{path}: {error}") from None
         return settings
+
+
+def _checksum(settings: Mapping[str, str]) -> int:
+    return checksum("\n".join(f"{name}={settings[name]}" for name in sorted(settings)).encode())

@@ -29,7 +29,7 @@ records = st.lists(
         value=binary,
         key=binary,
         headers=st.lists(st.tuples(st.text(max_size=8), binary), max_size=3),
-        timestamp=st.integers(-1, 2**53),
+        timestamp=st.integers(-1, 10**9 - 1) | st.integers(10**10, 2**53),
     ),
     min_size=1,
     max_size=12,

@@ -58,7 +58,7 @@ class Writer:
 
     def roll(self) -> None:
         for _ in range(3):
-            self.append(epoch=self.log._log.leader_epoch)
+            self.append(epoch=max(self.log._log.leader_epoch, 0))
             self.shared[0] = ROLL
             self.log.roll()
 

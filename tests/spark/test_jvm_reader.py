@@ -392,7 +392,8 @@ def test_statistics(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path / "t-0", 4)
     frame = read(spark, tmp_path, reader="jvm")
     told = frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
-    assert told == kreplica.Log.open(tmp_path / "t-0", read_only=True).size
+    with kreplica.Log.open(tmp_path / "t-0", read_only=True) as log:
+        assert told == log.size
 
 
 # ---- streams ----------------------------------------------------------------------------------------------

@@ -27,6 +27,10 @@ from kreplica.common.errors import (
     NoRecords,
     OffsetOutOfRange,
 )
+from kreplica.log.repair import repair
+from kreplica.log.verify import verify
+from kreplica.runtime.clock import SystemClock
+from kreplica.runtime.storage import FileStorage
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -112,9 +116,29 @@ def test_settings_that_rotted_are_an_error_and_not_the_defaults(tmp_path: Path) 
     with Log.open(tmp_path / "orders-0", durability="fsync"):
         pass
     (tmp_path / "orders-0" / "kreplica.settings.json").write_bytes(b'{"version": 0, "settings": {"durabil')
-    for read_only in (False, True):
-        with pytest.raises(InvalidFile, match=r"kreplica.settings.json"):
-            Log.open(tmp_path / "orders-0", read_only=read_only)
+    with pytest.raises(InvalidFile, match=r"kreplica.settings.json"):
+        Log.open(tmp_path / "orders-0")
+    with Log.open(tmp_path / "orders-0", read_only=True) as log:
+        assert list(log.read()) == []
+    with Log.open(tmp_path / "orders-0", config=LogConfig(durability="fsync")):
+        pass
+    with Log.open(tmp_path / "orders-0") as log:
+        assert log.config == LogConfig(durability="fsync")
+
+
+def test_a_bit_of_the_settings_that_flipped_is_found_and_repaired(tmp_path: Path) -> None:
+    with Log.open(tmp_path / "orders-0", retention_ms=5000) as log:
+        log.append([b"v"])
+    file = tmp_path / "orders-0" / "kreplica.settings.json"
+    file.write_bytes(file.read_bytes().replace(b"5000", b"1000"))
+    (problem,) = verify(FileStorage(), str(tmp_path / "orders-0"))
+    assert problem.path == str(file)
+    (finding,) = repair(FileStorage(), SystemClock(), str(tmp_path / "orders-0"), apply_changes=True)
+    assert finding.action == "remove"
+    assert finding.done
+    with Log.open(tmp_path / "orders-0") as log:
+        assert log.config == LogConfig()
+        assert [record.value for record in log.read()] == [b"v"]
 
 
 def test_a_log_without_references_is_closed_with_a_warning(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from kreplica.common.types import INT32_MAX
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import (
     LOG_SUFFIX,
+    SETTINGS_FILE,
     SNAPSHOT_SUFFIX,
     STATE_FILE,
     TXN_INDEX_SUFFIX,
@@ -227,6 +228,10 @@ class _Planner:
                 self._add(problem, REBUILD)
                 self.plan.remove.append(problem.path)
                 self.plan.reopens = True
+        elif name == SETTINGS_FILE:
+            self._add(problem, REMOVE, "the log has Kafka's defaults until it is opened with settings again")
+            self.plan.remove.append(problem.path)
+            self.plan.reopens = True
         else:
             self._add(problem, BLOCKED, "its content is nowhere else")
 

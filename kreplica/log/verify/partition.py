@@ -14,6 +14,7 @@ from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpoi
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.producer_snapshot import offset_of, parse_snapshot
 from kreplica.log.quarantine import is_note, parse_note
+from kreplica.log.settings_file import SettingsFile
 from kreplica.log.transaction_index import AbortedTxn, parse_entries
 from kreplica.log.verify.epochs import EpochCheck
 from kreplica.log.verify.indexes import OffsetIndexCheck, TimeIndexCheck
@@ -92,6 +93,7 @@ class PartitionVerifier:
         self._bases = self._segments()
         yield from self._read_epochs()
         yield from self._read_quarantines()
+        yield from self._read_settings()
         yield from self._walk()
         if self.whole:
             yield from self._other_end_than_published()
@@ -225,6 +227,14 @@ class PartitionVerifier:
             self._epochs = EpochCheck(path, entries)
         except KreplicaError as error:
             yield _unreadable(path, error)
+
+    def _read_settings(self) -> Iterator[Problem]:
+        if self._only is None:
+            settings = SettingsFile(self._storage, self._directory)
+            try:
+                settings.read()
+            except KreplicaError as error:
+                yield _unreadable(settings.path, error)
 
     def _read_quarantines(self) -> Iterator[Problem]:
         found = []

@@ -24,7 +24,7 @@ records = st.lists(
         value=st.none() | st.binary(max_size=60),
         key=st.none() | st.binary(max_size=10),
         headers=st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=2),
-        timestamp=st.integers(-1, 2**62),
+        timestamp=st.integers(-1, 10**9 - 1) | st.integers(10**10, 2**62),
     ),
     min_size=1,
     max_size=6,
