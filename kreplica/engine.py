@@ -23,7 +23,6 @@ from kreplica.common.errors import (
     CorruptMessage,
     DamagedLog,
     InvalidConfig,
-    InvalidFile,
     KafkaStorageError,
     LogClosed,
     OffsetOutOfRange,
@@ -43,7 +42,7 @@ from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_reader import TimestampOffset
 from kreplica.log.open_transactions import OpenTransaction
 from kreplica.log.recovery_scan import Recovery
-from kreplica.log.settings_file import SettingsFile
+from kreplica.log.settings_file import GivenSettings
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
@@ -110,11 +109,11 @@ class Log:
             raise ValueError("path is empty: name the directory of the log")
         directory = os.path.abspath(os.fsdecode(path))
         files = storage or FileStorage()
-        given = _Given(config, settings)
+        given = GivenSettings(config, settings)
         name = os.path.basename(directory)
         partition = parse_directory_name(name) or TopicPartition(name, 0)
         if read_only:
-            parsed = given.over(_readable(files, directory))
+            parsed = given.readable(files, directory)
             reader = live_reader.LiveReader(directory, partition, parsed, files, clock or SystemClock())
             return cls(directory, reader.open(), None, reader)._closed_when_lost(files)
         _make_directory(files, directory)
@@ -122,7 +121,7 @@ class Log:
         try:
             locks.take(directory)
             options = _options(files, directory, partition, locks)
-            parsed = given.over(given.store(files, directory))
+            parsed = given.store(files, directory)
             log = log_loader.load(directory, partition, parsed, files, clock or SystemClock(), options)
             return cls(directory, log, locks, None)._closed_when_lost(files)
         except BaseException:
@@ -474,53 +473,6 @@ class Log:
 
     def __repr__(self) -> str:
         return f"Log({self.path!r}, [{self._log.log_start_offset}, {self._log.log_end_offset}))"
-
-
-class _Given:
-    """The settings that a log is opened with, and how they go with those that its directory keeps."""
-
-    def __init__(
-        self, config: LogConfig | Mapping[str, object] | None, settings: Mapping[str, object]
-    ) -> None:
-        """Raises InvalidConfig."""
-        self._replaces_all = isinstance(config, LogConfig)
-        named = config.overrides() if isinstance(config, LogConfig) else LogConfig.normalized(config or {})
-        self._settings = {**named, **LogConfig.normalized(settings)}
-
-    def over(self, stored: Mapping[str, str]) -> LogConfig:
-        """The configuration to open the log with. Raises InvalidConfig if these and `stored` do not go
-        together."""
-        return LogConfig.parse(self._merged(stored))
-
-    def store(self, files: Storage, directory: str) -> Mapping[str, str]:
-        """Keep them in the directory of a log that is opened by itself; returns what is kept there now."""
-        # A LogConfig replaces them all, so it does not matter whether they can be read.
-        stored = {} if self._replaces_all else _stored(files, directory)
-        merged = self._merged(stored)
-        if (merged == stored and not self._replaces_all) or _is_in_a_node(files, directory):
-            return stored
-        LogConfig.parse(merged)
-        SettingsFile(files, directory).write(merged)
-        return merged
-
-    def _merged(self, stored: Mapping[str, str]) -> dict[str, str]:
-        return self._settings if self._replaces_all else {**stored, **self._settings}
-
-
-def _stored(files: Storage, directory: str) -> dict[str, str]:
-    return {} if _is_in_a_node(files, directory) else SettingsFile(files, directory).read()
-
-
-def _readable(files: Storage, directory: str) -> dict[str, str]:
-    # Reading depends on none of them.
-    try:
-        return _stored(files, directory)
-    except InvalidFile:
-        return {}
-
-
-def _is_in_a_node(files: Storage, directory: str) -> bool:
-    return LogDirectory(files, os.path.dirname(directory)).is_formatted
 
 
 def _close_unclosed(path: str, log: UnifiedLog, lock: DirectoryLock | None, process: int) -> None:

@@ -6,6 +6,8 @@ lock, and all that one look sees is of one moment. Any thread may look; the publ
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -16,10 +18,14 @@ class KRaftMetadataCache:
 
     def __init__(self) -> None:
         self.metadata = ClusterMetadata()
+        # Called after each change, in the publisher's loop.
+        self.on_image: Callable[[], object] | None = None
 
     def set_image(self, metadata: ClusterMetadata) -> None:
-        """From now on the cluster is this, which nobody may change any more."""
+        """Use this metadata, which must not change any more, from now on."""
         self.metadata = metadata
+        if self.on_image is not None:
+            self.on_image()
 
     def contains(self, topic_partition: TopicPartition) -> bool:
         """Whether the cluster has such a partition."""

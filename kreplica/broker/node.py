@@ -122,6 +122,7 @@ class Node:
         self.controller: QuorumController | None = None
         self.broker: Broker | None = None
         self.lifecycle: BrokerLifecycleManager | None = None
+        self._cache = KRaftMetadataCache()
         self._ports = ports
         self._on_fatal = on_fatal
         self._locks: list[DirectoryLock] = []
@@ -288,7 +289,8 @@ class Node:
 
     def _make_broker(self) -> None:
         config, ports = self.config, self._ports
-        cache = KRaftMetadataCache()
+        cache = self._cache
+        cache.on_image = self._look_whether_ready
         assignments = AssignmentsManager(
             config.node_id,
             broker_epoch=self._broker_epoch,
@@ -388,7 +390,7 @@ class Node:
         logs.on_directory_failed = lifecycle.propagate_directory_failure
         lifecycle.caught_up.add_done_callback(lambda _: lifecycle.set_ready_to_unfence())
         lifecycle.registered.add_done_callback(self._registered)
-        lifecycle.unfenced.add_done_callback(lambda _: self._resolve_ready(None))
+        lifecycle.unfenced.add_done_callback(lambda _: self._look_whether_ready())
         lifecycle.start()
 
     def _registered(self, registered: Future[int]) -> None:
@@ -405,6 +407,13 @@ class Node:
         self._raft_loop.post(
             lambda: self.loader.install_publishers([publisher, groups], from_offset=epoch + 1)
         )
+
+    def _look_whether_ready(self) -> None:
+        # A client that asks a broker which has not heard that it is unfenced finds no broker, and librdkafka
+        # asks again only minutes later.
+        lifecycle, own = self.lifecycle, self._cache.metadata.brokers.get(self.config.node_id)
+        if lifecycle is not None and lifecycle.unfenced.done() and own is not None and not own.fenced:
+            self._resolve_ready(None)
 
     def _resolve_ready(self, error: BaseException | None) -> None:
         # Whoever is first: a broker may be unfenced while its node fails.

@@ -1,4 +1,4 @@
-"""SettingsFile: the settings that a log was opened with, kept beside it for the next opening.
+"""SettingsFile and GivenSettings: what a log was opened with is kept beside it for the next opening.
 
 Only a log that is opened by itself has one (`kreplica.settings.json`): a node's logs get their settings from
 the cluster's metadata. The file belongs to the log's one writer, which holds the directory's lock.
@@ -7,6 +7,7 @@ the cluster's metadata. The file belongs to the log's one writer, which holds th
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 
 from kreplica._core.crc32c import checksum
@@ -15,6 +16,7 @@ from kreplica.common.errors import InvalidConfig, InvalidFile
 from kreplica.common.json_file import parse_object
 from kreplica.common.ports import Storage
 from kreplica.log.file_names import SETTINGS_FILE
+from kreplica.log.log_directory import LogDirectory
 
 VERSION = 0
 
@@ -66,3 +68,51 @@ class SettingsFile:
 
 def _checksum(settings: Mapping[str, str]) -> int:
     return checksum("\n".join(f"{name}={settings[name]}" for name in sorted(settings)).encode())
+
+
+class GivenSettings:
+    """The settings that a log is opened with, and how they go with those that its directory keeps."""
+
+    __slots__ = ("_replaces_all", "_settings")
+
+    def __init__(
+        self, config: LogConfig | Mapping[str, object] | None, settings: Mapping[str, object]
+    ) -> None:
+        """Raises InvalidConfig."""
+        self._replaces_all = isinstance(config, LogConfig)
+        named = config.overrides() if isinstance(config, LogConfig) else LogConfig.normalized(config or {})
+        self._settings = {**named, **LogConfig.normalized(settings)}
+
+    def readable(self, storage: Storage, directory: str) -> LogConfig:
+        """The configuration to read the log with. Reading depends on none of the stored settings, so a file
+        that rotted does not matter. Raises InvalidConfig, KafkaStorageError."""
+        try:
+            stored = _stored(storage, directory)
+        except InvalidFile:
+            stored = {}
+        return LogConfig.parse(self._over(stored))
+
+    def store(self, storage: Storage, directory: str) -> LogConfig:
+        """The configuration to write the log with, kept for its next opening.
+
+        In a node's log directory nothing is kept. Raises InvalidConfig if these and the stored settings do
+        not go together, InvalidFile if those cannot be read, KafkaStorageError.
+        """
+        # A LogConfig replaces them all, so it does not matter whether they can be read.
+        stored = {} if self._replaces_all else _stored(storage, directory)
+        over = self._over(stored)
+        config = LogConfig.parse(over)
+        if (over != stored or self._replaces_all) and not _is_in_a_node(storage, directory):
+            SettingsFile(storage, directory).write(over)
+        return config
+
+    def _over(self, stored: Mapping[str, str]) -> dict[str, str]:
+        return self._settings if self._replaces_all else {**stored, **self._settings}
+
+
+def _stored(storage: Storage, directory: str) -> dict[str, str]:
+    return {} if _is_in_a_node(storage, directory) else SettingsFile(storage, directory).read()
+
+
+def _is_in_a_node(storage: Storage, directory: str) -> bool:
+    return LogDirectory(storage, os.path.dirname(directory)).is_formatted
