@@ -445,7 +445,7 @@ class Node:
         """
         kind = type(request)
         if self.failure is not None or self._raft is None or not self.is_open:
-            return failed(BrokerNotAvailable(f"node {self.config.node_id} does not go on, or not yet"))
+            return failed(BrokerNotAvailable(f"node {self.config.node_id} has failed or is still starting"))
         if kind in QUORUM_REQUESTS or (kind is FetchRequest and is_of_metadata_log(request)):
             return self._raft.handle_inbound(request)
         if kind in DATA_REQUESTS and self._knows_cluster and self.broker is not None:

@@ -96,6 +96,8 @@ class Cluster(ClusterAdministration):
     ) -> None:
         if directory is not None and not os.fspath(directory):
             raise ValueError("directory is empty: name one, or leave it out for a temporary one")
+        while _closing:
+            _closing.pop().join()
         self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
         # Errors that tasks of nodes raised, by the name of their loop. None are expected.
         self.failures: list[tuple[str, BaseException]] = []
@@ -470,6 +472,8 @@ class _Parts:
 
 # The parts of all clusters of this process that are open.
 _unclosed: set[_Parts] = set()
+# The threads that close clusters without references: the next cluster may be in the same directory.
+_closing: list[threading.Thread] = []
 
 
 def _close_unreferenced(parts: _Parts) -> None:
@@ -478,7 +482,9 @@ def _close_unreferenced(parts: _Parts) -> None:
         try:
             _warn_unclosed(parts)
         finally:
-            threading.Thread(target=parts.close, name="kreplica-close").start()
+            thread = threading.Thread(target=parts.close, name="kreplica-close")
+            _closing.append(thread)
+            thread.start()
 
 
 @atexit.register

@@ -41,3 +41,12 @@ def test_a_cluster_that_is_open_at_the_end_of_the_process_leaves_no_directory():
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "ResourceWarning: the cluster in" in done.stderr
     assert not os.path.exists(done.stdout.strip())
+
+
+def test_the_directory_of_a_lost_cluster_may_be_used_at_once(tmp_path):
+    lost = [Cluster(1, tmp_path / "data")]
+    lost[0].create_topic("orders")
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        _drop(lost)
+    with Cluster(1, tmp_path / "data") as cluster:
+        assert cluster.topics() == ["orders"]
