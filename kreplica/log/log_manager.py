@@ -147,7 +147,11 @@ class LogManager:
         except BaseException:
             self._let_go()
             raise
-        delays_ms = {"log-flusher": self.settings.log_flush_scheduler_interval_ms}
+        delays_ms = {
+            "log-flusher": self.settings.log_flush_scheduler_interval_ms,
+            # As Kafka's, producers are not looked at sooner nor later than their interval says.
+            "producer-expiration": self.settings.producer_id_expiration_check_interval_ms,
+        }
         for job in self._jobs:
             job.start(delays_ms.get(job.name, self.settings.log_initial_task_delay_ms))
 

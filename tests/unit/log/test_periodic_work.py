@@ -295,6 +295,17 @@ def test_idle_producers_are_forgotten_while_the_log_runs(monkeypatch: pytest.Mon
     assert log.producers.is_empty
 
 
+def test_producers_are_first_looked_at_after_the_interval_as_in_kafka() -> None:
+    """Though the other periodic work begins later, or sooner (UnifiedLog.producerExpireCheck)."""
+    for interval_ms in (500, 600_000):
+        node = Node(**{"producer.id.expiration.check.interval.ms": interval_ms})
+        record = node.manager.jobs["producer-expiration"]
+        node.pass_(interval_ms - 1)
+        assert record.runs == 0
+        node.pass_(1)
+        assert record.runs == 1
+
+
 def test_a_log_that_is_loaded_takes_over_no_expired_producer() -> None:
     node = Node(**{"producer.id.expiration.ms": 2 * DAY_MS})
     log = node.manager.get_or_create_log(ORDERS)
