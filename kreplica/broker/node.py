@@ -263,6 +263,7 @@ class Node:
             quorum=self.raft,
             metadata=lambda: loader.published,
             in_transaction=lambda: loader.metadata.in_transaction,
+            unclean_leader_election_enable=config.log.unclean_leader_election_enable,
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),

@@ -101,13 +101,23 @@ class ControllerContext:
     about to leave. `offline_directories`: of each broker that has any. `metadata_offsets`: the last record
     that each broker has told to have carried out. `stored_controller_epoch`: the newest
     that anybody told; where it is above `epoch`, this controller has been replaced.
+    `unclean_leader_election_enable`: as its node is configured, for topics without a setting.
     """
 
-    def __init__(self, metadata: ClusterMetadata, epoch: int, last_offset: int = -1) -> None:
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        epoch: int,
+        last_offset: int = -1,
+        *,
+        unclean_leader_election_enable: bool = False,
+    ) -> None:
         self.metadata = metadata
         self.epoch = epoch
         self.stored_controller_epoch = epoch
-        self.settings = TopicSettings(metadata, last_offset)
+        self.settings = TopicSettings(
+            metadata, last_offset, unclean_leader_election_enable=unclean_leader_election_enable
+        )
         self.live_broker_ids: set[int] = set()
         self.shutting_down_broker_ids: set[int] = set()
         self.offline_directories: dict[int, frozenset[Uuid]] = {}

@@ -70,6 +70,7 @@ class ControllerTerm:
         metadata: ClusterMetadata,
         *,
         cluster_id: str,
+        unclean_leader_election_enable: bool,
         quorum: Quorum,
         state_change_logger: StateChangeLogger,
         clock: Clock,
@@ -82,7 +83,12 @@ class ControllerTerm:
         self._quorum = quorum
         self._expected_offset: int | None = None
         self._after_append: list[Callable[[int], object]] = []
-        self.context = ControllerContext(metadata, epoch, quorum.next_offset - 1)
+        self.context = ControllerContext(
+            metadata,
+            epoch,
+            quorum.next_offset - 1,
+            unclean_leader_election_enable=unclean_leader_election_enable,
+        )
         self.machines = StateMachines(
             self.context,
             self._append,

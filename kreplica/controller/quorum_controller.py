@@ -70,7 +70,8 @@ class Deferred(NamedTuple):
 
 class QuorumController:
     """See the module. `metadata()`: the committed metadata. `in_transaction()`: whether records follow it in
-    the log that may be undone yet (KIP-868). Both are asked in the quorum's loop."""
+    the log that may be undone yet (KIP-868). Both are asked in the quorum's loop.
+    `unclean_leader_election_enable`: as the node is configured, for topics without a setting."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class QuorumController:
         quorum: Quorum,
         metadata: Callable[[], ClusterMetadata],
         in_transaction: Callable[[], bool],
+        unclean_leader_election_enable: bool = False,
         clock: Clock,
         random: Random,
         loop: Loop,
@@ -93,6 +95,7 @@ class QuorumController:
         self._quorum = quorum
         self._metadata = metadata
         self._in_transaction = in_transaction
+        self._unclean_leader_election_enable = unclean_leader_election_enable
         self._clock = clock
         self._random = random
         self._loop = loop
@@ -274,6 +277,7 @@ class QuorumController:
             epoch,
             metadata,
             cluster_id=self._cluster_id,
+            unclean_leader_election_enable=self._unclean_leader_election_enable,
             quorum=self._quorum,
             state_change_logger=self.state_change_logger,
             clock=self._clock,

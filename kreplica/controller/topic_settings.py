@@ -1,8 +1,11 @@
 """TopicSettings: the settings of topics that the controller decides by.
 
-A topic's own setting counts before the cluster-wide default of brokers, and that before Kafka's. What was
-looked up is kept until a record changes it. Leaders hear of a change later than the controller decides by it,
-so the record that made it is known, too. It belongs to the controller's loop.
+A topic's own setting counts before the cluster-wide default of brokers, and that before the configuration
+of the controller's node. Of min.insync.replicas only records count, and without one Kafka's default, the
+lowest: what a node is configured with changes without a record, and to trust more than its leader asks for
+would keep replicas eligible that lack what was committed. What was looked up is kept until a record changes
+it. Leaders hear of a change later than the controller decides by it, so the record that made it is known,
+too. It belongs to the controller's loop.
 """
 
 from __future__ import annotations
@@ -36,10 +39,20 @@ DEFAULTS = ElectionSettings(LogConfig().min_insync_replicas, LogConfig().unclean
 
 
 class TopicSettings:
-    """The settings as the metadata has them, up to the record at `last_offset`; -1 of none."""
+    """The settings as the metadata has them, up to the record at `last_offset`; -1 of none.
 
-    def __init__(self, metadata: ClusterMetadata, last_offset: int = -1) -> None:
+    `unclean_leader_election_enable`: as the controller's node is configured.
+    """
+
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        last_offset: int = -1,
+        *,
+        unclean_leader_election_enable: bool = False,
+    ) -> None:
         self._metadata = metadata
+        self._defaults = DEFAULTS._replace(unclean_leader_election_enable=unclean_leader_election_enable)
         self._known: dict[str, ElectionSettings] = {}
         # Which record was the last to change min.insync.replicas: of all topics, and of each. What an earlier
         # controller wrote may be any of them.
@@ -50,7 +63,7 @@ class TopicSettings:
         """What counts for the topic now; of one that is not there, the defaults."""
         known = self._known.get(topic)
         if known is None:
-            known = self._known[topic] = settings_by(self._metadata.configs, topic)
+            known = self._known[topic] = settings_by(self._metadata.configs, topic, self._defaults)
         return known
 
     def min_isr_changed_at(self, topic: str) -> int:
@@ -81,9 +94,11 @@ class TopicSettings:
             self._changed_at[message.resource_name] = offset
 
 
-def settings_by(configs: Mapping[tuple[int, str], Mapping[str, str]], topic: str) -> ElectionSettings:
+def settings_by(
+    configs: Mapping[tuple[int, str], Mapping[str, str]], topic: str, defaults: ElectionSettings = DEFAULTS
+) -> ElectionSettings:
     """What counts for the topic where `configs` are the settings, by type and name of resource."""
-    known = DEFAULTS
+    known = defaults
     for key in ((BROKER_RESOURCE, CLUSTER_DEFAULT), (TOPIC_RESOURCE, topic)):
         if key in configs:
             known = _over(known, configs[key])

@@ -48,6 +48,32 @@ def test_appends_go_on_after_an_unclean_election(tmp_path: Path) -> None:
         assert values(cluster, "t") == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("topic_config", [{}, {"unclean.leader.election.enable": False}])
+def test_nodes_that_are_configured_to_elect_uncleanly_do_unless_the_topic_forbids_it(
+    tmp_path: Path, topic_config: dict[str, object]
+) -> None:
+    settings = {"unclean.leader.election.enable": True}
+    with Cluster(3, tmp_path / "data", controllers=1, config=settings) as cluster:
+        cluster.create_topic("t", config=topic_config)
+        view = cluster.partition("t", 0)
+        cluster.append("t", [b"a"]).result(WAIT_S)
+        leader, *others = view.replicas
+        for other in others:
+            cluster.kill(other)
+        cluster._wait(lambda: view.isr == (leader,), WAIT_S, "the others are out of sync")
+        cluster.append("t", [b"lost"], acks=1).result(WAIT_S)
+        cluster.kill(leader)
+        cluster._wait(lambda: view.leader is None, WAIT_S, "its leader is gone")
+        for other in others:
+            cluster.start(other)
+        if topic_config:
+            cluster.start(leader)
+        cluster._wait(lambda: view.leader is not None, WAIT_S, "it has a leader")
+        assert (view.leader == leader) == bool(topic_config)
+        cluster.append("t", [b"b"]).result(WAIT_S)
+        assert values(cluster, "t") == ([b"a", b"lost", b"b"] if topic_config else [b"a", b"b"])
+
+
 # ---- the quorum -------------------------------------------------------------------------------------------
 
 

@@ -86,7 +86,8 @@ class NodeChecker:
 
     def __init__(self, cluster: NodeCluster, invariants: Sequence[type[Invariant]] = NODE_INVARIANTS) -> None:
         self.cluster = cluster
-        self.word = QuorumWord()
+        unclean = any(each.log.unclean_leader_election_enable for each in cluster.configs.values())
+        self.word = QuorumWord(unclean_leader_election_enable=unclean)
         self.quorum = QuorumLogChecker(cluster.brokers)
         self.quorum.on_commit = self.word.committed
         brokers = {node_id: cluster.brokers[node_id] for node_id in cluster.broker_ids}

@@ -14,7 +14,7 @@ from typing import Any
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
-from kreplica.controller.topic_settings import ElectionSettings, settings_by
+from kreplica.controller.topic_settings import DEFAULTS, ElectionSettings, settings_by
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
 from kreplica.metadata.records import PartitionChangeRecord
@@ -53,10 +53,12 @@ class QuorumWord:
 
     `now`: the cluster as of the decision that was told last. `unclean_topics`: those for which somebody has
     asked for an unclean election, whatever their settings say. `reused_names`: those that more than one topic
-    has had; what a client was told of such a topic may be of any of them.
+    has had; what a client was told of such a topic may be of any of them. `unclean_leader_election_enable`:
+    as the controllers are configured, for topics without a setting.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, unclean_leader_election_enable: bool = False) -> None:
+        self._defaults = DEFAULTS._replace(unclean_leader_election_enable=unclean_leader_election_enable)
         self.now = ClusterMetadata()
         self.unclean_topics: set[str] = set()
         self.reused_names: set[str] = set()
@@ -103,7 +105,7 @@ class QuorumWord:
         topic = self._replayed.topic_names.get(change.topic_id)
         if topic is None or change.leader < 0:
             return False
-        return settings_by(self._replayed.configs, topic).unclean_leader_election_enable
+        return settings_by(self._replayed.configs, topic, self._defaults).unclean_leader_election_enable
 
     def heard(self, what: str, message: Message) -> None:
         """The network's tap: who a leader proposes for the ISR, it counts on from then on."""
@@ -166,7 +168,7 @@ class QuorumWord:
             # Copies share the table until it changes.
             self._configs, self._settings = metadata.configs, {}
         if topic not in self._settings:
-            self._settings[topic] = settings_by(metadata.configs, topic)
+            self._settings[topic] = settings_by(metadata.configs, topic, self._defaults)
         return self._settings[topic]
 
     def registration(self, at: TopicPartition) -> PartitionRegistration | None:

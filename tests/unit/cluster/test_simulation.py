@@ -254,3 +254,22 @@ def test_a_group_goes_on_where_it_stopped_whoever_coordinates(sim):
     assert taken(timeout=2.0) == [b"c"]
     with pytest.raises(InvalidConfig):
         sim.consume("t", "g", config={"no.such": 1})
+
+
+def test_nodes_that_are_configured_to_elect_uncleanly_may():
+    with kreplica.Simulation(7, controllers=1, config={"unclean.leader.election.enable": True}) as sim:
+        sim.create_topic("t", 1, 3)
+        sim.append("t", 0, [b"a"]).result(timeout=20)
+        view = sim.partition("t")
+        leader, *others = view.replicas
+        for other in others:
+            sim.kill(other)
+        assert sim.run_until(lambda: view.isr == (leader,))
+        sim.append("t", 0, [b"lost"], acks=1).result(timeout=20)
+        sim.kill(leader)
+        assert sim.run_until(lambda: view.leader is None)
+        for other in others:
+            sim.start(other)
+        assert sim.run_until(lambda: view.leader in others)
+        assert values(sim) == [b"a"]
+        sim.check()

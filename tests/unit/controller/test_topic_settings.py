@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kreplica.controller.topic_settings import ElectionSettings
+from kreplica.controller.topic_settings import ElectionSettings, TopicSettings
 from kreplica.metadata.records import ConfigRecord
 from tests.support.controllers import ControllerStage
 
@@ -26,6 +26,19 @@ def test_what_counts() -> None:
     assert of("other") == ElectionSettings(3, True)
     stage.set_config("orders", "min.insync.replicas", None)
     assert of("orders") == ElectionSettings(3, True)
+
+
+def test_what_the_node_is_configured_with_counts_before_kafkas_default() -> None:
+    stage = ControllerStage()
+
+    def of(topic: str) -> ElectionSettings:
+        return TopicSettings(stage.context.metadata, unclean_leader_election_enable=True).of(topic)
+
+    stage.create("orders", (0,), unclean_leader_election_enable="false")
+    assert of("orders") == ElectionSettings(1, False)
+    assert of("other") == ElectionSettings(1, True)
+    set_default(stage, "unclean.leader.election.enable", "false")
+    assert of("other") == ElectionSettings(1, False)
 
 
 def test_a_value_that_is_not_allowed_counts_for_nothing() -> None:
