@@ -213,7 +213,7 @@ def test_a_random_run_of_a_seed():
     assert one.counts["acked"]
     assert kreplica.Simulation.run(4, minutes=0.01).virtual_ms >= 600
     with switched_on("show_the_uncommitted"):
-        failed = kreplica.Simulation.run(4, events=500)
+        failed = kreplica.Simulation.run(4, events=1_500)
     assert failed.violation is not None
     assert "violated: " in failed.story[-1]
 
