@@ -1,4 +1,5 @@
-"""FrameMemory: the memory of one large frame, which goes back to a pool when nobody holds it any more.
+"""FrameMemory: the memory of one large frame, or of what a batch decompresses to. It goes back to a pool when it is
+held no longer, or to the system where it is large.
 
 Nothing is written to it before bytes arrive, so a length that somebody claims costs address space, and no pages.
 A page that comes new has to be cleared by the kernel, which takes longer than to receive into it: so what was
@@ -11,7 +12,18 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 
-# Capacities are powers of two from the first to the last of these; larger memory is not kept.
+cdef extern from "sys/mman.h" nogil:
+    enum:
+        MAP_ANONYMOUS
+        MAP_PRIVATE
+        PROT_READ
+        PROT_WRITE
+    void *MAP_FAILED
+    void *mmap(void *address, size_t length, int protection, int flags, int descriptor, long offset)
+    int munmap(void *address, size_t length)
+
+# Capacities are powers of two from the first to the last of these. Larger memory is not kept, and is mapped by
+# itself: what malloc is given back it may keep, for each thread.
 cdef int FIRST_SHIFT = 16
 cdef enum: CLASSES = 7
 cdef int64_t KEPT = 32 << 20
@@ -51,7 +63,12 @@ cdef class FrameMemory:
             pool[found] = pool[found].next
             kept -= self._capacity
             return
-        data = malloc(<size_t>self._capacity)
+        if found < 0:
+            data = mmap(NULL, <size_t>self._capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+            if data == MAP_FAILED:
+                data = NULL
+        else:
+            data = malloc(<size_t>self._capacity)
         if data == NULL:
             raise MemoryError(f"no memory for a frame of {size} bytes")
         self._data = <uint8_t *>data
@@ -63,7 +80,11 @@ cdef class FrameMemory:
         if self._data == NULL:
             return
         found = _class_of(self._capacity)
-        if found < 0 or kept + self._capacity > KEPT:
+        if found < 0:
+            with nogil:
+                munmap(self._data, <size_t>self._capacity)
+            return
+        if kept + self._capacity > KEPT:
             free(self._data)
             return
         block = <Block *>self._data

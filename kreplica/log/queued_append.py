@@ -78,15 +78,16 @@ class LeaderAppend:
         try:
             self._checked = log.validator.validate_anew(self._records, log.time_ms(), self._origin)
         except KreplicaError as error:
+            # Neither where it was raised nor what it came of: their frames hold what they worked with.
             self._checked = error.with_traceback(None)
+            error.__context__ = None
         except Exception as error:
             self._checked = UnknownServerError(repr(error))
         self.check = None
 
     def _valid(self) -> list[ValidBatch] | None:
         """The batches; None where they have to be checked aside first. Raises as LogValidator.validate."""
-        if isinstance(self._checked, KreplicaError):
-            raise self._checked
+        assert not isinstance(self._checked, KreplicaError)
         if self._checked is None:
             log = self._log
             try:
@@ -106,10 +107,13 @@ class LeaderAppend:
         self._producer = None
         if not self._may_be_made() or not self._log.may_append(self._leader_epoch):
             return None
+        if isinstance(self._checked, KreplicaError):
+            # It is told in its turn, by the careful path, as what is raised below. Raised here, it would
+            # refer to this append and its records until the collector runs.
+            return None
         try:
             self._job = self._made(queue)
         except KreplicaError:
-            # It is told in its turn, by the careful path.
             self._job = None
         return self._job
 

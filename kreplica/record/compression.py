@@ -3,8 +3,9 @@
 Decompression is bounded by the size that comes out, never by a length that the data claims: the output buffer
 starts small, grows in steps while the codec fills it, and stops at the caller's bound, or before that where
 what has come so far cannot be the records that the batch's header counts. What is broken, cut short or
-followed by something else is refused. Importing this module gives the native core its
-compression. Thread rule: any thread; cramjam releases the GIL while it works.
+followed by something else is refused. An error that is raised here refers to no output buffer, however long
+its traceback lives. Importing this module gives the native core its compression. Thread rule: any thread;
+cramjam releases the GIL while it works.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import cramjam
 
 from kreplica._core import codec as _codec
 from kreplica._core.codec import least_size
+from kreplica._core.frame_memory import FrameMemory
 from kreplica._core.record_batch import CODECS
 from kreplica.common.errors import DecompressionTooLarge, InvalidCompressedData, UnsupportedCodec
 
@@ -34,6 +36,9 @@ LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
 _FIRST_GUESS = 4096
 _GUESSED_RATIO = 6
 _GROWTH = 4
+# A buffer of so many bytes and more is not cleared first, so one too large costs little: it grows faster.
+_LARGE = 256 << 10
+_LARGE_GROWTH = 16
 
 # Snappy blocks as Kafka's Java client frames them: this header, then blocks, each behind its size in four
 # bytes.
@@ -108,28 +113,40 @@ def _compress_xerial(data: memoryview) -> bytes:
     return b"".join(parts)
 
 
+def _target(size: int) -> memoryview:
+    return memoryview(FrameMemory(size) if size >= _LARGE else bytearray(size))
+
+
 def _decompress_growing(
     into: Callable[[Any, Any], int], data: memoryview, max_size: int, record_count: int | None
 ) -> Buffer:
     size = min(max(_FIRST_GUESS, _GUESSED_RATIO * len(data)), max_size)
     while True:
-        target = bytearray(size)
-        try:
-            used = into(data, target)
-        except cramjam.DecompressionError as error:
-            # The codec says so when it has more than the target takes; anything else is wrong with the data.
-            if "failed to write whole buffer" not in str(error):
-                raise InvalidCompressedData(f"decompressing {len(data)} bytes: {error}") from None
-            least = size if record_count is None else least_size(target, record_count)
-            if least < 0:
-                raise InvalidCompressedData(
-                    f"{len(data)} bytes that do not decompress to {record_count} records"
-                ) from None
-            if size == max_size or least > max_size:
-                raise DecompressionTooLarge(f"more than {max_size} bytes of records") from None
-            size = min(_GROWTH * size, max_size)
-        else:
-            return memoryview(target)[:used]
+        found = _decompressed(into, data, size, record_count)
+        if not isinstance(found, int):
+            return found
+        if found < 0:
+            raise InvalidCompressedData(f"{len(data)} bytes that do not decompress to {record_count} records")
+        if size == max_size or found > max_size:
+            raise DecompressionTooLarge(f"more than {max_size} bytes of records")
+        size = min((_GROWTH if size < _LARGE else _LARGE_GROWTH) * size, max_size)
+
+
+def _decompressed(
+    into: Callable[[Any, Any], int], data: memoryview, size: int, record_count: int | None
+) -> memoryview | int:
+    """What `data` decompresses to; where that is more than `size` bytes, how many it is at least, or -1 where
+    it cannot be so many records."""
+    target = _target(size)
+    try:
+        return target[: into(data, target)]
+    except cramjam.DecompressionError as error:
+        why = str(error)
+    # The codec says so when it has more than the target takes; anything else is wrong with the data.
+    if "failed to write whole buffer" in why:
+        return size if record_count is None else least_size(target, record_count)
+    del target
+    raise InvalidCompressedData(f"decompressing {len(data)} bytes: {why}")
 
 
 def _decompress_snappy(data: memoryview, max_size: int) -> Buffer:
@@ -137,17 +154,26 @@ def _decompress_snappy(data: memoryview, max_size: int) -> Buffer:
     sizes = [_snappy_size(block) for block in blocks]
     if sum(sizes) > max_size:
         raise DecompressionTooLarge(f"{sum(sizes)} bytes of records, {max_size} allowed")
-    target = bytearray(sum(sizes))
-    rest = memoryview(target)
+    target = _target(sum(sizes))
+    wrong = _decompress_blocks(blocks, sizes, target)
+    if wrong:
+        del target
+        raise InvalidCompressedData(wrong)
+    return target
+
+
+def _decompress_blocks(blocks: list[memoryview], sizes: list[int], target: memoryview) -> str:
+    """What is wrong with the blocks; nothing where they were decompressed, one behind the other."""
+    at = 0
     for block, size in zip(blocks, sizes, strict=True):
         try:
-            used = cramjam.snappy.decompress_raw_into(block, rest[:size])
+            used = cramjam.snappy.decompress_raw_into(block, target[at : at + size])
         except cramjam.DecompressionError as error:
-            raise InvalidCompressedData(f"decompressing a snappy block: {error}") from None
+            return f"decompressing a snappy block: {error}"
         if used != size:
-            raise InvalidCompressedData(f"a snappy block of {size} bytes has {used}")
-        rest = rest[size:]
-    return target
+            return f"a snappy block of {size} bytes has {used}"
+        at += size
+    return ""
 
 
 def _xerial_blocks(data: memoryview) -> list[memoryview]:

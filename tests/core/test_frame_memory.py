@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica._core.frame_memory import KEPT_BYTES, FrameMemory, kept_bytes
+from tests.support.memory import resident_bytes
 
 SMALLEST = 1 << 16
 LARGEST_KEPT = 4 << 20
@@ -64,3 +65,15 @@ def test_the_pool_keeps_so_much_and_no_more() -> None:
     held.clear()
     assert 0 < kept_bytes() <= KEPT_BYTES
     emptied()
+
+
+def test_large_memory_goes_back_to_the_system_at_once():
+    size = 24 << 20
+    before = resident_bytes()
+    for _ in range(3):
+        memory = FrameMemory(size)
+        assert resident_bytes() - before < size // 2
+        memoryview(memory)[:] = b"\1" * size
+        assert resident_bytes() - before >= size
+        del memory
+        assert resident_bytes() - before < size // 2

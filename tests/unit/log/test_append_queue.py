@@ -3,6 +3,8 @@ under way."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -319,6 +321,26 @@ def test_what_is_too_large_is_refused_and_those_behind_it_go_on(
         at.disk.tell_aside()
     at.finish()
     assert at.results == {"large": error, "b": 0}
+
+
+class Received(bytearray):
+    """Records that can be watched."""
+
+
+def test_records_that_are_refused_are_not_left_to_the_collector(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    records = Received(build([b"x" * (40 << 20)], now_ms=NOW_MS, codec="zstd"))
+    held = weakref.ref(records)
+    gc.disable()
+    try:
+        at.lead_batch("large", records)
+        del records
+        at.disk.tell_aside()
+        at.finish()
+        assert at.results == {"large": MessageTooLarge}
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_what_was_checked_aside_is_not_checked_again_where_its_segment_is_full(

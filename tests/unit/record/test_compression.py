@@ -13,6 +13,7 @@ from kreplica.common import errors
 from kreplica.record import Record, RecordBatch, compress, decompress, validate_for_append
 from kreplica.record.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.support.batches import batch_of, build, record_of, with_crc, with_field
+from tests.support.memory import resident_bytes
 
 CODECS = {"gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
@@ -273,6 +274,20 @@ def test_a_bomb_that_is_no_such_records_is_given_up_early(name, count):
             assert tracemalloc.get_traced_memory()[1] < 10 << 20
         finally:
             tracemalloc.stop()
+
+
+@every_codec
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_error_keeps_nothing_of_what_was_decompressed(name, is_cut):
+    size = 16 << 20
+    stream = bytes(compress(CODECS[name], bytes(size)))
+    stream, bound = (stream[:-5], size) if is_cut else (stream, size - 1)
+    kept, before = [], resident_bytes()
+    for _ in range(8):
+        with pytest.raises(errors.CorruptMessage if is_cut else errors.DecompressionTooLarge) as caught:
+            decompress(CODECS[name], stream, bound)
+        kept.append(caught.value)
+    assert resident_bytes() - before < 2 * size
 
 
 @every_codec
