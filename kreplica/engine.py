@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from kreplica._core.arrow import record_columns, schema
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.offset_map import OffsetMap
-from kreplica._core.record import Record
+from kreplica._core.record import Record, milliseconds
 from kreplica._core.records import RecordBatch
 from kreplica.common.config import CleanerConfig, LogConfig
 from kreplica.common.errors import (
@@ -48,6 +48,8 @@ from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.storage import FileStorage
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyarrow import RecordBatch as ArrowRecordBatch
     from pyarrow import Table as ArrowTable
     from typing_extensions import Buffer
@@ -302,14 +304,18 @@ class Log:
         batches = self.arrow_batches(start, stop, columns=names, isolation=isolation, views=views)
         return pyarrow.Table.from_batches(batches, schema(names, views=views))
 
-    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp` (ms since 1970), or None.
+    def offset_for_timestamp(self, timestamp: int | datetime) -> TimestampOffset | None:
+        """Return the offset of the first record at or after `timestamp`, or None.
 
-        Raises LogClosed, CorruptMessage.
+        `timestamp`: ms since 1970, or a datetime with a time zone; or one of Kafka's numbers -1 (latest), -2
+        (earliest) and -3 (the greatest timestamp). Raises TypeError, ValueError for seconds, LogClosed,
+        CorruptMessage.
         """
         self._require_open()
         self._see()
-        return self._log.offset_for_timestamp(integer("timestamp", timestamp))
+        is_special = isinstance(timestamp, int) and timestamp < 0
+        wanted = integer("timestamp", timestamp) if is_special else milliseconds(timestamp)
+        return self._log.offset_for_timestamp(wanted)
 
     def _require_open(self) -> None:
         self._log.offsets_lock.look()

@@ -151,8 +151,6 @@ def _headers_array(headers: HeadersColumn, rows: int) -> Any:
     )
 
 
-ArrowRows: TypeAlias = "_StreamOfRows | _ArrayOfRows"
-
 # What an append takes from rows; the other columns that a log gives are assigned by the log.
 _APPENDED = ("value", "key", "timestamp", "headers")
 _ASSIGNED = ("offset", "timestamp_type", "leader_epoch", "producer_id")
@@ -164,6 +162,9 @@ class _StreamOfRows(Protocol):
 
 class _ArrayOfRows(Protocol):
     def __arrow_c_array__(self, requested_schema: Any = None) -> Any: ...
+
+
+ArrowRows: TypeAlias = _StreamOfRows | _ArrayOfRows
 
 
 def record_columns(rows: ArrowRows) -> RecordColumns:

@@ -354,7 +354,9 @@ cpdef int require_list(object records) except -1:
 
     A tuple is refused although it is a sequence: it may be meant as one record (key, value) or as several.
     """
-    if not isinstance(records, (tuple, bytes, bytearray, memoryview, str, dict, set, frozenset, Record)):
+    if records is not None and not isinstance(
+        records, (tuple, bytes, bytearray, memoryview, str, dict, set, frozenset, Record, int, float)
+    ):
         return 0
     kind = type(records).__name__
     hint = ""

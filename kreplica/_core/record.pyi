@@ -2,6 +2,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, final
 
+def milliseconds(value: int | datetime) -> int: ...
+
 @final
 class Record:
     def __init__(

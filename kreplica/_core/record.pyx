@@ -18,6 +18,7 @@ from kreplica._core.status cimport check
 from kreplica._core.varint cimport write_varint
 
 from datetime import datetime, timedelta, timezone
+from operator import index as index_of
 
 cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 cdef object MILLISECOND = timedelta(milliseconds=1)
@@ -77,7 +78,9 @@ cdef int64_t timestamp_ms(object value, int64_t index) except? -2:
             raise ValueError(f"{place(index)}the timestamp {value} has no time zone: "
                              "use datetime.now(timezone.utc) or datetime.astimezone()")
         return (value - EPOCH) // MILLISECOND
-    if not isinstance(value, int):
+    if not isinstance(value, (int, bool)) and hasattr(value, "__index__"):
+        value = index_of(value)  # an integer of numpy
+    if not isinstance(value, int) or isinstance(value, bool):
         hint = ": use int(seconds * 1000)" if isinstance(value, float) else ""
         raise TypeError(f"{place(index)}a timestamp must be an int of milliseconds since 1970, a datetime or "
                         f"None, not {type(value).__name__}{hint}")
@@ -89,6 +92,14 @@ cdef int64_t timestamp_ms(object value, int64_t index) except? -2:
     if value > INT64_MAX:
         raise ValueError(f"{place(index)}a timestamp of {value} ms is above the largest one, {INT64_MAX}")
     return value
+
+
+def milliseconds(value):
+    """A timestamp in ms since 1970, given as such or as a datetime with a time zone.
+
+    Raises TypeError, and ValueError for ints below -1 and those that must be seconds.
+    """
+    return timestamp_ms(value, -1)
 
 
 cdef object _as_bytes(object item, str what):

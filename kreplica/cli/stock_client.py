@@ -94,7 +94,9 @@ class Problems:
             self._last = error
 
     def __str__(self) -> str:
-        return "no connection failed, and no answer came" if self._last is None else self._last.str()
+        if self._last is not None:
+            return str(self._last.str())
+        return "connections were made and not answered; is it a listener for clients?"
 
 
 def connect(

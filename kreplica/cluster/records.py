@@ -20,7 +20,7 @@ from kreplica.cluster.arguments import choice, milliseconds, offset_of, topic_na
 from kreplica.cluster.consuming import CONSUMER, Consuming, consumer_config
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.reading import Isolation, Question, Reading
-from kreplica.common.errors import UnknownTopicOrPartition
+from kreplica.common.errors import NoRecords, UnknownTopicOrPartition
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
@@ -71,21 +71,25 @@ class ClusterRecords:
         acks: Acks,
         timeout: float | None,
     ) -> Question:
-        """As Cluster.append. Raises UnknownTopicOrPartition, InvalidRequiredAcks, TypeError."""
+        """As Cluster.append. Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError."""
         send = partial(
             self._client.producer.send,
             acks=acks_of(acks),
             timeout_ms=None if timeout is None else milliseconds(timeout),
         )
+        if isinstance(partition, bool):
+            raise TypeError(f"a partition is an int, not {partition}")
         if isinstance(partition, int):
             require_list(records)
-            return partial(send, self.require(topic, partition), [] if records is None else records)
+            return partial(send, self.require(topic, partition), records or [])
         require_list(partition)
         self._pending.require_open()
         found = self._newest().topics.get(topic)
         if found is None:
             raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
         chosen = self._keys.by_partition(found, partition)
+        if not chosen:
+            raise NoRecords
         return lambda: all_of([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
 
     def reading(

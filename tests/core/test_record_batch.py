@@ -6,7 +6,6 @@ import pickle
 import struct
 import sys
 from collections import deque
-from datetime import datetime, timedelta, timezone, tzinfo
 
 import pytest
 from hypothesis import given, settings
@@ -152,47 +151,6 @@ def test_records_come_from_a_list_or_an_iterator():
 def test_one_record_is_not_taken_for_a_list_of_them(records, hint):
     with pytest.raises(TypeError, match=hint):
         build(records)
-
-
-MOMENT = datetime(2026, 11, 23, 0, 0, 0, 1_999, tzinfo=timezone(timedelta(hours=1)))
-MOMENT_MS = 1_795_388_400_001
-
-
-def test_a_timestamp_may_be_a_datetime_with_a_time_zone():
-    assert Record(b"v", timestamp=MOMENT).timestamp == MOMENT_MS
-    (read,) = RecordBatch(build([(b"k", b"v", None, MOMENT)]))
-    assert read.timestamp == MOMENT_MS
-    with pytest.raises(ValueError, match="no time zone"):
-        Record(b"v", timestamp=MOMENT.replace(tzinfo=None))
-
-
-@pytest.mark.parametrize("seconds", [1_795_388_400, 10**9, 10**10 - 1])
-def test_a_timestamp_in_seconds_is_refused(seconds):
-    with pytest.raises(ValueError, match="looks like seconds"):
-        Record(b"v", timestamp=seconds)
-    with pytest.raises(ValueError, match=r"record 1: .* looks like seconds"):
-        build([b"v", (b"k", b"v", None, seconds)])
-    with pytest.raises(TypeError, match=r"not float: use int\(seconds \* 1000\)"):
-        Record(b"v", timestamp=float(seconds))
-
-
-class _ClearsTheList(tzinfo):
-    """A time zone that drops the records that are being appended, when it is asked."""
-
-    def __init__(self, records):
-        self.records = records
-
-    def utcoffset(self, _):
-        self.records.clear()
-        return timedelta(0)
-
-
-def test_a_time_zone_that_changes_the_list_changes_no_batch():
-    records = [(b"key" * 10, b"value" * 10)]
-    records += [(b"k", b"v", None, MOMENT.replace(tzinfo=_ClearsTheList(records))), b"last" * 10]
-    read = [(record.key, record.value) for record in RecordBatch(build(records))]
-    assert read == [(b"key" * 10, b"value" * 10), (b"k", b"v"), (None, b"last" * 10)]
-    assert records == []
 
 
 def test_a_builder_is_used_again_after_an_error_and_lets_go_of_buffers():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def test_an_integer_that_is_none_or_out_of_range_changes_nothing(tmp_path: Path,
             log.append([(b"%d" % number, b"value")])
         names = sorted(os.listdir(path))
         for wrong in (1.5, "1", b"1", Log):
-            with pytest.raises(TypeError, match="must be an integer"):
+            with pytest.raises(TypeError, match="must be an int"):
                 call(log, wrong)
         for wrong in out_of_range:
             with pytest.raises((ValueError, OffsetOutOfRange)):
@@ -251,3 +252,15 @@ def test_what_counts_as_an_integer_is_one(tmp_path: Path) -> None:
         log.delete_records(True)
     with Log.open(tmp_path / "t-0") as log:
         assert (log.log_start_offset, log._log.leader_epoch) == (1, 1)
+
+
+def test_a_time_may_be_looked_up_by_a_datetime_and_not_by_seconds(tmp_path: Path) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    with Log.open(tmp_path / "orders-0") as log:
+        log.append([(b"k", b"v", None, at), (b"k", b"w", None, at + timedelta(seconds=1))])
+        found = log.offset_for_timestamp(at + timedelta(milliseconds=1))
+        assert found is not None
+        assert found.offset == 1
+        assert log.offset_for_timestamp(-2) is not None
+        with pytest.raises(ValueError, match="looks like seconds"):
+            log.offset_for_timestamp(int(at.timestamp()))

@@ -590,10 +590,3 @@ def test_nobody_waits_for_a_closed_cluster(tmp_path):
             with pytest.raises(errors.ClusterClosed):
                 ask()
         cluster.close()
-
-
-def test_one_record_by_itself_is_refused(cluster):
-    cluster.create_topic("orders")
-    for arguments in ((0, (b"k", b"v")), (0, b"v"), ((b"k", b"v"),), (b"v",)):
-        with pytest.raises(TypeError, match="records must be a list"):
-            cluster.append("orders", *arguments)

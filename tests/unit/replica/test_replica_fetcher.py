@@ -458,7 +458,7 @@ def test_a_topic_that_is_created_again_is_another_one() -> None:
     at.controller.topics["t"] = at.controller.topics["t"]._replace(topic_id=again.topic_id)
     for broker in (2, 3, 1):
         at.manager(broker).stop_replicas({T0: True})
-        at.manager(broker).become_leader_or_follower([again], at.controller.epoch)
+        at.broker(broker).become_leader_or_follower([again], at.controller.epoch)
     rate = fetcher(at, 2, 1).metrics.request_rate
     before = rate.count
     while at.manager(1).fetches.now_ms() < 3_000 and rate.count - before < 50:
