@@ -17,7 +17,7 @@ from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import INT32_MAX
 from kreplica.log import log_reader
-from kreplica.log.checkpoint import EpochEntry
+from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.record.empty_batch import empty_batch
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Wanted:
     epochs: Sequence[EpochEntry] | None
     may_have_gaps: bool
     log_start: int = -1
+    # What recovery holds each batch against.
+    recovery_epochs: Sequence[EpochEntry] = ()
 
     def check(self, batch: RecordBatch, offset: int, least_epoch: int) -> None:
         """Whether the peer's batch may stand at `offset`, behind one of leader epoch `least_epoch`. Raises
@@ -150,12 +152,20 @@ class RangeFromPeers:
             self._fill(self._wanted.next_offset, 0 if after is None else RecordBatch(after).leader_epoch)
 
     def _fill(self, end: int, epoch: int) -> None:
-        # Of the leader epoch before it, or, where nothing is, of `epoch`, behind it.
+        # Recovery holds each batch against the log's leader epochs, so there is one for each of them. Where
+        # they are not known: of the leader epoch before the range or, if nothing is there, of `epoch`.
         if end - self.next_offset > INT32_MAX:
             raise PeerDisagrees(f"no batch covers offsets {self.next_offset} to {end - 1}")
-        known = epoch if self._epoch < 0 else self._epoch
-        self._pieces.append(empty_batch(self.next_offset, end - 1, known))
-        self.next_offset = end
+        epochs = self._wanted.recovery_epochs
+        starts = [entry.start_offset for entry in epochs]
+        while self.next_offset < end:
+            at = bisect_right(starts, self.next_offset) - 1
+            stop = min([end, *starts[at + 1 : at + 2]])
+            known = epoch if self._epoch < 0 else self._epoch
+            if at >= 0:
+                known = max(epochs[at].epoch, self._epoch)
+            self._pieces.append(empty_batch(self.next_offset, stop - 1, known))
+            self.next_offset = stop
 
     @property
     def is_whole(self) -> bool:
@@ -224,7 +234,15 @@ def wanted_by(log: UnifiedLog, damage: Damage) -> Wanted:
         epochs or None,
         log.config.compact,
         log.log_start_offset,
+        log.epochs.entries if epochs is not None else _epochs_on_disk(log),
     )
+
+
+def _epochs_on_disk(log: UnifiedLog) -> Sequence[EpochEntry]:
+    try:
+        return LeaderEpochCheckpointFile(log.local.storage, log.local.directory).read()
+    except InvalidFile:
+        return ()  # it rotted: recovery has nothing to hold batches against
 
 
 def _before(log: UnifiedLog, damage: Damage) -> bytes | None:

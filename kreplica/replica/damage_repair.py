@@ -55,6 +55,7 @@ class _Repair:
 
     __slots__ = (
         "damage",
+        "filled",
         "is_heard",
         "is_scheduled",
         "leader_answered",
@@ -71,6 +72,8 @@ class _Repair:
         self.partition = partition
         self.number = 0
         self.damage: Damage | None = None
+        # The deleted range that was filled last: if recovery stops there again, filling it does not help.
+        self.filled: tuple[str, int] | None = None
         self.peers: list[int] = []
         self.taken: RangeFromPeers | None = None
         # How far the range had come when its peers were last asked from the first one on.
@@ -176,6 +179,10 @@ class DamageRepair:
             taken = repair.taken = RangeFromPeers(wanted_by(log, damage))
             if taken.is_whole:
                 # All of it is deleted, and recovery stopped there nevertheless.
+                if repair.filled == (damage.path, damage.first_offset):
+                    self._pass_over(repair, damage)
+                    return
+                repair.filled = damage.path, damage.first_offset
                 self._put(repair, self._broker_id, taken.data)
                 return
         except KreplicaError as error:

@@ -73,3 +73,8 @@ def test_a_follower_does_not_lead_with_records_that_its_leader_could_not_check()
 def test_what_the_disk_thread_appends_during_an_election_is_committed():
     # Only flushed records count there, and the new leader flushed its log before the last append was in it.
     RandomDriver(340247, with_disks=True).run(EVENTS)
+
+
+def test_a_deleted_range_that_recovery_stopped_at_is_filled_with_the_epochs_it_expects():
+    """The batch that filled it was of the epoch behind it: recovery stopped there again, without end."""
+    RandomDriver(341236, with_disks=True).run(EVENTS)
