@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from kreplica.sim.control_mutants import CONTROL_MUTANTS
-from kreplica.sim.disk_mutants import DISK_MUTANTS
 from kreplica.sim.driver import RandomDriver
 from kreplica.sim.history_mutants import HISTORY_MUTANTS
 from kreplica.sim.invariants.violation import InvariantViolated
@@ -32,16 +31,10 @@ def brokers_before(seed):
     return RandomDriver(seed, replace(workload, replica_config=config))
 
 
-def brokers_with_disks(seed):
-    """Brokers whose logs a disk thread appends to."""
-    return RandomDriver(seed, with_disks=True)
-
-
 DRIVERS = {
     "nodes": (NodeDriver, 1_500),
     "brokers": (RandomDriver, 1_500),
     "brokers-before": (brokers_before, 1_500),
-    "disks": (brokers_with_disks, 2_000),
     "quorum": (QuorumDriver, 800),
 }
 # In what else is switched off there, a run holds without the bug.
@@ -56,7 +49,6 @@ ALL_MUTANTS = {
     **MUTANTS,
     **HISTORY_MUTANTS,
     **CONTROL_MUTANTS,
-    **DISK_MUTANTS,
     **QUORUM_MUTANTS,
     **QUORUM_HISTORY_MUTANTS,
 }
@@ -103,6 +95,6 @@ def caught_by(driver, names, seed):
     return None
 
 
-def test_the_controllers_the_disks_and_the_quorums_bugs_are_all_met():
+def test_the_controllers_and_the_quorums_bugs_are_all_met():
     met = {name for _, names, *_ in CAUGHT for name in names.split("+")}
-    assert met >= CONTROL_MUTANTS.keys() | DISK_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys()
+    assert met >= CONTROL_MUTANTS.keys() | QUORUM_HISTORY_MUTANTS.keys()
