@@ -1,7 +1,7 @@
 # LogLock: the lock of one log, which also knows whether a change of the log was broken off.
 #
 # Python may raise an exception that is not the code's own between any two of its instructions: a signal's
-# handler does (Ctrl-C, a time-out), and so does PyThreadState_SetAsyncExc. Whoever changes a log in more than
+# handler does (Ctrl-C, a time-out), and so does PyThreadState_SetAsyncExc. Code that changes a log in more than
 # one call of the core does so in `with lock, lock.step:`. A step that ends in order, or with an error of the
 # package's own tree, by which it has changed nothing, is over. Any other end leaves `broken` true, and the
 # next thread that takes the lock calls `repair` before it goes on.

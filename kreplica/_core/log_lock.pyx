@@ -18,7 +18,7 @@ cdef extern from "pythread.h":
     void PyThread_release_lock(PyThread_type_lock lock) nogil
     unsigned long PyThread_get_thread_ident() nogil
 
-# How often whoever wants to change a log waits for the disk thread before it keeps more from coming.
+# A thread that wants to change a log waits for the disk thread this often, then holds back new appends.
 cdef int TRIES = 3
 
 

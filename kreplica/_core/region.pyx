@@ -525,9 +525,9 @@ cdef class Region:
     def truncate(self, int64_t length, const uint8_t[::1] tail=None):
         """End the region at `length`, or with the bytes of `tail` behind that.
 
-        What is cut off stays for whoever has it: for the slices of this region, and for every other region of the
-        file that is mapped, in any process. Where there are any, or there is a tail, the region goes on in a new file,
-        made beside the old one as path + '.tmp': a crash leaves the one or the other.
+        Slices of this region, and other regions that map the file in any process, keep the bytes that are cut
+        off. If there are any, or if a tail is given, the region continues in a new file, which is made beside the
+        old one as path + '.tmp': a crash leaves one or the other.
         """
         cdef int64_t before = load_length(&self.r)
         cdef int64_t added = 0 if tail is None else tail.shape[0]

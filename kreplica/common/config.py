@@ -187,7 +187,7 @@ class CleanerConfig(Settings):
     io_buffer_size: int = setting(
         8 << 20,
         int32(1),
-        "How much is read and written in one step, between two of which the cleaner may wait.",
+        "How much the cleaner reads and writes in one step. It may wait between two steps.",
     )
     io_max_bytes_per_second: float = setting(
         math.inf, number(0, above=True), "The cleaner reads and writes no more than this together."
