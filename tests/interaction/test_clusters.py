@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kio.schema.add_raft_voter.v1.request import AddRaftVoterRequest
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
+from kio.static.primitive import i32
 
 from kreplica.broker.node_format import read_properties
 from kreplica.cluster import Cluster
@@ -171,18 +172,21 @@ def test_a_broker_is_not_added_as_a_voter(tmp_path: Path) -> None:
         cluster.create_topic("orders")
 
 
+def remove_voter(cluster: Cluster, removed: int) -> None:
+    """Remove a voter, and wait until the broker knows."""
+    request = RemoveRaftVoterRequest(
+        cluster_id=cluster.cluster_id,
+        voter_id=i32(removed),
+        voter_directory_id=directory_id(cluster, removed),
+    )
+    ask(cluster, request)
+    cluster._wait(lambda: removed not in voters(cluster, 1), WAIT_S, "the new voters")
+
+
 def test_a_quorum_is_a_majority_of_its_voters_of_now(tmp_path: Path) -> None:
     with Cluster(1, tmp_path, controllers=3) as cluster:
         for removed in sorted(VOTERS - {cluster.controller})[:2]:
-            ask(
-                cluster,
-                RemoveRaftVoterRequest(
-                    cluster_id=cluster.cluster_id,
-                    voter_id=removed,  # type: ignore[arg-type]
-                    voter_directory_id=directory_id(cluster, removed),
-                ),
-            )
-            cluster._wait(lambda: removed not in voters(cluster, 1), WAIT_S, "the new voters")  # noqa: B023
+            remove_voter(cluster, removed)
         [last] = voters(cluster, 1)
         for other in VOTERS - {last}:
             cluster.kill(other)
