@@ -86,8 +86,10 @@ class GivenSettings:
     def readable(self, storage: Storage, directory: str) -> LogConfig:
         """The configuration to read the log with. Reading depends on none of the stored settings, so a file
         that rotted does not matter. Raises InvalidConfig, KafkaStorageError."""
+        if _is_in_a_node(storage, directory):
+            return LogConfig.parse(self._settings)
         try:
-            stored = _stored(storage, directory)
+            stored = SettingsFile(storage, directory).read()
         except InvalidFile:
             stored = {}
         return LogConfig.parse(self._over(stored))
@@ -98,20 +100,25 @@ class GivenSettings:
         In a node's log directory nothing is kept. Raises InvalidConfig if these and the stored settings do
         not go together, InvalidFile if those cannot be read, KafkaStorageError.
         """
-        # A LogConfig replaces them all, so it does not matter whether they can be read.
-        stored = {} if self._replaces_all else _stored(storage, directory)
-        over = self._over(stored)
+        if _is_in_a_node(storage, directory):
+            return LogConfig.parse(self._settings)
+        file = SettingsFile(storage, directory)
+        stored: dict[str, str] | None
+        try:
+            stored = file.read()
+        except InvalidFile:
+            # A LogConfig replaces them all, so it does not matter that they cannot be read.
+            if not self._replaces_all:
+                raise
+            stored = None
+        over = self._over(stored or {})
         config = LogConfig.parse(over)
-        if (over != stored or self._replaces_all) and not _is_in_a_node(storage, directory):
-            SettingsFile(storage, directory).write(over)
+        if over != stored:
+            file.write(over)
         return config
 
     def _over(self, stored: Mapping[str, str]) -> dict[str, str]:
         return self._settings if self._replaces_all else {**stored, **self._settings}
-
-
-def _stored(storage: Storage, directory: str) -> dict[str, str]:
-    return {} if _is_in_a_node(storage, directory) else SettingsFile(storage, directory).read()
 
 
 def _is_in_a_node(storage: Storage, directory: str) -> bool:
