@@ -196,6 +196,16 @@ class UnifiedLog:
         return self.damages[0] if self.damages else None
 
     @property
+    def lost_ranges(self) -> list[Damage]:
+        """The damaged ranges that a reader can still miss, in the order of their offsets.
+
+        A range below the log start offset does not count, unless recovery stopped at it: its segment will be
+        deleted with it.
+        """
+        start = self.log_start_offset
+        return [each for each in self.damages if each.stop_offset > start or each == self.stopped_at]
+
+    @property
     def size(self) -> int:
         """Valid bytes in all segments."""
         return self.local.segments.size

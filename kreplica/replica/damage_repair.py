@@ -160,9 +160,7 @@ class DamageRepair:
         if self._closed or log is None or log.is_offline:
             self._repairs.pop(partition.topic_partition, None)
             return
-        # Nobody can read, or has any more, what lies below the log start; it goes with its segment.
-        start = log.log_start_offset
-        lost = [each for each in log.damages if each.stop_offset > start or each == log.stopped_at]
+        lost = log.lost_ranges
         if not lost:
             self._say_whole(repair)
             return

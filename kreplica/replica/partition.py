@@ -537,9 +537,9 @@ class Partition(PartitionStanding):
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a range of the log cannot be read."""
+        """Whether a range of the log cannot be read. Ranges below the log start offset do not count."""
         log = self.log
-        return log is not None and bool(log.damages)
+        return log is not None and bool(log.lost_ranges)
 
     def __repr__(self) -> str:
         role = "leader" if self.term.leads else f"follower of {self.term.leader}"

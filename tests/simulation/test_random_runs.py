@@ -78,3 +78,8 @@ def test_what_the_disk_thread_appends_during_an_election_is_committed():
 def test_a_deleted_range_that_recovery_stopped_at_is_filled_with_the_epochs_it_expects():
     """The batch that filled it was of the epoch behind it: recovery stopped there again, without end."""
     RandomDriver(341236, with_disks=True).run(EVENTS)
+
+
+def test_a_follower_with_damage_below_its_log_start_comes_back_after_a_full_disk():
+    """It never told a leader that knew nothing of it that there was room again."""
+    RandomDriver(341352, with_disks=True).run(EVENTS)

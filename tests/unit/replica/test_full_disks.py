@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kreplica.common.errors import StorageFull
 from kreplica.common.types import NO_OFFSET
+from kreplica.log.damage import Damage
 from kreplica.replica.full_disks import HOPE_MS
 from kreplica.sim.node import DIRECTORY
 from tests.support.replicas import Replicas, batch
@@ -85,3 +86,26 @@ def test_a_leader_that_goes_on_hears_once_more_that_there_is_room() -> None:
     at.elect(1)
     at.pass_time(5 * at.manager(2).config.replica_fetch_backoff_ms)
     assert (known.damaged, sorted(leader.isr)) == (False, [1, 2, 3])
+
+
+def test_damage_below_the_log_start_does_not_keep_a_follower_from_saying_that_it_has_room() -> None:
+    """The damaged segment is not deleted yet, and the follower stayed out of the ISR for good."""
+    at = Replicas()
+    for value in (b"a", b"b"):
+        at.manager(1).append(at.partitions[0], batch(value))
+    at.pass_time(100)
+    at.partition(1).delete_records_on_leader(1)
+    at.manager(1).append(at.partitions[0], batch(b"c"))
+    at.pass_time(100)
+    partition = at.partition(2)
+    log = partition.local_log
+    assert log.log_start_offset == 1
+    path = log.local.segments[0].region.path
+    below = Damage(0, 1, path, position=0, end_position=69, reason="rot")
+    log.damages = log.damages.with_added(below)
+    assert not partition.is_damaged
+    refused(at, 2)
+    at.pass_time(10)
+    assert at.partition(1).isr == (1, 3)
+    at.pass_time(5 * at.manager(2).config.replica_fetch_backoff_ms)
+    assert sorted(at.partition(1).isr) == [1, 2, 3]
