@@ -130,6 +130,19 @@ def test_every_record_left_alone_is_read_after_a_repair(data, ending, seed):
     assert all(not f.is_open for f in mend(storage, apply=False))
 
 
+def test_what_fills_a_lost_segment_has_no_epoch_that_the_same_repair_corrects():
+    """The bytes of a segment are gone, and the batch before it has a leader epoch that cannot be."""
+    storage, _ = written("clean", 1)
+    storage.write_file(f"{DIRECTORY}/00000000000000000008.log", b"")
+    first = f"{DIRECTORY}/00000000000000000000.log"
+    image = bytearray(storage.read_file(first))
+    image[spans(storage)["00000000000000000000.log"][1][0] + 12] ^= 1
+    storage.write_file(first, bytes(image))
+    done = mend(storage)
+    assert {"EpochRegression", "Rot"} <= {f.kind for f in done}
+    assert all(not f.is_open for f in done), done
+
+
 def spoil(storage: SimStorage) -> set[int]:
     """Rot in two segments, a third one cut short, and an index that lies; the offsets that are lost."""
     lost: set[int] = set()

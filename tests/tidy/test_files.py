@@ -9,14 +9,6 @@ from tests.tidy.tree import ROOT, source_files, tracked_files
 
 LARGEST_FILE_BYTES = 1 << 20
 TEST_DATA_BYTES = 256 << 10
-LONGEST_SOURCE_LINES = 600
-# One class for each of Kafka's codes: a table that reads best in one piece. And two classes that are not
-# taken apart: the one over a file, and the one that wires a node.
-LONG_BY_NATURE = {
-    Path("kreplica/common/errors.py"),
-    Path("kreplica/_core/region.pyx"),
-    Path("kreplica/broker/node.py"),
-}
 
 PRODUCTS = re.compile(r"\.(so|o|a|dylib|pyc|pyd|class|jar|whl|html|orig|rej|swp)$|(^|/)(build|dist|target)/")
 # A home or work folder of some machine; system places such as /tmp, /proc and /dev are everywhere.
@@ -33,14 +25,6 @@ def test_no_file_is_large() -> None:
 def test_test_data_is_small() -> None:
     sizes = {p: (ROOT / p).stat().st_size for p in tracked_files() if p.parts[:2] == ("tests", "data")}
     assert sum(sizes.values()) <= TEST_DATA_BYTES, sizes
-
-
-def test_no_source_is_long() -> None:
-    sources = [p for p in tracked_files() if p.suffix in {".py", ".pyx", ".java"} and p not in LONG_BY_NATURE]
-    long = {
-        str(p): n for p in sources if (n := len((ROOT / p).read_text().splitlines())) > LONGEST_SOURCE_LINES
-    }
-    assert long == {}
 
 
 def test_nothing_built_is_tracked() -> None:

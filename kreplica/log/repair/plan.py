@@ -133,6 +133,7 @@ class _Planner:
         self._damaged: list[Problem] = []  # problems with batches
         self._surveys: dict[int, SegmentSurvey] = {}
         self._floor = -1  # no leader epoch of the segment that is planned lies below
+        self._corrected_epochs: dict[Whole, int] = {}
 
     def make(self) -> PartitionPlan:
         plan = self.plan
@@ -289,7 +290,7 @@ class _Planner:
             edits = list(corrections.get(base, []))
             for bad in self._bad_ranges(found, missing.get(base)):
                 edits += self._edit(found, bad, is_last=base == last)
-            self._floor = max([self._floor, *(whole.leader_epoch for whole in found.good)])
+            self._floor = max([self._floor, *map(self._epoch_of, found.good)])
             if edits:
                 plan.edits[base] = sorted(edits, key=lambda edit: (edit.position, edit.end_position))
                 plan.rebuild(base)
@@ -394,12 +395,16 @@ class _Planner:
         return Edit(whole.position, whole.position + 8, offset.to_bytes(8, "big"))
 
     def _epoch_at(self, offset: int, before: Whole | None, after: Whole | None) -> int:
-        least = before.leader_epoch if before else self._floor
-        most = after.leader_epoch if after else INT32_MAX
+        least = self._epoch_of(before) if before else self._floor
+        most = self._epoch_of(after) if after else INT32_MAX
         known = self._checkpointed(offset)
         if known is not None and least <= known <= most:
             return known
-        return least if least >= 0 or after is None else after.leader_epoch
+        return least if least >= 0 or after is None else self._epoch_of(after)
+
+    def _epoch_of(self, whole: Whole) -> int:
+        """Return the leader epoch that the batch has after the repair."""
+        return self._corrected_epochs.get(whole, whole.leader_epoch)
 
     def _checkpointed(self, offset: int) -> int | None:
         if not self.plan.epochs:
@@ -421,7 +426,8 @@ class _Planner:
         owners = [(base, whole) for base, found in self._surveys.items() for whole in found.good]
         wholes = [whole for _, whole in owners]
         expected = {w.base_offset: e for w in wholes if (e := self._checkpointed(w.base_offset)) is not None}
-        standing, wrong = self.plan.standing, dict(epochs_to_correct(wholes, -1, expected))
+        standing, wrong = self.plan.standing, self._corrected_epochs
+        wrong.update(epochs_to_correct(wholes, -1, expected))
         if standing is not None and self._is_current():
             for whole in wholes:
                 right = expected.get(whole.base_offset)
