@@ -1,7 +1,7 @@
 """What the nodes of a cluster in one process are like: their directories, roles and timeouts.
 
-Nodes of one process hear at once of one that is gone, so sessions are short: see "The control plane" in
-docs/ARCHITECTURE.md for the figures.
+Nodes of one process hear at once of one that is gone, so sessions are short: see "Timeouts" in
+docs/OPERATING.md for the figures.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import typer
 
 from kreplica.broker.socket_server_config import SocketServerConfig
 from kreplica.cli.app import app
+from kreplica.cluster import settings as cluster_settings
+from kreplica.runtime import kafka_config
 from kreplica.runtime.config_file import read_config_file
 from kreplica.runtime.kafka_config import KafkaConfig
 
@@ -73,3 +75,20 @@ def test_bounds_are_the_defaults() -> None:
     assert told == {
         each.name.replace("_", "."): getattr(defaults, each.name) for each in fields(SocketServerConfig)
     }
+
+
+def test_timeouts_are_the_defaults() -> None:
+    section = PAGE.split("## Timeouts")[1]
+    rows = re.findall(r"^\|[^|]+\| `([\w.]+)` \| (\d+) \| (\d+) \|", section, re.MULTILINE)
+    assert len(rows) > 8
+    for name, *shown in rows:
+        attribute = name.removeprefix("controller.").replace(".", "_")
+        defaults = [
+            next(
+                getattr(each, attribute)
+                for each in (of.RAFT, of.BROKER, of.CONTROLLER)
+                if hasattr(each, attribute)
+            )
+            for of in (cluster_settings, kafka_config)
+        ]
+        assert [int(each) for each in shown] == defaults, name

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+PAGES = sorted(str(page.relative_to(ROOT)) for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
 def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,10 +24,29 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(above + match[1], "README.md", "exec"), names)
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     folder = (ROOT / page).parent
-    assert [link for link in LINK.findall((ROOT / page).read_text()) if not (folder / link).exists()] == []
+    links = LINK.findall((ROOT / page).read_text())
+    assert [link for link in links if not (folder / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings have: lower case, without punctuation, with hyphens for spaces."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_headings_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", path.read_text())
+    missing = [
+        f"{name}#{anchor}"
+        for name, anchor in links
+        if anchor not in anchors((path.parent / name) if name else path)
+    ]
+    assert missing == []
 
 
 def test_map_names_files_that_exist() -> None:
