@@ -1,8 +1,9 @@
-"""ControllerRequests: asks whoever is the active controller, again after a while until it has been of use.
+"""ControllerRequests: sends requests to the active controller and retries until the answer is accepted.
 
-The controller may be unknown now, another one in a moment, or silent. Each thing to ask is made anew for each
-try, since the world may have changed meanwhile. Thread rule: `ask` is called in the loop, and so are the
-functions that it is given.
+The controller may be unknown, may change at any moment, or may not answer. A request is built anew for each
+try, since the cluster may have changed meanwhile. Thread rule: `ask` runs in the loop, and so do the
+functions
+passed to it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kreplica.common.ports import Loop, Transport
 
 
 class ControllerRequests:
-    """`controller()`: the node to be asked now, None where it is not known."""
+    """Sends requests to the active controller. `controller()` returns its node id, or None while unknown."""
 
     def __init__(
         self,
@@ -40,11 +41,11 @@ class ControllerRequests:
         *,
         left_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Send what `make` returns, and again after the back-off, until `take` says that it is enough.
+        """Send what `make` returns, and retry after the back-off while `take` asks for it.
 
-        `make`: the request as it is now, None where nothing is to be asked any more. `take(reply)`: given the
-        answer, or the error that there is none; True to ask again. `left_ms`: how long a try may wait for its
-        answer, if that is less than usual.
+        `make()` returns the current request, or None to stop. `take(reply)` gets the finished reply,
+        successful
+        or failed, and returns True to retry. `left_ms()`: the time left, which shortens the request timeout.
         """
         request = make()
         if request is None:

@@ -1,10 +1,11 @@
 """Kafka's error codes as one tree of exceptions.
 
-Every error that kreplica raises is a `KreplicaError`: `code` is Kafka's error code (what goes over the wire),
-`retriable` says whether the same call may succeed later. Errors that Kafka folds into one code (everything
-that is wrong with a batch is CORRUPT_MESSAGE, everything that a disk does is KAFKA_STORAGE_ERROR) are
-subclasses here, so that a program can tell them apart. `exception_for` maps a status of the native core;
-importing this module installs it there, and it is the only place that does.
+Every error that kreplica raises is a `KreplicaError`. `code` is Kafka's error code, as sent over the wire;
+`retriable` says whether the same call may succeed later. Kafka uses one code for several faults: every broken
+batch is CORRUPT_MESSAGE, every disk error KAFKA_STORAGE_ERROR. Subclasses here let a program distinguish
+them.
+`exception_for` maps a status of the native core to an exception; importing this module, and only this one,
+installs it there.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from kreplica._core import status as _status
 
 
 class RecordError(NamedTuple):
-    """What is wrong with one record of a batch: its index in it, and why it was refused (KIP-467)."""
+    """An invalid record of a batch: its index in the batch, and why it was rejected (KIP-467)."""
 
     batch_index: int
     message: str
 
 
 class KreplicaError(Exception):
-    """The root of all errors.
+    """The base class of all errors.
 
     `code`: Kafka's error code. `retriable`: the same call may succeed later. `where`: the byte position or
-    offset that the message speaks of, or None. `record_errors`: the records of a batch for which it was
-    refused, where single ones are to blame.
+    offset that the message refers to, or None. `record_errors`: the records that caused a batch to be
+    rejected,
+    where they can be named.
     """
 
     code: int = -1
@@ -42,19 +44,19 @@ class KreplicaError(Exception):
 
 
 class InvalidMetadata(KreplicaError):
-    """What the caller knew of the cluster is out of date: look the leader up again."""
+    """The caller's metadata is out of date: look the leader up again."""
 
     retriable = True
 
 
 class UnknownServerError(KreplicaError):
-    """The server met an error that has no code of its own."""
+    """The server failed with an error that has no code of its own."""
 
     code = -1
 
 
 class OffsetOutOfRange(KreplicaError):
-    """The offset lies outside what the log holds."""
+    """The offset is outside the range that the log holds."""
 
     code = 1
 
@@ -175,19 +177,19 @@ class NotEnoughReplicasAfterAppend(KreplicaError):
 
 
 class InvalidRequiredAcks(KreplicaError):
-    """acks is none of 0, 1 and all (-1)."""
+    """acks must be 0, 1 or all (-1)."""
 
     code = 21
 
 
 class IllegalGeneration(KreplicaError):
-    """The group's generation is another one."""
+    """The request names another generation of the group than the current one."""
 
     code = 22
 
 
 class InconsistentGroupProtocol(KreplicaError):
-    """The member has no protocol that all others of the group have, or another type of protocol."""
+    """The member supports no protocol that all others of the group support, or has another protocol type."""
 
     code = 23
 
@@ -205,7 +207,7 @@ class UnknownMemberId(KreplicaError):
 
 
 class InvalidSessionTimeout(KreplicaError):
-    """The session timeout is out of the bounds that the broker sets."""
+    """The session timeout is outside the bounds that the broker sets."""
 
     code = 26
 
@@ -235,7 +237,7 @@ class UnsupportedSaslMechanism(KreplicaError):
 
 
 class IllegalSaslState(KreplicaError):
-    """Nobody is asked here to say who he is."""
+    """SASL authentication is not enabled on this listener."""
 
     code = 34
 
@@ -302,13 +304,13 @@ class PolicyViolation(KreplicaError):
 
 
 class TransactionalIdAuthorizationFailed(KreplicaError):
-    """Nobody may begin a transaction here: what Kafka's brokers wrote is kept, but none is coordinated."""
+    """Transactions cannot be started here: there is no transaction coordinator."""
 
     code = 53
 
 
 class SecurityDisabled(KreplicaError):
-    """There are no access rules here to ask for or to change."""
+    """There are no access rules to describe or change: authorization is not supported."""
 
     code = 54
 
@@ -332,13 +334,13 @@ class InvalidProducerEpoch(KreplicaError):
 
 
 class OperationNotAttempted(KreplicaError):
-    """The operation was not tried, since one like it is under way or another part of the request failed."""
+    """Not attempted: a similar operation is in progress, or another part of the request failed."""
 
     code = 55
 
 
 class InvalidTxnState(KreplicaError):
-    """The transaction is in no state for this."""
+    """The transaction is in the wrong state for this operation."""
 
     code = 48
 
@@ -357,7 +359,7 @@ class ConcurrentTransactions(KreplicaError):
 
 
 class TransactionCoordinatorFenced(KreplicaError):
-    """A transaction marker comes from a coordinator that another one has replaced."""
+    """A transaction marker comes from a coordinator that has been replaced."""
 
     code = 52
 
@@ -375,7 +377,7 @@ class LogDirNotFound(KreplicaError):
 
 
 class UnknownProducerId(KreplicaError):
-    """The log knows nothing (any more) of this producer id."""
+    """The log has no entry, or no longer one, for this producer id."""
 
     code = 59
 
@@ -406,7 +408,7 @@ class FetchSessionIdNotFound(KreplicaError):
 
 
 class InvalidFetchSessionEpoch(KreplicaError):
-    """The fetch session's epoch does not follow."""
+    """The fetch session's epoch is not the expected one."""
 
     code = 71
     retriable = True
@@ -439,7 +441,7 @@ class OffsetNotAvailable(KreplicaError):
 
 
 class MemberIdRequired(KreplicaError):
-    """The member has to join again, with the id that it is given here (KIP-394)."""
+    """The member must join again with the member id in this response (KIP-394)."""
 
     code = 79
     member_id = ""
@@ -470,7 +472,7 @@ class EligibleLeadersNotAvailable(InvalidMetadata):
 
 
 class ElectionNotNeeded(InvalidMetadata):
-    """The partition has the leader that was asked for."""
+    """The partition already has the requested leader."""
 
     code = 84
 
@@ -482,7 +484,7 @@ class NoReassignmentInProgress(KreplicaError):
 
 
 class GroupSubscribedToTopic(KreplicaError):
-    """A member of the group reads the topic."""
+    """A member of the group is subscribed to the topic."""
 
     code = 86
 
@@ -523,7 +525,7 @@ class InvalidUpdateVersion(KreplicaError):
 
 
 class FeatureUpdateFailed(KreplicaError):
-    """The cluster's features could not be brought to the levels asked for."""
+    """The cluster's features could not be changed to the requested levels."""
 
     code = 96
 
@@ -559,7 +561,7 @@ class BrokerIdNotRegistered(KreplicaError):
 
 
 class InconsistentTopicId(InvalidMetadata):
-    """The log's topic id and the request's differ."""
+    """The log and the request have different topic ids."""
 
     code = 103
 
@@ -577,31 +579,31 @@ class TransactionalIdNotFound(KreplicaError):
 
 
 class IneligibleReplica(KreplicaError):
-    """A replica that may not join was proposed for the ISR."""
+    """A proposed ISR contains a replica that is not eligible."""
 
     code = 107
 
 
 class NewLeaderElected(KreplicaError):
-    """The change was answered by the election of another leader."""
+    """The change was not made; another leader was elected instead."""
 
     code = 108
 
 
 class UnsupportedEndpointType(KreplicaError):
-    """The listener tells of brokers only."""
+    """The listener describes brokers only."""
 
     code = 115
 
 
 class InvalidVoterKey(KreplicaError):
-    """The request is for another voter: its id or its directory's is not this node's."""
+    """The request is for another voter: its voter id or directory id is not this node's."""
 
     code = 125
 
 
 class DuplicateVoter(KreplicaError):
-    """The voter is in the set of voters already."""
+    """The voter is already in the set of voters."""
 
     code = 126
 
@@ -616,19 +618,19 @@ class VoterNotFound(KreplicaError):
 
 
 class InvalidBatchLength(CorruptMessage):
-    """A batch length is below the header, negative, or past the end of what is there."""
+    """A batch length is below the header size, negative, or past the end of the data."""
 
 
 class UnsupportedMagic(CorruptMessage):
-    """The batch is not of format v2: magic 0 and 1 are refused, others unknown."""
+    """The batch is not of format v2: magic 0 and 1 are not supported, others are unknown."""
 
 
 class InvalidCrc(CorruptMessage):
-    """The checksum does not fit the bytes."""
+    """The checksum does not match the bytes."""
 
 
 class InvalidRecordCount(CorruptMessage):
-    """The record count is negative, huge, or unlike the records that are there."""
+    """The record count is negative, too large, or differs from the records in the batch."""
 
 
 class InvalidRecordLength(CorruptMessage):
@@ -636,7 +638,7 @@ class InvalidRecordLength(CorruptMessage):
 
 
 class InvalidOffsetDelta(CorruptMessage):
-    """Offset deltas out of order, unlike lastOffsetDelta, or leaving the range of an offset."""
+    """Offset deltas are out of order, differ from lastOffsetDelta, or exceed the range of an offset."""
 
 
 class UnsupportedCodec(CorruptMessage):
@@ -644,19 +646,19 @@ class UnsupportedCodec(CorruptMessage):
 
 
 class InvalidCompressedData(CorruptMessage):
-    """The compressed records are broken or cut short."""
+    """The compressed records are corrupt or truncated."""
 
 
 class DecompressionTooLarge(CorruptMessage):
-    """The records decompress to more than the bound allows."""
+    """The records decompress to more than the limit."""
 
 
 class TruncatedInput(CorruptMessage):
-    """A field lies past the end of what is left."""
+    """A field extends past the end of the data."""
 
 
 class OffsetsOutOfOrder(CorruptMessage):
-    """A batch starts below the end of the log, or its leader epoch goes back."""
+    """A batch starts below the log end offset, or its leader epoch is lower than that of the batch before."""
 
 
 class NotLeader(NotLeaderOrFollower):
@@ -664,45 +666,45 @@ class NotLeader(NotLeaderOrFollower):
 
 
 class BufferExhausted(KreplicaError):
-    """More records of the metadata log wait to be appended than may."""
+    """Too many records of the metadata log are waiting to be appended."""
 
     retriable = True
 
 
 class IllegalQuorumTransition(UnknownServerError):
-    """A member of the quorum cannot go from its state to that one."""
+    """A member of the quorum cannot change from its state to the requested one."""
 
 
 class FatalTruncation(KreplicaError):
-    """The metadata log was to be cut below its high watermark: committed records would be lost."""
+    """The metadata log would be truncated below its high watermark, which would lose committed records."""
 
 
 class IllegalSnapshotId(InvalidRequest):
-    """No snapshot can end there: inside a batch, not committed, of another epoch, or it is there already."""
+    """A snapshot cannot end there: inside a batch, not committed, of another epoch, or it exists already."""
 
 
 class UnexpectedEpoch(InvalidRequest):
-    """The epoch is later than any that this node has led the quorum in."""
+    """The epoch is later than any in which this node has led the quorum."""
 
 
 class StateChangeFailed(KreplicaError):
-    """The controller cannot bring a partition or replica into the state."""
+    """The controller cannot bring the partition or replica into the requested state."""
 
 
 class IllegalStateTransition(StateChangeFailed):
-    """The state does not follow on the one that the partition or replica is in; nothing was changed."""
+    """The partition or replica cannot change from its state to the requested one; nothing changed."""
 
 
 class NoReplicaOnline(EligibleLeadersNotAvailable, StateChangeFailed):
-    """No replica that may lead is alive."""
+    """No replica that is eligible to lead is alive."""
 
 
 class NoNode(InvalidRequest):
-    """There is nothing at the path."""
+    """There is no node at the path."""
 
 
 class NodeExists(InvalidRequest):
-    """There is something at the path already."""
+    """A node exists at the path already."""
 
 
 class NotEmpty(InvalidRequest):
@@ -710,23 +712,23 @@ class NotEmpty(InvalidRequest):
 
 
 class BadVersion(InvalidUpdateVersion):
-    """The node is of another version: it was changed meanwhile."""
+    """The node has another version: it was changed in the meantime."""
 
 
 class UnexpectedBaseOffset(InvalidUpdateVersion):
-    """The first record would not get the offset that was expected; `where` is the one it would have got."""
+    """The first record would get another offset than expected; `where` is that offset."""
 
 
 class UnknownMetadataRecord(UnsupportedVersion):
-    """The metadata log holds a kind of record that is not known here."""
+    """The metadata log holds an unknown type of record."""
 
 
 class NodeUnreachable(NetworkException):
-    """There was no connection to the node, so the request was certainly not sent."""
+    """There was no connection to the node; the request was not sent."""
 
 
 class StorageFull(KafkaStorageError):
-    """The disk, the quota or the file size limit is reached; reads go on."""
+    """The disk is full, or the quota or file size limit is reached; reads still work."""
 
 
 class StorageIOError(KafkaStorageError):
@@ -734,11 +736,11 @@ class StorageIOError(KafkaStorageError):
 
 
 class MappedPageLost(KafkaStorageError):
-    """A page of a mapped file could not be had: the file was truncated, or the disk failed to read it."""
+    """A page of a mapped file could not be read: the file was truncated, or the disk failed."""
 
 
 class OutOfDescriptors(KafkaStorageError):
-    """The process may open no more files."""
+    """The process has reached its limit of open files."""
 
 
 class LogDirLocked(KafkaStorageError):
@@ -748,23 +750,23 @@ class LogDirLocked(KafkaStorageError):
 
 
 class DamagedLog(KafkaStorageError):
-    """The range asked for is damaged: its bytes rotted on disk. `log.damage` names the range."""
+    """The requested range is damaged on disk. `log.damage` names the range."""
 
 
 class InvalidFile(KreplicaError):
-    """A file is not what its name says, is cut short, or is of another version; nothing was changed."""
+    """A file is not what its name says, is truncated, or has another version; nothing was changed."""
 
 
 class CorruptImage(InvalidFile):
-    """The metadata image is damaged, another cluster's, or ahead of its log: make it anew from the log."""
+    """The metadata image is damaged, of another cluster, or ahead of its log: rebuild it from the log."""
 
 
 class InvalidSnapshot(InvalidFile):
-    """A snapshot of the metadata log is cut short, broken, or not what its name says."""
+    """A snapshot of the metadata log is truncated, corrupt, or not what its name says."""
 
 
 class SnapshotMissing(InvalidFile):
-    """The metadata log begins above offset 0, and no snapshot holds what came before."""
+    """The metadata log starts above offset 0, and no snapshot holds the records before it."""
 
 
 class LogClosed(KreplicaError):
@@ -772,15 +774,15 @@ class LogClosed(KreplicaError):
 
 
 class ClusterClosed(KreplicaError):
-    """The cluster is closed, or was while an operation was under way: nobody knows whether it was done."""
+    """The cluster was closed, perhaps during the operation: it is unknown whether it was carried out."""
 
 
 class ReadOnlyLog(KreplicaError):
-    """The log was opened for reading, or damage made it read-only."""
+    """The log was opened for reading, or is read-only because of damage."""
 
 
 class LogCleaningAborted(KreplicaError):
-    """The log was cut, its segments went, or it was paused while they were cleaned; nothing was replaced."""
+    """The log was truncated, deleted from or paused while being cleaned; no segment was replaced."""
 
     retriable = True
 
@@ -790,13 +792,13 @@ class UseAfterFork(KreplicaError):
 
 
 class BufferPinned(KreplicaError):
-    """Somebody still holds a slice of the bytes that were to change."""
+    """A slice of the bytes to be changed is still in use."""
 
     retriable = True
 
 
 class OutOfMaps(KreplicaError):
-    """The process may map no more memory regions."""
+    """The process has reached its limit of memory mappings."""
 
     retriable = True
 
@@ -843,7 +845,7 @@ _BY_STATUS: dict[str, type[KreplicaError]] = {
 
 
 def exception_for(status: int, what: str, where: int = -1) -> KreplicaError:
-    """The exception for a negative status of the core, met doing `what` at position or offset `where`."""
+    """Return the exception for a negative status of the core, from doing `what` at position or offset `where`."""
     name = _status.NAMES.get(status, str(status))
     kind = _BY_STATUS.get(name, UnknownServerError)
     text = (kind.__doc__ or "").split("\n")[0]
@@ -852,7 +854,7 @@ def exception_for(status: int, what: str, where: int = -1) -> KreplicaError:
 
 
 def exception_for_os(error: OSError, what: str) -> KreplicaError:
-    """The exception for a failed file operation, with the operating system's words."""
+    """Return the exception for a failed file operation, with the operating system's message."""
     number = error.errno or errno.EIO
     made = exception_for(_status.status_of_errno(number), what)
     named = "" if error.filename is None else f" ({error.filename})"

@@ -1,15 +1,16 @@
-"""Future: what a waiting operation gives its caller, light enough for a million of them.
+"""Future: the result of an operation under way, light enough for a million of them.
 
-It has the interface of `concurrent.futures.Future` and is one (asyncio.wrap_future and
-concurrent.futures.wait take it), but a condition variable is made only where somebody waits, so one that
-waits costs some hundred bytes. Thread rule: any thread may ask, wait and add callbacks; one owner resolves.
-`_LOCK` guards the passage of every future from pending to done; nothing is called under it.
+It is a `concurrent.futures.Future` (asyncio.wrap_future and concurrent.futures.wait accept it), but creates a
+condition variable only when a thread waits, so a pending one costs some hundred bytes. Thread rule: any
+thread
+may query, wait and add callbacks; one owner resolves. `_LOCK` guards the transition of every future from
+pending to done; nothing is called under it.
 
-A callback that fails is logged, as concurrent.futures does it: whoever resolves a future has others to
-resolve after it, and no part in what its callbacks do.
+A failing callback is logged, as concurrent.futures does: the resolving thread may have other futures to
+resolve, and is not responsible for what their callbacks do.
 
-A thread that waits in `result` goes on before the one that resolved the future: Python would let that one
-run on for up to its switch interval, 5 ms, and the more it has to do, the later the answer.
+A thread waiting in `result` runs before the thread that resolved the future continues. Otherwise Python would
+let the resolver run on for its switch interval (5 ms), which delays the waiting thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kreplica.common.locks import Condition, Lock
 
 T = TypeVar("T")
 
-# The states have the names that concurrent.futures gives them, since its `wait` looks at them.
+# The states have concurrent.futures' names, because its `wait` compares them.
 PENDING = "PENDING"
 CANCELLED = "CANCELLED_AND_NOTIFIED"
 FINISHED = "FINISHED"
@@ -33,26 +34,29 @@ LOGGER = logging.getLogger(__name__)
 
 _LOCK = Lock()
 
-# For how long at most whoever resolves a future stands back for a thread that waits for it.
+# How long a resolver gives way, at most, to a thread that waits for the future.
 HAND_OVER_SECONDS = 0.001
 
 
 class _Waiters(Condition):
-    """What threads wait at for a future; `waiting` of them do so in `result`. Guarded by itself."""
+    """The condition on which threads wait for a future.
+
+    `waiting`: the number of threads in `result`; guarded by the condition.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waiting = 0
-        # Free as soon as one of them goes on.
+        # Released as soon as one of the waiting threads continues.
         self._taken = Lock()
         self._taken.acquire()
 
     def stand_back(self) -> None:
-        """Give up the interpreter until one of those that waited goes on, or a while has passed."""
+        """Give up the interpreter until a waiting thread continues, or HAND_OVER_SECONDS have passed."""
         self._taken.acquire(timeout=HAND_OVER_SECONDS)
 
     def go_on(self) -> None:
-        """One that waited has its result."""
+        """Signal that a waiting thread has its result."""
         with self:
             if self._taken.locked():
                 self._taken.release()
@@ -61,14 +65,14 @@ class _Waiters(Condition):
 class Future(concurrent.futures.Future[T], Generic[T]):
     """The result of an operation that may still be under way.
 
-    The owner calls `set_result` or `set_exception` once; or, where the result is known before the operation
-    is through, gives it to the constructor and calls `finish`.
+    The owner calls `set_result` or `set_exception` once. Where the result is known before the operation
+    ends, the owner passes it to the constructor and calls `finish`.
     """
 
     __slots__ = ("_callbacks", "_changed", "_exception", "_result", "_seen_by", "_state")
 
     def __init__(self, prepared: T | None = None) -> None:
-        # The base class would make a condition and three lists.
+        # The base class's constructor would create a condition and three lists.
         self._state = PENDING
         self._result = prepared
         self._exception = None
@@ -79,18 +83,18 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     # ---- the owner ----------------------------------------------------------------------------------------
 
     def finish(self) -> bool:
-        """Done, with the result that was prepared; False if it was cancelled."""
+        """Resolve with the prepared result. Returns False if the future was cancelled."""
         return self._pass_to(FINISHED)
 
     def set_result(self, result: T) -> None:
-        """Done. Raises InvalidStateError if it was done before; nothing happens if it was cancelled."""
+        """Resolve with `result`. Raises InvalidStateError if already resolved; does nothing if cancelled."""
         if self._state == FINISHED:
             raise InvalidStateError(f"{self._state}: {self!r}")
         self._result = result
         self._pass_to(FINISHED)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Failed. Raises InvalidStateError if it was done before; nothing happens if it was cancelled."""
+        """Resolve with an error. Raises InvalidStateError if already resolved; does nothing if cancelled."""
         if self._state == FINISHED:
             raise InvalidStateError(f"{self._state}: {self!r}")
         self._exception = exception
@@ -113,7 +117,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 changed.notify_all()
                 waiting = changed.waiting
         if callbacks is not None:
-            # A loop of its own and not `_call`: each record passes through some futures.
+            # An inlined `_call`: each record passes through several futures.
             for callback in callbacks:
                 try:
                     callback(self)
@@ -130,7 +134,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             LOGGER.exception("a callback of %r failed", self)
 
     def _tell(self, waiters: Iterable[Any]) -> None:
-        # The waiters of concurrent.futures.wait and as_completed.
+        # Notify the waiters of concurrent.futures.wait and as_completed.
         for waiter in waiters:
             if self._state == CANCELLED:
                 waiter.add_cancelled(self)
@@ -139,10 +143,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             else:
                 waiter.add_result(self)
 
-    # ---- whoever waits ------------------------------------------------------------------------------------
+    # ---- the waiting side ---------------------------------------------------------------------------------
 
     def cancel(self) -> bool:
-        """Give up waiting for it; the operation itself goes on. False if it is done."""
+        """Stop waiting for the result; the operation itself continues. Returns False if already resolved."""
         return self._pass_to(CANCELLED) or self._state == CANCELLED
 
     def cancelled(self) -> bool:
@@ -155,7 +159,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return self._state != PENDING
 
     def result(self, timeout: float | None = None) -> T:
-        """The result, or the exception raised. TimeoutError after `timeout` seconds, CancelledError."""
+        """Return the result or raise the error; TimeoutError after `timeout` seconds, CancelledError."""
         if self._state == PENDING:
             self._wait(timeout)
         if self._state == CANCELLED:
@@ -164,12 +168,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             try:
                 raise self._exception
             finally:
-                # The traceback would hold this frame, and it the future: a cycle.
+                # The traceback would refer to this frame, and the frame to the future: a reference cycle.
                 self = None  # type: ignore[assignment]
         return self._result  # type: ignore[return-value]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The exception it failed with, or None. TimeoutError after `timeout` seconds, CancelledError."""
+        """Return the error, or None. Raises TimeoutError after `timeout` seconds, CancelledError."""
         if self._state == PENDING:
             self._wait(timeout)
         if self._state == CANCELLED:
@@ -177,7 +181,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         return self._exception
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call `fn(self)` once it is done, in the thread that resolves it; at once if it is done."""
+        """Call `fn(self)` in the thread that resolves the future; at once if it is resolved."""
         with _LOCK:
             if self._state == PENDING:
                 if self._callbacks is None:
@@ -200,7 +204,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _condition(self) -> _Waiters:  # type: ignore[override]
         with _LOCK:
             if self._changed is None:
-                # Reentrant, as the base class's is.
+                # Reentrant, like the base class's.
                 self._changed = _Waiters()
             return self._changed
 
@@ -216,9 +220,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
 
 class MadeFuture(Future[T]):
-    """A future whose owner gives it something else: its result is what `make` makes of that.
+    """A future whose owner resolves it with a raw value; its result is `make(value)`.
 
-    One future instead of two and a callback between them. It fails as `make` does.
+    This saves a second future and a callback between the two. If `make` raises, the future fails with that
+    error.
     """
 
     __slots__ = ("_make",)
@@ -238,7 +243,7 @@ class MadeFuture(Future[T]):
 
 
 def pass_on(answer: Future[Any], done: Future[Any]) -> None:
-    """Resolve `answer` as `done` was."""
+    """Resolve `answer` with the result or error of `done`."""
     error = done.exception()
     if error is None:
         answer.set_result(done.result())
@@ -247,14 +252,14 @@ def pass_on(answer: Future[Any], done: Future[Any]) -> None:
 
 
 def resolved(result: T) -> Future[T]:
-    """A future that is done."""
+    """Return a future that is resolved with `result`."""
     future: Future[T] = Future(result)
     future.finish()
     return future
 
 
 def failed(exception: BaseException) -> Future[Any]:
-    """A future that has failed."""
+    """Return a future that has failed with `exception`."""
     future: Future[Any] = Future()
     future.set_exception(exception)
     return future

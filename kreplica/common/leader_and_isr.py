@@ -1,7 +1,6 @@
-"""LeaderAndIsr: what the cluster has decided about one partition, as it is handed to its replicas.
+"""LeaderAndIsr: the controller's decision about one partition, as brokers receive it.
 
-The controller's decision, told to brokers as LeaderAndIsr and asked for by leaders as AlterPartition.
-Immutable.
+The controller sends it as LeaderAndIsr; a leader proposes a new one with AlterPartition. Immutable.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ NO_LEADER = -1
 
 
 class LeaderRecoveryState(enum.IntEnum):
-    """Whether the leader came from an unclean election and has not yet taken note of it (KIP-704)."""
+    """Whether the leader was elected uncleanly and has not yet recovered from that (KIP-704)."""
 
     RECOVERED = 0
     RECOVERING = 1
@@ -24,11 +23,10 @@ class LeaderRecoveryState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderAndIsr:
-    """A partition's leader, its epoch, and the replicas in sync, at one version of the partition's record.
+    """A partition's leader, its epoch and its in-sync replicas, at one version of the partition's record.
 
-    `leader`: a broker id, NO_LEADER where there is none. `leader_epoch` goes up with each new leader;
-    `partition_epoch` with each change of this record. `isr`, `replicas`: broker ids, `replicas` in the order
-    of assignment.
+    `leader`: a broker id, or NO_LEADER. `leader_epoch` increases with each new leader, `partition_epoch` with
+    each change of this record. `isr`, `replicas`: broker ids, `replicas` in the order of assignment.
     """
 
     topic_partition: TopicPartition
@@ -45,5 +43,5 @@ class LeaderAndIsr:
     is_new: bool = False
 
     def with_isr(self, isr: tuple[int, ...], partition_epoch: int) -> LeaderAndIsr:
-        """The same leader, with the in-sync replicas of a later version."""
+        """Return a copy with another ISR, at a later partition epoch."""
         return dataclasses.replace(self, isr=isr, partition_epoch=partition_epoch)

@@ -1,14 +1,14 @@
-"""The locks that code below runtime/ and sim/ may hold.
+"""The locks for code below runtime/ and sim/.
 
-Starting a thread is the business of runtime/; guarding a field against other threads is everybody's. So the
-rest of the package takes its locks from here and never imports `threading`, and a look at who imports this
-module shows every lock there is. Each is declared beside the fields it guards, with a comment naming them.
+Only runtime/ starts threads, but any module may guard a field against other threads. So the rest of the
+package takes its locks from here and never imports `threading`; the importers of this module are the complete
+list of lock users. Each lock is declared beside the fields it guards, with a comment naming them.
 
-- `Lock`: short sections that call nothing which locks again. The default.
-- `RLock`: the log's lock and others whose holder calls methods of its own object that take it too.
-- `Condition`: a wait for another thread's progress, with a timeout; group commit is the example.
+- `Lock`: short sections that call nothing that takes a lock again. The default.
+- `RLock`: for holders that call methods of their own object that take the lock too, such as the log's.
+- `Condition`: a wait for another thread's progress, with a timeout, such as a group commit.
 
-Order, outermost first, where two are held at once: a manager's lock, a partition's, a log's, a file's.
+Lock order, outermost first: a manager's lock, a partition's, a log's, a file's.
 """
 
 import threading
@@ -17,10 +17,10 @@ from threading import Lock, RLock
 
 
 class Condition(threading.Condition):
-    """As threading's, with `with` in one call of C for each end.
+    """threading.Condition whose `with` enters and leaves in one C call.
 
-    threading's takes the lock in a method in Python. An exception from outside, Ctrl-C say, can come there
-    between the lock and the block, and nothing would release it.
+    threading's takes the lock in a Python method. An asynchronous exception (Ctrl-C) can strike there between
+    taking the lock and entering the block, and the lock would never be released.
     """
 
     __enter__ = property(attrgetter("_lock.__enter__"))

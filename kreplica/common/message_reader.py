@@ -1,9 +1,10 @@
-"""Reading Kafka's messages as entities of the package kio, from bytes that nobody has looked at.
+"""Reads Kafka's messages from untrusted bytes into entities of the package kio.
 
-kio declares the messages; its own reader believes the counts of arrays and reserves memory by them, at which
-the process can end, so what comes from a socket is read by ours (`_core/message_reader`). Records are not
-copied: such a field is a read-only memoryview of the message's own bytes, so whoever keeps it keeps all of
-them. Whatever is wrong raises InvalidRequest, and nothing else. Owns no state; any thread may call.
+kio declares the messages. Its own reader trusts the counts of arrays and reserves memory by them, which can
+kill the process; so data from a socket is read by `_core/message_reader`. Records are not copied: such a
+field
+is a read-only memoryview of the message, and keeps the whole message alive. Malformed input raises
+InvalidRequest and nothing else. Stateless; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -19,5 +20,5 @@ __all__ = ["MAX_ELEMENTS", "MessageReader", "read_message"]
 
 
 def read_message(entity: type[Any], reader: MessageReader) -> Any:
-    """An entity of kio; what is behind it stays `left`. Raises InvalidRequest."""
+    """Read one kio entity; the reader's `left` bytes follow it. Raises InvalidRequest."""
     return reader.read(schema_of(entity))

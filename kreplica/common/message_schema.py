@@ -1,7 +1,7 @@
-"""The schemas of Kafka's messages, from the classes by which the package kio declares them.
+"""Builds the schemas of Kafka's messages from the classes of the package kio.
 
-What each field holds is read from its annotation and its metadata, once for each class; the native reader and
-writer go by that. Owns no state but these; any thread may call.
+Each field's type is derived from its annotation and metadata, once per class; the native reader and writer
+work from the result. No state but these schemas; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -26,7 +26,7 @@ NO_ID = bytes(16)
 
 
 class FieldKind(NamedTuple):
-    """What a field of an entity holds; `entity` is None for a plain value of `type_name`."""
+    """The type of an entity's field; `entity` is None for a plain value of `type_name`."""
 
     entity: type[Any] | None
     type_name: str
@@ -35,7 +35,7 @@ class FieldKind(NamedTuple):
 
 
 def kind_of(field: dataclasses.Field[Any]) -> FieldKind:
-    """Read from the annotation and the metadata that kio gives its fields."""
+    """Derive a field's kind from its annotation and kio's metadata."""
     held, is_nullable = _without_none(field.type)
     is_array = get_origin(held) is tuple
     if is_array:
@@ -53,13 +53,13 @@ def _without_none(held: Any) -> tuple[Any, bool]:
 
 @lru_cache(None)
 def schema_of(entity: type[Any]) -> MessageSchema:
-    """The schema of a class of kio."""
+    """Return the schema of a kio class."""
     return MessageSchema(entity, entity.__flexible__, [_field(field) for field in dataclasses.fields(entity)])
 
 
 @lru_cache(None)
 def is_same_layout(one: type[Any], other: type[Any]) -> bool:
-    """Whether two versions of a message, or of a part of it, have the same bytes and the same fields."""
+    """Whether two versions of a message, or of a part of it, have the same fields and encoding."""
     if one is other:
         return True
     pairs = zip(dataclasses.fields(one), dataclasses.fields(other), strict=False)
@@ -75,7 +75,7 @@ def _is_same_field(one: dataclasses.Field[Any], other: dataclasses.Field[Any]) -
     if one.name != other.name or one.metadata.get("tag") != other.metadata.get("tag"):
         return False
     if kind.entity is not None and other_kind.entity is not None:
-        # The default of a tagged one is of its own class, and says the same where the classes do.
+        # The default of a tagged structure has its own class; equal layouts imply equal defaults.
         return kind[1:] == other_kind[1:] and is_same_layout(kind.entity, other_kind.entity)
     return kind == other_kind and ("tag" not in one.metadata or default_of(one) == default_of(other))
 
@@ -98,7 +98,7 @@ def _field(field: dataclasses.Field[Any]) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """What the field holds where nothing is said: the schema's default, else null, zero or nothing."""
+    """Return the value of an absent field: the schema's default, else null, zero or empty."""
     if field.default is not dataclasses.MISSING:
         return field.default
     kind = kind_of(field)
@@ -142,7 +142,7 @@ def _bytes_of(held: uuid.UUID | None) -> bytes:
 
 
 def _moment(milliseconds: int) -> Any:
-    """A moment in ms since 1970; None for -1."""
+    """Return the time for milliseconds since 1970; None for -1."""
     return None if milliseconds == NO_TIME else tz_aware_from_i64(milliseconds)
 
 
@@ -150,7 +150,7 @@ def _milliseconds(moment: Any) -> int:
     return NO_TIME if moment is None else round(moment.timestamp() * 1000)
 
 
-# From what is in a message to what an entity holds, and back.
+# Type name -> (from the message's value to the entity's, and back).
 _CONVERSIONS: dict[str, tuple[Any, Any]] = {
     "error_code": (_ErrorCodes({code.value: code for code in ErrorCode}), None),
     "uuid": (_uuid, _bytes_of),

@@ -1,6 +1,6 @@
-"""Writing Kafka's messages, as a list of buffers: records stay where they are (`_core/message_writer`).
+"""Writes Kafka's messages as a list of buffers, without copying records (`_core/message_writer`).
 
-Owns no state; any thread may call.
+Stateless; any thread may call.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -14,17 +14,17 @@ from kreplica.common.message_schema import schema_of
 
 __all__ = ["COPIED_BYTES", "NO_TAGS", "MessageWriter", "request_frame", "write_message"]
 
-# What stands in a header in place of its tagged fields.
+# An empty set of tagged fields in a header.
 NO_TAGS = b"\0"
 
 
 def write_message(message: Any, into: MessageWriter) -> None:
-    """Write an entity of kio. Raises InvalidRequest for what its fields cannot hold."""
+    """Write a kio entity. Raises InvalidRequest for values that its fields cannot hold."""
     into.write(schema_of(type(message)), message)
 
 
 def request_frame(request: Any, number: int, client_id: bytes) -> list[Any]:
-    """The buffers of a request, with its header before it. Raises InvalidRequest as `write_message`."""
+    """Return the buffers of a request and its header. Raises InvalidRequest as `write_message` does."""
     into = MessageWriter()
     into.int16(request.__api_key__)
     into.int16(request.__version__)

@@ -1,8 +1,8 @@
 """Metrics as plain numbers: counters, meters and gauges under Kafka's names.
 
-A metric belongs to whoever counts with it; a registry only lists them, for people and for exporters. A
-count is a Python integer and is changed under the GIL by one owner at a time; a reader may see it a moment
-late. No clock is read here: a rate is asked for with the time of now.
+Each metric belongs to the object that updates it; a registry only lists metrics for users and exporters. A
+count is a Python integer, changed under the GIL by one owner at a time; readers may see it slightly late. No
+clock is read here: the current time is an argument.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-# A rate is that of the last two windows of this length: the one that is under way, and the one before.
+# A rate covers the last two windows of this length: the current one and the one before.
 RATE_WINDOW_MS = 30_000
-# Kafka's metrics.num.samples (2) of metrics.sample.window.ms each: what averages, maxima and rates cover.
+# Kafka's metrics.num.samples (2) of metrics.sample.window.ms each, for averages, maxima and rates.
 SAMPLE_WINDOW_MS = 30_000
-# Kafka's group of these is another one than that of all else here.
+# Kafka puts the metrics of these types into the group kafka.controller, all others into kafka.server.
 TYPES_OF_CONTROLLERS = frozenset({"KafkaController", "ControllerEventManager"})
 
 Tags = Mapping[str, str]
 
 
 class Meter:
-    """Counts events, and tells their rate: Kafka's ...PerSec."""
+    """Counts events and computes their rate; Kafka's ...PerSec metrics."""
 
     __slots__ = ("_at_start", "_before", "_start_ms", "count")
 
@@ -37,14 +37,14 @@ class Meter:
         self.count += events
 
     def rate(self, now_ms: int) -> float:
-        """Events a second, over the last half to one minute; 0.0 when asked for the first time."""
+        """Return events a second over the last 30 to 60 s; 0.0 on the first call."""
         if self._start_ms is None:
             self._start_ms, self._at_start = now_ms, self.count
             return 0.0
         elapsed_ms = now_ms - self._start_ms
         current = self.count - self._at_start
         if elapsed_ms < RATE_WINDOW_MS:
-            # The window before counts for what is missing of a whole one.
+            # The previous window stands in for the missing part of the current one.
             missing = 1 - elapsed_ms / RATE_WINDOW_MS
             return (current + self._before * missing) * 1000 / RATE_WINDOW_MS
         rate = current * 1000 / elapsed_ms
@@ -53,7 +53,7 @@ class Meter:
 
 
 class Duration:
-    """Adds up how long something took, in ms: its count, mean and maximum."""
+    """Adds up durations in ms: their count, mean and maximum."""
 
     __slots__ = ("count", "max_ms", "total_ms")
 
@@ -81,8 +81,10 @@ class _Sample:
 
 
 class SampledStat:
-    """Values of the last half to one minute, in two samples: their average, maximum and rate, as Kafka's Avg,
-    Max and Rate tell them. NaN stands for the average and maximum of none."""
+    """Average, maximum and rate of the values of the last 30 to 60 s, in two samples.
+
+    These are Kafka's Avg, Max and Rate. The average and maximum of no values are NaN.
+    """
 
     __slots__ = ("_began_ms", "_former", "_sample")
 
@@ -108,11 +110,11 @@ class SampledStat:
         return most if most > -math.inf else math.nan
 
     def rate(self, now_ms: int) -> float:
-        """The sum of the values for each second, over a whole sample at least."""
+        """Return the sum of the values per second, over at least one whole sample."""
         return self._total(now_ms) * 1000 / max(self._elapsed_ms(now_ms), SAMPLE_WINDOW_MS)
 
     def share(self, now_ms: int) -> float:
-        """For values that are times in ms: which part of the time they took, from 0 to 1."""
+        """Return the fraction of time, from 0 to 1, that values given in ms add up to."""
         elapsed_ms = max(self._elapsed_ms(now_ms), min(now_ms - self._began_ms, SAMPLE_WINDOW_MS))
         return min(self._total(now_ms) / elapsed_ms, 1.0) if elapsed_ms > 0 else 0.0
 
@@ -128,7 +130,7 @@ class SampledStat:
 
 
 class Text:
-    """A metric that is a word, such as the state of a member of the quorum."""
+    """A metric that is a word, such as a quorum member's state."""
 
     __slots__ = ("value",)
 
@@ -138,9 +140,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class MetricName:
-    """Kafka's name of a metric: its group and type, e.g. kafka.server and ReplicaManager, its name and its
-    tags.
-    """
+    """Kafka's name of a metric: group (kafka.server), type (ReplicaManager), name and tags."""
 
     group: str
     type: str
@@ -163,40 +163,38 @@ class MetricRegistry:
     _metrics: dict[MetricName, Value] = field(default_factory=dict)
 
     def meter(self, type_: str, name: str, tags: Tags | None = None) -> Meter:
-        """The meter of this name, a new one the first time."""
+        """Return the meter of this name; create it the first time."""
         return self._added(type_, name, tags, Meter())
 
     def add(self, type_: str, name: str, meter: Meter) -> None:
-        """Show a meter that its owner has made."""
+        """Register a meter that its owner has created."""
         self._metrics[_name(type_, name, None)] = meter
 
     def duration(self, type_: str, name: str, tags: Tags | None = None) -> Duration:
-        """The duration of this name, a new one the first time."""
+        """Return the duration of this name; create it the first time."""
         return self._added(type_, name, tags, Duration())
 
     def gauge(self, type_: str, name: str, value: Callable[[], float], tags: Tags | None = None) -> None:
-        """A number that is computed when somebody asks for it."""
+        """Register a number that is computed when it is read."""
         self._metrics[_name(type_, name, tags)] = value
 
     def text(self, type_: str, name: str, value: Callable[[], str], tags: Tags | None = None) -> None:
-        """A word that is looked up when somebody asks for it."""
+        """Register a word that is computed when it is read."""
         self._metrics[_name(type_, name, tags)] = Text(value)
 
     def remove(self, type_: str, name: str, tags: Tags | None = None) -> None:
-        """Forget the metric of this name, if there is one."""
+        """Remove the metric of this name, if there is one."""
         self._metrics.pop(_name(type_, name, tags), None)
 
     def __iter__(self) -> Iterator[tuple[MetricName, Value]]:
         return iter(list(self._metrics.items()))
 
     def values(self) -> dict[str, float]:
-        """Every metric that is a number, under its name: a meter's count, a duration's mean in ms, a gauge's
-        value.
-        """
+        """Return every numeric metric by name: a meter's count, a duration's mean in ms, a gauge's value."""
         return {str(name): _number(value) for name, value in self if not isinstance(value, Text)}
 
     def texts(self) -> dict[str, str]:
-        """Every metric that is a word, under its name."""
+        """Return every metric that is a word, by name."""
         return {str(name): value.value() for name, value in self if isinstance(value, Text)}
 
     def _added(self, type_: str, name: str, tags: Tags | None, new: V) -> V:

@@ -1,8 +1,8 @@
-"""Ports: what the code below runtime/ and sim/ is given instead of taking it from the machine by itself.
+"""Ports: interfaces to the machine that code below runtime/ and sim/ gets as constructor arguments.
 
-Nothing in record/, log/, replica/, raft/, controller/ or broker/ reads the time, draws a random number, opens
-a file or starts a thread: it gets a Clock, a Random, a Storage, a Scheduler as constructor arguments.
-runtime/ has the real ones, sim/ the ones that a test drives.
+record/, log/, replica/, raft/, controller/ and broker/ do not read the time, draw random numbers, open files
+or start threads themselves: they get a Clock, Random, Storage or Scheduler. runtime/ implements these for the
+real machine; sim/ implements them under a test's control.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from kreplica.common.future import Future
 
 
 class Clock(Protocol):
-    """Two clocks, as every machine has: one that tells the date, one that only goes forward."""
+    """A wall clock and a monotonic clock."""
 
     def time_ms(self) -> int:
-        """Milliseconds since 1970. May go back."""
+        """Return milliseconds since 1970. May go back."""
         ...
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since some moment. Never goes back."""
+        """Return nanoseconds since an arbitrary moment. Never goes back."""
         ...
 
 
 class Random(Protocol):
-    """Random numbers; `random.SystemRandom` and, with a seed, `random.Random` have these methods."""
+    """Random numbers, with the methods of `random.SystemRandom` and of a seeded `random.Random`."""
 
     def randbytes(self, n: int) -> bytes:
-        """`n` random bytes."""
+        """Return `n` random bytes."""
         ...
 
     def randrange(self, stop: int, /) -> int:
-        """A random integer from 0 to stop - 1."""
+        """Return a random integer from 0 to stop - 1."""
         ...
 
     def random(self) -> float:
-        """A random number in [0, 1)."""
+        """Return a random number in [0, 1)."""
         ...
 
 
@@ -48,7 +48,7 @@ class Cancellable(Protocol):
 
 
 class Scheduler(Protocol):
-    """Runs functions later; they must not block."""
+    """Runs tasks later. Tasks must not block."""
 
     def schedule(
         self, name: str, task: Callable[[], None], delay_ms: int, period_ms: int | None = None
@@ -62,41 +62,43 @@ class DirectoryLock(Protocol):
 
 
 class Storage(Protocol):
-    """Files and directories. Every method raises KafkaStorageError (or a subclass) when the system refuses.
+    """Files and directories. Every method raises KafkaStorageError (or a subclass) if the operation fails.
 
-    Durability is explicit: bytes of a region last after `Region.flush`, the existence or the name of a file
-    only after `sync_directory` of its parent.
+    Durability is explicit: the bytes of a region are durable after `Region.flush`; a file's existence and
+    name
+    after `sync_directory` of its parent.
     """
 
     def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
-        """The file at `path` as a Region; `capacity` is the largest length it may grow to, in bytes."""
+        """Open the file at `path` as a Region that may grow to `capacity` bytes."""
         ...
 
     def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
-        """The whole file; InvalidFile if larger than `limit` bytes."""
+        """Return the file's contents. Raises InvalidFile if it is larger than `limit` bytes."""
         ...
 
     def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
-        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory.
+        """Write to path + '.tmp', flush it, rename it to `path`, and flush the directory.
 
-        `flush_name`: False where the caller flushes the directory, once for several files.
+        `flush_name=False`: the caller flushes the directory, once for several files.
         """
         ...
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Create or replace the file; nothing is flushed."""
+        """Create or replace the file, without flushing it."""
         ...
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write at byte `position` of the file, which is created if missing; nothing is flushed.
+        """Write at byte `position` of the file without flushing; create the file if it is missing.
 
-        After an error the bytes from `position` on are undefined, and the file is no longer than it was; the
-        same call may be made again.
+        After an error the bytes from `position` on are undefined and the file is not longer than before. The
+        call
+        may be retried.
         """
         ...
 
     def sync_file(self, path: str) -> None:
-        """Flush the file's contents (fsync); its name needs `sync_directory`. Never retry a failed one."""
+        """Flush the file's contents (fsync); its name needs `sync_directory`. Never retry a failed flush."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -104,21 +106,21 @@ class Storage(Protocol):
     def size(self, path: str) -> int: ...
 
     def free_bytes(self, path: str) -> int:
-        """What the file system of this file or directory has left; a quota may allow less."""
+        """Return the free bytes of the file system at this path; a quota may allow less."""
         ...
 
     def list_directory(self, path: str) -> list[str]:
-        """The names in the directory, sorted."""
+        """Return the names in the directory, sorted."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Create the directory and its missing parents; nothing happens if it is there."""
+        """Create the directory and its missing parents; do nothing if it exists."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing happens if it is gone already."""
+        """Remove a file; do nothing if it does not exist."""
         ...
 
     def remove_tree(self, path: str) -> None: ...
@@ -126,38 +128,38 @@ class Storage(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def lock_directory(self, path: str, *, shared: bool = False) -> DirectoryLock:
-        """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken.
+        """Lock the directory for one writer (Kafka's file '.lock'). Raises LogDirLocked if it is locked.
 
-        `shared`: together with others who take it so; none of them is the one writer.
+        `shared`: hold it together with other shared holders; no exclusive holder can lock it meanwhile.
         """
         ...
 
     def is_directory(self, path: str) -> bool: ...
 
     def is_locked(self, path: str) -> bool:
-        """Whether another process holds the directory's lock; asks without taking it."""
+        """Whether another process holds the directory's lock; does not take it."""
         ...
 
     def boot_id(self) -> str:
-        """What changes when the machine is started anew: files written since then cannot have lost pages."""
+        """Return an id that changes at each boot; files written since the boot cannot have lost pages."""
         ...
 
     def process_id(self) -> int: ...
 
 
 class Workers(Protocol):
-    """Does independent pieces of work, at the same time where the machine has the cores for it."""
+    """Runs independent tasks, in parallel where the machine has the cores."""
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Do all tasks; returns when the last one is done. Raises what the first failing one raised, then."""
+        """Run all tasks. When the last one is done, raises the error of the first one that failed."""
         ...
 
 
 class Disk(Protocol):
-    """Does the work of a disk for the loops of a node, job by job, in a thread that never holds them up.
+    """Does disk work for a node's loops, job by job in a separate thread, so that no loop waits for it.
 
-    The jobs of a Lane build on each other: where one is not done (its status is not 0), those behind it come
-    back held, having done nothing, until `free`.
+    The jobs of a Lane build on each other. If one is not done (its status is not 0), the jobs behind it come
+    back held and undone, until `free`.
     """
 
     def submit(
@@ -168,40 +170,39 @@ class Disk(Protocol):
         *,
         lazily: bool = False,
     ) -> None:
-        """Have the job done after those before it; then `done(job)` is called in the node's loop.
+        """Queue the job behind earlier ones; when it is done, call `done(job)` in the node's loop.
 
-        `lazily`: within some ms will do, after jobs that come later.
+        `lazily`: it may be delayed by some ms and overtaken by later jobs.
         """
         ...
 
     def settle(self, lane: Lane) -> None:
-        """Wait until no job of the lane is under way; who submitted them may not have heard yet."""
+        """Wait until no job of the lane is running; their `done` callbacks may still be pending."""
         ...
 
     def is_finished(self, job: DiskJob) -> bool:
-        """Whether the job is done, or held, though who submitted it may not have heard yet."""
+        """Whether the job is done or held, even if its `done` callback is still pending."""
         ...
 
     def free(self, lane: Lane) -> None:
-        """Do the jobs of a held lane again; none is under way."""
+        """Accept jobs of a held lane again; no job of it is running."""
         ...
 
     def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
-        """Run a task that takes the processor and not the disk where no loop waits for it; then `done()` is
-        called in the node's loop. The task does not raise."""
+        """Run a CPU-bound task off the loops, then call `done()` in the node's loop. It must not raise."""
         ...
 
     @property
     def waiting_ms(self) -> float:
-        """For how long the oldest job that is not done has been waiting; 0 where there is none."""
+        """How long the oldest unfinished job has been waiting, in ms; 0 if there is no such job."""
         ...
 
 
 class Loop(Protocol):
-    """What runs the steps of one object (a fetcher, a manager of requests), in the order they were posted.
+    """Runs the tasks of one object (a fetcher, a request manager) in the order they were posted.
 
-    Two tasks of one loop never run at once, and none runs inside `post`. So what belongs to a loop alone
-    needs no lock.
+    Two tasks of one loop never run at the same time, and none runs inside `post`. So state that only one loop
+    uses needs no lock.
     """
 
     def post(self, task: Callable[[], None]) -> None:
@@ -213,34 +214,36 @@ class Loop(Protocol):
         ...
 
     def about_to_wait(self) -> None:
-        """The loop's task is going to wait for the disk: whoever else can may run other loops meanwhile.
+        """Announce that the current task will wait for the disk, so that idle threads may run other loops.
 
-        Only a hint, for tasks of which somebody waits for several that wait so.
+        Only a hint, for operations that wait for several such tasks.
         """
         ...
 
 
 class Transport(Protocol):
-    """Carries requests to other nodes, and their answers back: entities of the package kio.
+    """Carries requests to other nodes and returns their responses, as entities of the package kio.
 
-    In process the entities themselves are handed over; a field of records is then a pinned slice of the
-    sender's log, or anything with its buffer interface.
+    In one process the entities themselves are passed; a field of records is then a pinned slice of the
+    sender's
+    log, or another object with the buffer interface.
     """
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send `request` to the node; the future gets the response entity.
 
-        It fails with NetworkException when the node cannot be reached, the connection is lost, or no answer
-        has come within `timeout_ms`; then the request may have been carried out or not. Requests of one
-        sender to one node arrive in the order they were sent. What follows is left to the future's callback,
-        which should do no more than post to a Loop.
+        It fails with NetworkException if the node cannot be reached, the connection is lost, or no response
+        arrives
+        within `timeout_ms`; the request may then have been carried out or not. Requests from one sender to
+        one node
+        arrive in order. The future's callback should only post to a Loop.
         """
         ...
 
     def watch_connections(self, listener: Callable[[int], object]) -> None:
         """Call `listener(node_id)` when a connection from or to that node closes.
 
-        That is a hint that the node died, and no proof; and one that died with its machine, or behind a cut
-        network, closes nothing. The listener should do no more than post to a Loop.
+        This is a hint that the node died, not a proof. A node that dies with its machine, or behind a network
+        partition, closes no connection. The listener should only post to a Loop.
         """
         ...

@@ -1,15 +1,15 @@
-"""What the file `quorum-state` of a metadata log says: the election as this node last knew it.
+"""The file `quorum-state` of a metadata log: the last election that this node knows of.
 
 One line of JSON (broken here to fit), in Kafka's schema QuorumStateData. Version 0 (KRaft with a fixed set of
-voters) lists the voters; version 1 (KIP-853) names the directory of the candidate that got the vote instead:
+voters) lists the voters; version 1 (KIP-853) names the log directory of the candidate voted for instead:
 
     {"clusterId":"","leaderId":1,"leaderEpoch":3,"votedId":-1,"appliedOffset":0,
      "currentVoters":[{"voterId":1}],"data_version":0}
     {"leaderId":1,"leaderEpoch":3,"votedId":-1,"votedDirectoryId":"AAAAAAAAAAAAAAAAAAAAAA",
      "data_version":1}
 
-Only the text is dealt with here. A file that cannot be read must stop the node: to start without it could
-mean to vote twice in one epoch.
+This module only formats and parses the text. A node with an unreadable file must not start: without its
+contents it could vote twice in one epoch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FILE_NAME = "quorum-state"
 LOWEST_VERSION = 0
 HIGHEST_VERSION = 1
 NO_NODE = -1
-# An int32 on the wire and in the file. No election may follow it.
+# An int32 on the wire and in the file. After this epoch no election is possible.
 LAST_EPOCH = INT32_MAX
 RECOVER = "stop all nodes of the quorum and run `kreplica format --recover` on each voter"
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumStateData:
-    """The stored election. `leader_id` and `voted_id` are -1 where there is none."""
+    """The stored election. `leader_id` and `voted_id` are -1 if there is no leader or no vote."""
 
     leader_epoch: int
     leader_id: int = NO_NODE
@@ -45,7 +45,7 @@ class QuorumStateData:
 
 
 def format_quorum_state(state: QuorumStateData) -> bytes:
-    """The bytes of the file, as Kafka writes them."""
+    """Return the file's contents, as Kafka writes them."""
     election = {"leaderId": state.leader_id, "leaderEpoch": state.leader_epoch, "votedId": state.voted_id}
     fields: dict[str, object]
     if state.data_version == 0:
@@ -63,12 +63,12 @@ def format_quorum_state(state: QuorumStateData) -> bytes:
 
 
 def parse_quorum_state(data: bytes, path: str = FILE_NAME) -> QuorumStateData:
-    """What the file holds. Raises InvalidFile, or UnsupportedVersion for a version that is not known here."""
+    """Parse the file's contents. Raises InvalidFile, or UnsupportedVersion for an unknown version."""
     fields = parse_object(data, path)
     version = integer(fields, "data_version", 0, INT32_MAX, path)
     if version > HIGHEST_VERSION:
         raise UnsupportedVersion(
-            f"{path}: version {version}; {LOWEST_VERSION} to {HIGHEST_VERSION} are known"
+            f"{path}: version {version} is not supported; supported are {LOWEST_VERSION} to {HIGHEST_VERSION}"
         )
     try:
         epoch = integer(fields, "leaderEpoch", 0, LAST_EPOCH, path)
@@ -98,5 +98,5 @@ def _voters(fields: dict[str, object], path: str) -> tuple[int, ...] | None:
         return None
     voters = fields.get("currentVoters")
     if not isinstance(voters, list) or not all(isinstance(voter, dict) for voter in voters):
-        raise InvalidFile(f"{path}: currentVoters is no list of voters")
+        raise InvalidFile(f"{path}: currentVoters is not a list of voters")
     return tuple(integer(voter, "voterId", 0, INT32_MAX, path) for voter in voters)

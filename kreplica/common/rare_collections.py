@@ -1,8 +1,8 @@
-"""The collector of Python's garbage while many objects are made that stay: seldom.
+"""Runs Python's garbage collector less often while many long-lived objects are created.
 
-A simulated run makes objects that live as long as its cluster, and a node that starts those of all
-partitions; at Python's own thresholds a sixth to a quarter of the time went to looking for cycles among them.
-Thread rule: any thread may; `_LOCK` guards who is within.
+A simulated run creates objects that live as long as its cluster, and so does a node that starts its
+partitions. With Python's thresholds a sixth to a quarter of the time went into looking for cycles among them.
+Thread rule: any thread may enter; `_LOCK` guards the nesting.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from contextlib import contextmanager
 
 from kreplica.common.locks import Lock
 
-# How many more objects than before the youngest are looked at: a run of 2,000 events leaves a third of it.
+# New objects between two collections of the youngest generation; a run of 2,000 events creates three times
+# that.
 OBJECTS = 100_000
 
 _LOCK = Lock()
-# Guarded by _LOCK: the thresholds that each who is within would have without the others.
+# Guarded by _LOCK: for each active context, the thresholds without it.
 _FORMER: list[tuple[int, int, int]] = []
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let the collector look once for so many new objects; as before once nobody is within any more."""
+    """Collect only once per OBJECTS new objects; restore the thresholds when the last context exits."""
     with _LOCK:
         _FORMER.append(_FORMER[-1] if _FORMER else gc.get_threshold())
         gc.set_threshold(OBJECTS, *_FORMER[-1][1:])

@@ -1,8 +1,8 @@
 """Settings: dataclasses whose fields are Kafka's properties, each with its type, range and description.
 
-A field has the name of its property with underscores for dots: `segment_bytes` is `segment.bytes`; both names
-are accepted wherever settings come in. Values come as Python values or as text, as Kafka's tools send them.
-docs/SETTINGS.md is generated from these fields. No state; any thread.
+A field has its property's name with underscores for dots: `segment_bytes` is `segment.bytes`. Both names are
+accepted wherever settings are given. Values may be Python values or text, as Kafka's tools send them.
+docs/SETTINGS.md is generated from these fields. Stateless; any thread may call.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PLAIN = re.compile(r"[!-~]{1,40}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of values with its range, as Kafka's ConfigDef has them.
+    """A value type with its range, like the types of Kafka's ConfigDef.
 
-    `type`: ConfigDef's name of it. `valid`: the range in words. `parse(value)` returns the field's value;
-    ValueError's text completes "name=value ...".
+    `type`: ConfigDef's name for it. `valid`: a description of the range. `parse(value)` returns the field's
+    value or raises ValueError with a text that completes "name=value ...".
     """
 
     type: str
@@ -37,22 +37,22 @@ class Kind:
 
 
 def int16(least: int, most: int = INT16_MAX) -> Kind:
-    """A `short` in a range."""
+    """Return the kind of a `short` in a range."""
     return _integer("short", least, most, INT16_MAX)
 
 
 def int32(least: int, most: int = INT32_MAX, also: int | None = None) -> Kind:
-    """An `int` in a range; `also`: a value besides that stands for something else."""
+    """Return the kind of an `int` in a range; `also`: one more allowed value, with a special meaning."""
     return _integer("int", least, most, INT32_MAX, also)
 
 
 def int64(least: int, most: int = INT64_MAX, also: int | None = None) -> Kind:
-    """A `long` in a range; `also`: a value besides that stands for something else."""
+    """Return the kind of a `long` in a range; `also`: one more allowed value, with a special meaning."""
     return _integer("long", least, most, INT64_MAX, also)
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False) -> Kind:
-    """A `double` in a range; `above`: the least is itself out of it."""
+    """Return the kind of a `double` in a range; `above` excludes `least` itself."""
 
     def parse(value: object) -> float:
         try:
@@ -80,7 +80,7 @@ def _parse_boolean(value: object) -> bool:
 
 
 def _parse_text(value: object) -> str:
-    # A file in TOML may have a name that is a number.
+    # A TOML file may contain a name that is a number.
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         raise ValueError("is not text")
     return str(value).strip()
@@ -91,7 +91,7 @@ TEXT = Kind("string", "any text", _parse_text)
 
 
 def one_of(choices: Iterable[str]) -> Kind:
-    """A `string` that is one of these."""
+    """Return the kind of a `string` with these possible values."""
     known = tuple(choices)
 
     def parse(value: object) -> str:
@@ -103,7 +103,7 @@ def one_of(choices: Iterable[str]) -> Kind:
 
 
 def list_of(valid: str, is_valid: Callable[[list[str]], bool]) -> Kind:
-    """A `list` for which `is_valid(words)`; given as one text with commas, or as the items."""
+    """Return the kind of a `list` checked by `is_valid(words)`; given as comma-separated text or items."""
 
     def parse(value: object) -> tuple[str, ...]:
         found = words(value)
@@ -115,7 +115,7 @@ def list_of(valid: str, is_valid: Callable[[list[str]], bool]) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """The kind, or None: Kafka's null, which is the default and cannot be given as text."""
+    """Return a kind that also allows None (Kafka's null), the default; None cannot be given as text."""
 
     def parse(value: object) -> Any:
         return None if value is None else kind.parse(value)
@@ -124,7 +124,7 @@ def optional(kind: Kind) -> Kind:
 
 
 def words(value: object) -> list[str]:
-    """The items of a list, given as one text with commas or as the items; each once, in the order given."""
+    """Split a list given as comma-separated text or as items; drop duplicates, keep the order."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, Iterable):
         raise ValueError("is not a list")
@@ -133,12 +133,12 @@ def words(value: object) -> list[str]:
 
 
 def setting(default: object, kind: Kind, doc: str, *, is_ours: bool = False) -> Any:
-    """A field of Settings. `is_ours`: Kafka has no such property."""
+    """Declare a field of Settings. `is_ours`: Kafka has no such property."""
     return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc, "is_ours": is_ours})
 
 
 def checked(name: str, value: object, kind: Kind) -> Any:
-    """The value as its field has it. Raises InvalidConfig, which gives the name, the value and the range."""
+    """Return the parsed value. Raises InvalidConfig with the name, the value and the range."""
     try:
         return kind.parse(value)
     except ValueError as error:
@@ -146,10 +146,11 @@ def checked(name: str, value: object, kind: Kind) -> Any:
 
 
 class Settings:
-    """The base of frozen dataclasses of settings. Raises InvalidConfig for a value out of its range and for
-    two that contradict each other, however the object is made.
+    """Base class of frozen settings dataclasses. The constructor checks every value.
 
-    PREFIX: what stands before the field's name in the property's, where the field begins with PREFIX_OF.
+    Raises InvalidConfig for a value out of range and for values that contradict each other. PREFIX: the part
+    of
+    a property's name before its field's name, for fields that start with PREFIX_OF.
     """
 
     __slots__ = ()
@@ -164,22 +165,22 @@ class Settings:
         self.check_together()
 
     def check_together(self) -> None:
-        """Raises InvalidConfig where two settings, each in its range, contradict each other."""
+        """Raises InvalidConfig if two settings, each in its range, contradict each other."""
 
     @classmethod
     def parse(cls, settings: Mapping[str, object]) -> Self:
-        """The defaults with `settings` over them; InvalidConfig names the one nearest to an unknown one."""
+        """Return the defaults overridden by `settings`. Raises InvalidConfig."""
         return cls().replace(settings)
 
     @classmethod
     def normalized(cls, settings: Mapping[str, object]) -> dict[str, str]:
-        """`settings` alone, under Kafka's names and as text that `parse` reads back. Raises InvalidConfig."""
+        """Return `settings` under Kafka's names, as text that `parse` accepts. Raises InvalidConfig."""
         texts = cls.parse(settings).properties()
         names = [cls.property_name(cls._field_name(name)) for name in settings]
         return {name: texts[name] for name in names if name in texts}
 
     def replace(self, settings: Mapping[str, object]) -> Self:
-        """This configuration with `settings` over it, checked as `parse` does."""
+        """Return a copy with `settings` replaced, checked as `parse` does."""
         changes: dict[str, Any] = {}
         for name, value in settings.items():
             field_name = self._field_name(name)
@@ -189,29 +190,29 @@ class Settings:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def properties(self) -> dict[str, str]:
-        """Every setting under Kafka's name, as text that `parse` reads back; none that is None."""
+        """Return every setting that is not None under Kafka's name, as text that `parse` accepts."""
         values = {name: getattr(self, field) for name, field in _fields_by_name(type(self)).items()}
         return {name: as_text(value) for name, value in values.items() if value is not None}
 
     def overrides(self) -> dict[str, str]:
-        """The settings that differ from the defaults, as `properties` gives them."""
+        """Return the settings that differ from the defaults, as `properties` does."""
         defaults = type(self)().properties()
         return {name: text for name, text in self.properties().items() if text != defaults.get(name)}
 
     @classmethod
     def property_name(cls, field_name: str) -> str:
-        """Kafka's name of a field."""
+        """Return Kafka's name of a field."""
         prefix = cls.PREFIX if field_name.startswith(cls.PREFIX_OF) else ""
         return prefix + field_name.replace("_", ".")
 
     @classmethod
     def property_names(cls) -> frozenset[str]:
-        """Kafka's names of all fields."""
+        """Return Kafka's names of all fields."""
         return frozenset(_fields_by_name(cls))
 
     @classmethod
     def _field_name(cls, name: str) -> str:
-        """The field that a property's dotted name or a field's own name means."""
+        """Return the field that `name` means: a property's dotted name or a field's own name."""
         by_name = _fields_by_name(cls)
         if name in by_name:
             return by_name[name]
@@ -230,7 +231,7 @@ def _fields_by_name(settings: type[Settings]) -> dict[str, str]:
 
 
 def as_text(value: object) -> str:
-    """A setting's value as its kind reads it back."""
+    """Format a setting's value as text that its kind parses."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, (tuple, frozenset)) else str(value)
@@ -259,7 +260,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """The value as a message may carry it: short, and without writing out a huge number."""
+    """Return the value for an error message: short, and without printing a huge number."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str) and _PLAIN.fullmatch(value.strip()):

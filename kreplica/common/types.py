@@ -1,6 +1,6 @@
-"""Values that every layer names: topic partitions, Kafka's ids, and the numbers that mean "none".
+"""Basic values used by every layer: topic partitions, Kafka's ids, and the numbers that mean "none".
 
-Everything here is immutable; any thread may share it.
+Everything here is immutable and may be shared between threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INT16_MAX = (1 << 15) - 1
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
-# What Kafka writes where a field has no value.
+# Kafka's values for an unset field.
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
@@ -35,7 +35,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic; as text `topic-partition`, which is also its directory's name."""
+    """One partition of a topic. Its text form `topic-partition` is also the name of its directory."""
 
     topic: str
     partition: int
@@ -45,10 +45,11 @@ class TopicPartition(NamedTuple):
 
 
 def integer(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    """The argument `name` as an int from `least` to `most`; what counts as an integer (numpy's) is taken.
+    """Return the argument `name` as an int from `least` to `most`; accepts integer-like values (numpy's).
 
-    Raises TypeError for what is no integer, ValueError for one out of range. A public function asks before it
-    changes anything: native code cuts off or refuses what does not fit, and files would hold it.
+    Raises TypeError for a non-integer, ValueError if out of range. Public functions check with this before
+    they
+    change anything, because native code would truncate a value that does not fit, and files would store it.
     """
     try:
         number = int(index(value))  # type: ignore[arg-type]
@@ -61,17 +62,20 @@ def integer(name: str, value: object, least: int | None = None, most: int | None
 
 
 def check_topic_name(name: str) -> str:
-    """The name, if Kafka allows it: 1 to 249 ASCII letters, digits, `.`, `_`, `-`; else InvalidTopic."""
+    """Return the name if Kafka allows it. Raises InvalidTopic.
+
+    Allowed are 1 to 249 ASCII letters, digits, `.`, `_`, `-`.
+    """
     if not 0 < len(name) <= MAX_TOPIC_NAME_LENGTH:
         raise InvalidTopic(f"a topic's name has 1 to {MAX_TOPIC_NAME_LENGTH} characters, not {len(name)}")
     if name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
-        raise InvalidTopic(f"{name!r} is no topic name: letters, digits, '.', '_', '-', and not '.' or '..'")
+        raise InvalidTopic(f"{name!r} is not a topic name: letters, digits, '.', '_', '-', not '.' or '..'")
     return name
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Uuid:
-    """Kafka's id of a topic, directory or cluster: 16 bytes, as text 22 characters of URL-safe base64."""
+    """Kafka's id of a topic, directory or cluster: 16 bytes; as text 22 characters of URL-safe base64."""
 
     raw: bytes
 
@@ -85,7 +89,7 @@ class Uuid:
             raise InvalidRequest(f"a Uuid has {self.SIZE} bytes, not {len(raw)}")
         object.__setattr__(self, "raw", raw)
 
-    # As good as those that a dataclass writes, at a third of the price.
+    # Equivalent to the dataclass's own methods, at a third of the cost.
     def __hash__(self) -> int:
         return hash(self.raw)
 
@@ -94,7 +98,7 @@ class Uuid:
 
     @classmethod
     def parse(cls, text: str) -> Uuid:
-        """The Uuid that `str()` wrote; InvalidRequest for any other text."""
+        """Parse a Uuid written by `str()`. Raises InvalidRequest for any other text."""
         if len(text) == cls.TEXT_LENGTH and text.isascii():
             try:
                 uuid = cls(base64.b64decode(text + "==", altchars=b"-_", validate=True))
@@ -102,11 +106,11 @@ class Uuid:
                 uuid = cls.ZERO
             if str(uuid) == text:
                 return uuid
-        raise InvalidRequest(f"{text[:40]!r} is no Uuid: {cls.TEXT_LENGTH} characters of URL-safe base64")
+        raise InvalidRequest(f"{text[:40]!r} is not a Uuid: {cls.TEXT_LENGTH} characters of URL-safe base64")
 
     @classmethod
     def generate(cls, random: Random) -> Uuid:
-        """A new random id (RFC 9562, version 4); its text never starts with '-', as a tool's option would."""
+        """Return a random id (RFC 9562, version 4); its text never starts with '-', like an option."""
         while True:
             raw = bytearray(random.randbytes(cls.SIZE))
             raw[6] = raw[6] & 0x0F | 0x40
@@ -124,9 +128,9 @@ Uuid.METADATA_TOPIC = Uuid(bytes(15) + b"\x01")
 
 
 class AppendOrigin(enum.Enum):
-    """Who appends: it decides which checks a batch has to pass.
+    """The origin of an append, which decides what checks a batch must pass.
 
-    COORDINATOR_TV2: a coordinator by transaction version 2, whose markers raise the epoch (KIP-890).
+    COORDINATOR_TV2: a coordinator with transaction version 2, whose markers raise the epoch (KIP-890).
     """
 
     CLIENT = "client"

@@ -162,7 +162,7 @@ def test_bad_rows(tmp_path: Path) -> None:
     staging = Staging(str(tmp_path), Rows(None, {}))
     with pytest.raises(SinkError, match="a row without a topic"):
         staging.write(rows(1, topic=pyarrow.array([None], pyarrow.string())))
-    with pytest.raises(kreplica.KreplicaError, match="is no topic name"):
+    with pytest.raises(kreplica.KreplicaError, match="is not a topic name"):
         staging.write(rows(1, topic=["a/b"]))
     for partition in (-1, 2**31 - 1):
         with pytest.raises(SinkError, match=f"there is no partition {partition}"):
