@@ -1,10 +1,10 @@
 """kreplica: Kafka's replica layer as a library.
 
-A durable, replicated, partitioned log that a program opens like a database. `Log` is one partition's log by
-itself. `Cluster` is brokers and controllers in one process, replicated for real; `Simulation` is such a
-cluster under a virtual clock, with faults. `ReplicaManager` and `Partition` are the replica layer for those
-who embed it; `aio` has Log and Cluster for asyncio. All but `Log` are imported when they are first asked
-for, since they need the protocol's messages.
+A durable, replicated, partitioned log that a program opens like a database. `Log` is the log of a single
+partition. `Cluster` runs brokers and controllers in one process, with real replication; `Simulation` is such
+a cluster under a virtual clock, with injected faults. `ReplicaManager` and `Partition` are the replica layer
+for embedding; `aio` has Log and Cluster for asyncio. All but `Log` are imported on first use, because they
+need the protocol's messages.
 """
 
 from importlib import import_module

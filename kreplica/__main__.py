@@ -1,4 +1,4 @@
-"""`python -m kreplica` is the command `kreplica`."""
+"""Runs the command `kreplica` for `python -m kreplica`."""
 
 from __future__ import annotations
 

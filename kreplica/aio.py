@@ -1,4 +1,4 @@
-"""kreplica for asyncio: the same Log and Cluster, whose calls wait without holding the event loop up.
+"""kreplica for asyncio: Log and Cluster with calls that wait without blocking the event loop.
 
     async with await aio.Log.open("data/orders-0") as log:
         info = await log.append([b"value"])
@@ -9,9 +9,10 @@
         await cluster.append("orders", 0, [b"value"])
         async for record in cluster.consume("orders", group="billing"): ...
 
-What waits for a disk, and what closes, runs in the loop's own executor; what waits for a replica is a future
-of the cluster, and costs no thread. Arguments, results and errors are those of `kreplica.Log` and
-`kreplica.Cluster`, which `.log` and `.cluster` are, for what is not here. Thread rule: the event loop's.
+Calls that wait for a disk, and close(), run in the loop's default executor. Calls that wait for a replica
+are futures of the cluster and need no thread. Arguments, results and errors are those of `kreplica.Log` and
+`kreplica.Cluster`; the attributes `.log` and `.cluster` give access to the rest. Thread rule: call only from
+the event loop's thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["Cluster", "Log"]
 
 T = TypeVar("T")
 
-# Records that one turn in the executor takes out of a log.
+# Records taken from a log per turn in the executor.
 PIECE = 1_000
 
 
@@ -47,40 +48,42 @@ async def _in_executor(call: Callable[..., T], *arguments: Any, **named: Any) ->
 
 
 class Log:
-    """`kreplica.Log` for asyncio; make it with `await Log.open(...)`."""
+    """`kreplica.Log` for asyncio; create it with `await Log.open(...)`."""
 
     def __init__(self, log: engine.Log) -> None:
         self.log = log
 
     @classmethod
     async def open(cls, path: Any, **options: Any) -> Log:
-        """As kreplica.Log.open, recovery included."""
+        """Open a log as `kreplica.Log.open` does, recovery included."""
         return cls(await _in_executor(engine.Log.open, path, **options))
 
     async def append(self, records: RecordList, *, leader_epoch: int | None = None) -> LogAppendInfo:
-        """As kreplica.Log.append. Tasks that append at once share a flush; which of them comes first is not
-        said. One that is cancelled may have appended."""
+        """Append records as `kreplica.Log.append` does.
+
+        Concurrent appends share a flush, in no defined order. A cancelled append may have been carried out.
+        """
         return await _in_executor(self.log.append, records, leader_epoch=leader_epoch)
 
     async def append_batch(self, batch: bytes, *, leader_epoch: int | None = None) -> LogAppendInfo:
-        """As kreplica.Log.append_batch."""
+        """Append one batch as `kreplica.Log.append_batch` does."""
         return await _in_executor(self.log.append_batch, batch, leader_epoch=leader_epoch)
 
     async def read(
         self, start: int | None = None, stop: int | None = None, *, isolation: Any = "log_end"
     ) -> AsyncIterator[Record]:
-        """As kreplica.Log.read."""
+        """Iterate over records as `kreplica.Log.read` does."""
         records: Iterator[Record] = iter(self.log.read(start, stop, isolation=isolation))
         while piece := await _in_executor(_take, records):
             for record in piece:
                 yield record
 
     async def flush(self) -> int:
-        """As kreplica.Log.flush."""
+        """Flush as `kreplica.Log.flush` does."""
         return await _in_executor(self.log.flush)
 
     async def close(self) -> None:
-        """As kreplica.Log.close."""
+        """Close as `kreplica.Log.close` does."""
         await _in_executor(self.log.close)
 
     async def __aenter__(self) -> Self:
@@ -95,14 +98,14 @@ def _take(records: Iterator[Record]) -> list[Record]:
 
 
 class Cluster:
-    """`kreplica.Cluster` for asyncio; make it with `await Cluster.open(...)`."""
+    """`kreplica.Cluster` for asyncio; create it with `await Cluster.open(...)`."""
 
     def __init__(self, cluster: BlockingCluster) -> None:
         self.cluster = cluster
 
     @classmethod
     async def open(cls, brokers: int = 3, directory: Any = None, **options: Any) -> Cluster:
-        """As kreplica.Cluster; every broker may lead when this returns."""
+        """Start a `kreplica.Cluster`; when this returns, every broker is able to lead."""
         return cls(await _in_executor(BlockingCluster, brokers, directory, **options))
 
     # ---- records ------------------------------------------------------------------------------------------
@@ -138,9 +141,10 @@ class Cluster:
         acks: Acks = "all",
         timeout: float | None = None,
     ) -> asyncio.Future[Any]:
-        """As kreplica.Cluster.append: in the order of the calls, so that many may be awaited together.
+        """Append as `kreplica.Cluster.append` does; the calls take effect in order, awaited or not.
 
-        A future that is cancelled is waited for no more; what it stands for may be appended."""
+        Cancelling the future only stops waiting; the records may still be appended.
+        """
         records_of = self.cluster.records
         asked = records_of.ask(records_of.appending(topic, partition, records, acks, timeout))
         return asyncio.wrap_future(asked)
@@ -155,7 +159,7 @@ class Cluster:
         follow: bool = False,
         isolation: Isolation = "high_watermark",
     ) -> AsyncIterator[Record]:
-        """As kreplica.Cluster.read."""
+        """Iterate over records as `kreplica.Cluster.read` does."""
         reading = self.cluster.records.reading(topic, partition, start, stop, isolation, follow=follow)
         while (question := reading.question()) is not None:
             for record in reading.answer(await self._ask(question)):
@@ -164,8 +168,10 @@ class Cluster:
     async def consume(
         self, topics: str | Sequence[str], group: str, *, timeout: float | None = None, config: Any = None
     ) -> AsyncIterator[Record]:
-        """As kreplica.Cluster.consume. Close the iterator (contextlib.aclosing) where the loop is left early:
-        that leaves the group."""
+        """Iterate over records as `kreplica.Cluster.consume` does.
+
+        If you leave the loop early, close the iterator (contextlib.aclosing): that leaves the group.
+        """
         consuming = self.cluster.records.consuming(topics, group, timeout, config)
         try:
             while (question := consuming.question()) is not None:
@@ -182,25 +188,25 @@ class Cluster:
     async def create_topic(
         self, name: str, partitions: int = 1, replication_factor: int | None = None, **options: Any
     ) -> None:
-        """As kreplica.Cluster.create_topic."""
+        """Create a topic as `kreplica.Cluster.create_topic` does."""
         await _in_executor(self.cluster.create_topic, name, partitions, replication_factor, **options)
 
     async def delete_topic(self, name: str, **options: Any) -> None:
-        """As kreplica.Cluster.delete_topic."""
+        """Delete a topic as `kreplica.Cluster.delete_topic` does."""
         await _in_executor(self.cluster.delete_topic, name, **options)
 
     async def create_partitions(self, name: str, count: int, **options: Any) -> None:
-        """As kreplica.Cluster.create_partitions."""
+        """Add partitions as `kreplica.Cluster.create_partitions` does."""
         await _in_executor(self.cluster.create_partitions, name, count, **options)
 
     async def alter_config(self, name: str, changes: Any, **options: Any) -> None:
-        """As kreplica.Cluster.alter_config."""
+        """Change a topic's settings as `kreplica.Cluster.alter_config` does."""
         await _in_executor(self.cluster.alter_config, name, changes, **options)
 
     async def reassign(
         self, topic: str, partition: int, replicas: Sequence[int] | None, **options: Any
     ) -> None:
-        """As kreplica.Cluster.reassign."""
+        """Change a partition's replicas as `kreplica.Cluster.reassign` does."""
         await _in_executor(self.cluster.reassign, topic, partition, replicas, **options)
 
     async def elect(
@@ -210,32 +216,32 @@ class Cluster:
         kind: Literal["preferred", "unclean"] = "preferred",
         **options: Any,
     ) -> None:
-        """As kreplica.Cluster.elect."""
+        """Elect a leader as `kreplica.Cluster.elect` does."""
         await _in_executor(self.cluster.elect, topic, partition, kind, **options)
 
     async def start(self, node_id: int, **options: Any) -> None:
-        """As kreplica.Cluster.start."""
+        """Start a node as `kreplica.Cluster.start` does."""
         await _in_executor(self.cluster.start, node_id, **options)
 
     async def stop(self, node_id: int, **options: Any) -> None:
-        """As kreplica.Cluster.stop."""
+        """Stop a node as `kreplica.Cluster.stop` does."""
         await _in_executor(self.cluster.stop, node_id, **options)
 
     async def kill(self, node_id: int) -> None:
-        """As kreplica.Cluster.kill."""
+        """Kill a node as `kreplica.Cluster.kill` does."""
         await _in_executor(self.cluster.kill, node_id)
 
     def partition(self, topic: str, partition: int = 0) -> PartitionView:
-        """As kreplica.Cluster.partition; a look waits for nothing."""
+        """Return the state of a partition as `kreplica.Cluster.partition` does, without waiting."""
         return self.cluster.partition(topic, partition)
 
     @property
     def bootstrap_servers(self) -> str:
-        """As kreplica.Cluster.bootstrap_servers."""
+        """The address for Kafka clients, as in `kreplica.Cluster.bootstrap_servers`."""
         return self.cluster.bootstrap_servers
 
     async def close(self) -> None:
-        """As kreplica.Cluster.close."""
+        """Close as `kreplica.Cluster.close` does."""
         await _in_executor(self.cluster.close)
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Log: one partition's log by itself, opened like a database.
+"""Log: the log of a single partition, opened like a database.
 
-The object that `kreplica.Log.open` returns wires the engine (UnifiedLog) to the machine: its files and its
-clock. There is no cluster behind it: the log is its own only replica, so what is appended is committed.
+`kreplica.Log.open` connects the engine (UnifiedLog) to the machine's files and clock. No cluster is involved:
+the log is its own only replica, so every appended record is committed.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ Isolation = Literal["log_end", "high_watermark", "txn_committed"]
 
 
 class Log:
-    """A durable, append-only log of records in one directory; make it with `Log.open`.
+    """A durable, append-only log of records in one directory; create it with `Log.open`.
 
-    Appends may come from many threads, and reads go on at the same time. Use it as a context manager, or
-    close it.
+    Many threads may append at once, and reads run at the same time. Use it as a context manager, or close it.
     """
 
     __slots__ = ("__weakref__", "_compacting", "_finalizer", "_lock", "_log", "_refresh", "path")
@@ -76,7 +75,7 @@ class Log:
         self._log = log
         self._lock = lock
         self._refresh = refresh
-        # One cleans at a time.
+        # Only one thread compacts at a time.
         self._compacting = Lock()
         self._finalizer: weakref.finalize[..., Log] | None = None
 
@@ -91,21 +90,25 @@ class Log:
         clock: Clock | None = None,
         **settings: Any,
     ) -> Log:
-        """Open the log in the directory `path`; it is created if it is not there (but not with `read_only`).
+        """Open the log in the directory `path`; create it if it does not exist, except with `read_only`.
 
-        `config` and `settings` are Kafka's topic settings, as `segment.bytes` or `segment_bytes`, and
-        `durability`: "page_cache" (Kafka's default: safe when the process dies) or "fsync" (safe when the
-        power fails; an append returns after its flush, which it shares with others). They are kept in the
-        directory and hold for later openings until they are given anew. A LogConfig replaces all of them,
-        also if the file that keeps them has rotted. In a node's log directory they hold for this opening
+        `config` and `settings` are Kafka's topic settings, named like `segment.bytes` or `segment_bytes`, and
+        `durability`: "page_cache" (Kafka's default: survives a crash of the process) or "fsync" (survives a
+        power failure; an append returns after its flush, which it shares with others). The settings are
+        stored
+        in the directory and apply to later openings until they are given again. A LogConfig replaces all of
+        them, even if the file that stores them is damaged. In a node's log directory they apply to this
+        opening
         only.
 
-        `read_only` may stand beside a live writer, in this or another process, and sees what the writer has
-        published; a directory of Kafka's may be opened so, too.
+        `read_only` may be used next to a live writer, in this or another process, and sees what the writer
+        has
+        published. It also opens directories of Kafka's.
 
-        Raises LogDirLocked, with the process that holds it, if another writer has it open or if a node,
-        Kafka's or kreplica's, runs on the log directory that it lies in; ValueError if `path` is empty;
-        InvalidConfig, InvalidFile, KafkaStorageError. Damage found on the way raises nothing: see `damage`.
+        Raises LogDirLocked, naming the process that holds the lock, if another writer has the log open or a
+        running node (Kafka's or kreplica's) uses its log directory; ValueError if `path` is empty;
+        InvalidConfig,
+        InvalidFile, KafkaStorageError. Damage found while opening raises nothing: see `damage`.
         """
         if not os.fspath(path):
             raise ValueError("path is empty: name the directory of the log")
@@ -131,7 +134,7 @@ class Log:
             raise
 
     def _closed_when_lost(self, files: Storage) -> Self:
-        # On the machine's own files only: a simulated machine decides about the end of its logs.
+        # Only on the machine's own files: a simulated machine decides itself when its logs end.
         if isinstance(files, FileStorage):
             self._finalizer = weakref.finalize(
                 self, _close_unclosed, self.path, self._log, self._lock, os.getpid()
@@ -141,46 +144,49 @@ class Log:
     # ---- append -------------------------------------------------------------------------------------------
 
     def append(self, records: Records, *, leader_epoch: int | None = None) -> LogAppendInfo:
-        """Append the records as one batch; all of them or none.
+        """Append the records as one batch, atomically.
 
         `records` is a list. A record is a value (bytes or None), a tuple (key, value), (key, value, headers)
         or (key, value, headers, timestamp), or a `Record`. A timestamp is in milliseconds since 1970, or a
-        datetime with a time zone. RecordColumns, in memory of Arrow's layout, are taken as well.
+        datetime with a time zone. RecordColumns, in Arrow's memory layout, are accepted as well.
 
-        Returns once the log's durability is met. Raises TypeError, ValueError for a timestamp that cannot be
-        in milliseconds, InvalidRecord if there are no records, MessageTooLarge, InvalidTimestamp,
+        Returns once the log's durability is met. Raises TypeError, ValueError for a timestamp that
+        milliseconds
+        cannot represent, InvalidRecord if there are no records, MessageTooLarge, InvalidTimestamp,
         StorageFull, KafkaStorageError, ReadOnlyLog, LogClosed.
         """
         return self._log.append_records(records, self._epoch(leader_epoch))
 
     def append_batch(self, batch: Buffer, *, leader_epoch: int | None = None) -> LogAppendInfo:
-        """Append one ready batch in Kafka's format v2, as a producer would send it; it gets the next offsets.
+        """Append one encoded batch in Kafka's format v2, as sent by a producer; the log assigns its offsets.
 
-        A batch with a producer id is checked against that producer's last ones: a repeated one is not
-        appended again, and the info says `duplicate`. Raises CorruptMessage and its kinds,
-        OutOfOrderSequenceNumber, InvalidProducerEpoch, and as `append`.
+        A batch with a producer id is checked against that producer's last batches: a repeated one is not
+        appended again, and the info says `duplicate`. Raises CorruptMessage and its subclasses,
+        OutOfOrderSequenceNumber, InvalidProducerEpoch, and what `append` raises.
         """
         return self._log.append_as_leader(batch, self._epoch(leader_epoch))
 
     def append_arrow(self, rows: ArrowRows, *, leader_epoch: int | None = None) -> LogAppendInfo:
-        """Append rows in Arrow's layout as one batch: of pyarrow, polars, pandas, DuckDB, or anything else
-        that has `__arrow_c_stream__` or `__arrow_c_array__`.
+        """Append Arrow data as one batch.
 
-        Columns: `value`, and optionally `key`, `timestamp` (ms since 1970, or Arrow's timestamp) and
-        `headers` (list of struct of key and value). Keys and values are binary or strings, and may be null.
-        The other columns that `to_arrow` gives (offset, timestamp_type, leader_epoch, producer_id) are
-        accepted and ignored: the log assigns them anew.
+        `rows`: an object of pyarrow, polars, pandas, DuckDB, or anything else that has `__arrow_c_stream__`
+        or
+        `__arrow_c_array__`. Columns: `value`, and optionally `key`, `timestamp` (ms since 1970, or Arrow's
+        timestamp) and `headers` (list of struct of key and value). Keys and values are binary or strings, and
+        may be null. The other columns of `to_arrow` (offset, timestamp_type, leader_epoch, producer_id) are
+        accepted and ignored: the log assigns new ones.
 
         Raises TypeError for an object or a column of another type, ValueError for rows without `value` or
-        with an unknown column, ImportError if pyarrow is not installed, and as `append`.
+        with an unknown column, ImportError if pyarrow is not installed, and what `append` raises.
         """
         return self._log.append_records(record_columns(rows), self._epoch(leader_epoch))
 
     def abort_transaction(self, producer_id: int) -> LogAppendInfo:
         """Append a marker that aborts the open transaction of `producer_id`; see `open_transactions`.
 
-        Readers with isolation "txn_committed" go on behind it, and leave its records out: what its producer
-        would still commit is lost. Raises InvalidTxnState if it has no open transaction, and as `append`.
+        Readers with isolation "txn_committed" then continue past the transaction and skip its records; its
+        producer can no longer commit them. Raises InvalidTxnState if it has no open transaction, and what
+        `append` raises.
         """
         return open_transactions.abort(self._log, integer("producer_id", producer_id, 0), self._epoch(None))
 
@@ -194,10 +200,12 @@ class Log:
     def read(
         self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
     ) -> Iterator[Record]:
-        """The records with offsets in [start, stop), in order; from the log's start, up to its end now.
+        """Iterate over the records with offsets in [start, stop), in order; by default over the whole log.
 
-        `isolation`: "log_end", "high_watermark", or "txn_committed", which leaves out aborted transactions
-        and stops at the first open one. Raises OffsetOutOfRange, DamagedLog, CorruptMessage.
+        `stop` defaults to the log end offset at the time of the call. `isolation`: "log_end",
+        "high_watermark",
+        or "txn_committed", which skips aborted transactions and stops at the first open one. Raises
+        OffsetOutOfRange, DamagedLog, CorruptMessage.
         """
         first = self.log_start_offset if start is None else integer("start", start)
         stop = _bound("stop", stop)
@@ -212,8 +220,10 @@ class Log:
     def batches(
         self, start: int | None = None, stop: int | None = None, *, isolation: Isolation = "log_end"
     ) -> Iterator[RecordBatch]:
-        """The batches that hold the offsets [start, stop), each a view of the mapped file, its CRC
-        checked."""
+        """Iterate over the batches that contain offsets in [start, stop).
+
+        Each is a view of the mapped file, with its CRC checked.
+        """
         self._see()
         first = self._log.log_start_offset if start is None else integer("start", start)
         cuts = self._cuts()
@@ -221,8 +231,9 @@ class Log:
         return self._beside_cuts(found, first, cuts)
 
     def _beside_cuts(self, found: Iterator[RecordBatch], offset: int, cuts: int) -> Iterator[RecordBatch]:
-        # What a reader has mapped stays. Without a mapping it may lose a file to a cut or to retention.
-        # While it is iterated over, the log has a reference and is not closed.
+        # Mapped bytes stay valid. Without a mapping, a truncation or retention may remove the file being
+        # read.
+        # The iterator holds a reference to the log, which so is not closed by garbage collection.
         try:
             for batch in found:
                 offset = batch.next_offset
@@ -234,13 +245,11 @@ class Log:
             start, end = self._log.log_start_offset, self._log.log_end_offset
             if start <= offset <= end and self._cuts() == cuts:
                 raise
-            text = (
-                f"{self._log.topic_partition}: the log was cut while it was read, and offset {offset} is gone"
-            )
+            text = f"{self._log.topic_partition}: the log was truncated during the read at offset {offset}"
             raise OffsetOutOfRange(f"{text}; the log has [{start}, {end})", where=offset) from error
 
     def _cuts(self) -> int:
-        # How often bytes went that a reader may have seen.
+        # Number of times that bytes visible to a reader were removed.
         return self._log.state.cuts if self._refresh is None else self._refresh.cuts
 
     def arrow_batches(
@@ -252,11 +261,13 @@ class Log:
         isolation: Isolation = "log_end",
         views: bool = False,
     ) -> Iterator[ArrowRecordBatch]:
-        """The records with offsets in [start, stop) as pyarrow.RecordBatches of at most 65,536 rows.
+        """Iterate over the records in [start, stop) as pyarrow.RecordBatches of up to 65,536 rows.
 
-        `columns`, in this order: of offset, timestamp, timestamp_type, key, value, headers (these by
+        `columns`: a selection, in this order, from offset, timestamp, timestamp_type, key, value, headers
+        (the
         default), leader_epoch and producer_id. `views`: keys and values are binary_view columns that point
-        into the log's mapped files. Raises as `read`, ValueError for an unknown column, ImportError where
+        into the log's mapped files. Raises what `read` raises, ValueError for an unknown column, ImportError
+        if
         pyarrow is not installed.
         """
         names = COLUMNS[:6] if columns is None else columns
@@ -274,7 +285,7 @@ class Log:
         piece_rows: int | None = None,
         piece_bytes: int | None = None,
     ) -> ColumnReader:
-        """The same in memory of Arrow's layout, piece by piece, without pyarrow; see ColumnReader."""
+        """Return a reader of the same columns, piece by piece and without pyarrow; see ColumnReader."""
         self._see()
         return ColumnReader(
             self._log,
@@ -297,7 +308,7 @@ class Log:
         isolation: Isolation = "log_end",
         views: bool = False,
     ) -> ArrowTable:
-        """The same as one pyarrow.Table; it is in memory as a whole."""
+        """Return the records with offsets in [start, stop) as one pyarrow.Table in memory."""
         import pyarrow
 
         names = COLUMNS[:6] if columns is None else columns
@@ -327,17 +338,17 @@ class Log:
         if self._refresh is not None:
             self._refresh.refresh(self._log)
 
-    # ---- where it stands ----------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset there is."""
+        """The first offset in the log."""
         self._see()
         return self._log.log_start_offset
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the next record gets (LEO)."""
+        """The offset of the next record to be appended (LEO)."""
         self._see()
         return self._log.log_end_offset
 
@@ -353,11 +364,11 @@ class Log:
 
     @property
     def open_transactions(self) -> list[OpenTransaction]:
-        """The transactions without an end, the oldest first; "txn_committed" stops where the first begins."""
+        """The open transactions, oldest first; "txn_committed" reads stop where the first one begins."""
         self._require_open()
         if self._refresh is None:
             return open_transactions.open_transactions(self._log)
-        # What a reader knows of producers is of its opening.
+        # A reader's own producer state dates from its opening.
         now = self._refresh.open_apart()
         try:
             return open_transactions.open_transactions(now)
@@ -366,26 +377,30 @@ class Log:
 
     @property
     def flush_offset(self) -> int:
-        """All below is on disk."""
+        """The offset below which everything is flushed to disk."""
         self._log.offsets_lock.look()
         return self._log.flush_offset
 
     @property
     def damage(self) -> Damage | None:
-        """The first range whose bytes rotted, or None. A log reads up to it, and again from
-        `damage.next_offset` on; it is read-only where recovery had to stop there."""
+        """The first damaged range, or None.
+
+        The log is readable before it, and from `damage.next_offset` on. It is read-only if recovery had to
+        stop
+        at the damage.
+        """
         self._log.offsets_lock.look()
         return self._log.damage
 
     @property
     def damages(self) -> list[Damage]:
-        """All ranges that are known to have rotted, by offset."""
+        """All ranges known to be damaged, by offset."""
         self._log.offsets_lock.look()
         return list(self._log.damages)
 
     @property
     def recovery(self) -> Recovery:
-        """What opening it had to do."""
+        """What recovery did when the log was opened."""
         self._log.offsets_lock.look()
         recovered = self._log.recovered
         assert isinstance(recovered, Recovery)
@@ -398,14 +413,14 @@ class Log:
 
     @property
     def size(self) -> int:
-        """Valid bytes."""
+        """The number of valid bytes."""
         self._log.offsets_lock.look()
         return self._log.size
 
     # ---- upkeep -------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Put everything appended by now on disk; returns the offset below which all is.
+        """Flush everything appended so far to disk; return the offset below which the log is flushed.
 
         Raises LogClosed, ReadOnlyLog, KafkaStorageError.
         """
@@ -413,41 +428,48 @@ class Log:
         return self._log.flush()
 
     def roll(self) -> None:
-        """Begin a new segment."""
+        """Start a new segment."""
         self._log.roll()
 
     def truncate_to(self, offset: int) -> bool:
-        """Cut the records from `offset` on, and no others; return whether any were cut.
+        """Remove the records from `offset` on; return whether there were any.
 
-        Where `offset` lies inside of a batch, the batch's first records stay, as a batch with another CRC.
-        In a range that rotted nothing can be told apart: that goes as a whole. Raises OffsetOutOfRange for a
-        negative offset, DecompressionTooLarge, ReadOnlyLog, LogClosed, KafkaStorageError.
+        If `offset` is inside a batch, the batch's first records stay, as a batch with a new CRC. Damaged
+        bytes
+        cannot be split: a damaged range is removed as a whole. Raises OffsetOutOfRange for a negative offset,
+        DecompressionTooLarge, ReadOnlyLog, LogClosed, KafkaStorageError.
         """
         return self._log.truncate_to(integer("offset", offset), splits=True)
 
     def delete_records(self, before: int) -> None:
-        """Drop the records below `before` for readers; whole segments go with the next
-        `delete_old_segments`. Raises ValueError below 0, OffsetOutOfRange above the high watermark."""
+        """Hide the records below `before` from readers; `delete_old_segments` later removes whole segments.
+
+        Raises ValueError below 0, OffsetOutOfRange above the high watermark.
+        """
         self._log.maybe_increment_log_start_offset(integer("before", before, 0))
 
     def delete_old_segments(self) -> int:
-        """Remove segments that retention lets go; returns how many. Forget producers idle for a day, too."""
+        """Delete segments past retention; return their number. Also forget producers idle for a day."""
         return log_jobs.delete_old(self._log)
 
     def compact(self, *, dedupe_buffer_size: int = 128 << 20) -> CleanerStats:
-        """Keep only the last record of each key, now; returns what that did.
+        """Keep only the last record of each key, now; return statistics.
 
-        cleanup.policy must have compact (else InvalidConfig). A new segment begins, so that all records take
-        part but those younger than min.compaction.lag.ms and those of open transactions. A record without a
-        value goes, too, once delete.retention.ms have passed since it was first compacted. Offsets stay.
-        `dedupe_buffer_size` bytes are used to tell keys apart; with more keys it goes over the log several
-        times. Appends and reads go on meanwhile.
+        Requires a cleanup.policy with compact (else InvalidConfig). Starts a new segment, so that all records
+        are
+        compacted except those younger than min.compaction.lag.ms and those of open transactions. A record
+        without
+        a value is removed once delete.retention.ms have passed since it was first compacted. Offsets stay.
+        `dedupe_buffer_size`: bytes of memory for keys; with more keys than fit, the log is compacted in
+        several
+        passes. Appends and reads continue meanwhile.
 
-        Raises CorruptMessage where a batch rotted, LogCleaningAborted where the log was cut meanwhile, and
-        ReadOnlyLog, StorageFull, KafkaStorageError; the log is as good as it was then.
+        Raises CorruptMessage if a batch is damaged, LogCleaningAborted if the log was truncated meanwhile,
+        and
+        ReadOnlyLog, StorageFull, KafkaStorageError; after an error the log is as it was.
         """
         if not self.config.compact:
-            raise InvalidConfig("compact() wants a cleanup.policy that has compact")
+            raise InvalidConfig("compact() requires a cleanup.policy that includes compact")
         size = integer("dedupe_buffer_size", dedupe_buffer_size, 1, INT64_MAX)
         with self._compacting:
             offset_map = OffsetMap(size, os.urandom(HASH_KEY_BYTES))
@@ -455,9 +477,9 @@ class Log:
             return cleaner.compact(self._log, offset_map, CleanerConfig().io_buffer_size)
 
     def close(self) -> None:
-        """Flush and close. Slices and batches that were handed out stay good.
+        """Flush and close the log. Slices and batches obtained from it stay valid.
 
-        In a child of the process that opened it nothing is done to the log, which is the parent's.
+        In a forked child this does nothing to the log, which belongs to the parent.
         """
         try:
             if not self._log.offsets_lock.is_forked:
@@ -465,7 +487,7 @@ class Log:
         finally:
             if self._lock is not None:
                 self._lock.release()
-            # Not before: one that was interrupted is closed when its program has lost it.
+            # Last: if close() is interrupted, the finalizer still closes the log.
             if self._finalizer is not None:
                 self._finalizer.detach()
 
@@ -482,9 +504,9 @@ class Log:
 
 
 def _close_unclosed(path: str, log: UnifiedLog, lock: DirectoryLock | None, process: int) -> None:
-    """Close a Log that its program has lost: the last reference is gone, or the process ends.
+    """Close a Log that its program did not close, when its last reference is gone or the process ends.
 
-    A forked child leaves it alone: the log is the parent's.
+    Does nothing in a forked child: the log belongs to the parent.
     """
     if os.getpid() != process:
         return
@@ -505,7 +527,7 @@ def _bound(name: str, value: int | None, least: int | None = None) -> int | None
 
 
 class _Locks:
-    """Those of a log that is open for writing: its own directory's, and a share in its node's."""
+    """The locks of a log open for writing: its own directory's, and a share in its node's."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -515,16 +537,16 @@ class _Locks:
         self._held.append(self._storage.lock_directory(directory, shared=shared))
 
     def release(self) -> None:
-        """Release them; may be called again, where an exception came in between."""
+        """Release the locks. May be called again if an exception interrupted it."""
         for held in self._held:
             held.release()
 
 
 def _options(storage: Storage, directory: str, partition: TopicPartition, locks: _Locks) -> OpenOptions:
-    """What the log directory of a node, if `directory` lies in one, knows of the partition.
+    """Return what the node's log directory around `directory`, if any, knows of the partition.
 
-    A node has its directory alone. Logs that are opened by themselves share it, so that no node starts
-    meanwhile; raises LogDirLocked while one runs.
+    A node holds its directory exclusively. Logs opened individually share it, so that no node can start
+    meanwhile. Raises LogDirLocked while a node runs.
     """
     parent = LogDirectory(storage, os.path.dirname(directory))
     if not parent.is_formatted:
@@ -538,8 +560,8 @@ def _options(storage: Storage, directory: str, partition: TopicPartition, locks:
 
 
 def _make_directory(files: Storage, directory: str) -> None:
-    # Whatever is acknowledged rests on the names of all directories above it; the state file is the first
-    # thing that a log has, so where it is, this was done.
+    # Acknowledged appends depend on the names of all parent directories being on disk. The state file is the
+    # first file of a log, so if it exists, they are.
     if files.exists(f"{directory}/{STATE_FILE}"):
         return
     parent = os.path.dirname(directory)

@@ -1,4 +1,4 @@
-"""kreplica in tests: a pytest plugin whose fixture is a real cluster, held to its invariants at the end.
+"""pytest plugin: a fixture with a real cluster, whose invariants are checked after the test.
 
     def test_orders(kreplica_cluster):
         kreplica_cluster.create_topic("orders")
@@ -9,9 +9,10 @@
     @pytest.mark.kreplica(brokers=1, config={"min.insync.replicas": 1})
     @pytest.mark.kreplica(serve=True)  # for any Kafka client, at kreplica_cluster.bootstrap_servers
 
-The marker takes the arguments of `kreplica.Cluster`. After the test the nodes that run are resumed and
-joined, and the cluster has to settle: a test that passed while the cluster broke a promise fails. pytest
-finds the plugin by itself where kreplica is installed; nothing else is imported until the fixture is used.
+The marker takes the arguments of `kreplica.Cluster`. After the test, running nodes are resumed and connected
+again, and the cluster must settle: a test fails if it passed but the cluster violated an invariant. pytest
+finds the plugin automatically where kreplica is installed. Nothing else is imported until the fixture is
+used.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
-    config.addinivalue_line("markers", "kreplica(**arguments): how the kreplica_cluster of a test is made")
+    """Register the marker."""
+    config.addinivalue_line("markers", "kreplica(**arguments): arguments for the kreplica_cluster of a test")
 
 
 @pytest.fixture
 def kreplica_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """A running cluster of three brokers, or what the marker `kreplica` says."""
+    """A running cluster of three brokers, or as the marker `kreplica` configures it."""
     from kreplica.cluster.checked_cluster import CheckedCluster
 
     marker = request.node.get_closest_marker("kreplica")

@@ -845,7 +845,7 @@ _BY_STATUS: dict[str, type[KreplicaError]] = {
 
 
 def exception_for(status: int, what: str, where: int = -1) -> KreplicaError:
-    """Return the exception for a negative status of the core, from doing `what` at position or offset `where`."""
+    """Return the exception for a negative status of the core, from doing `what` at `where`."""
     name = _status.NAMES.get(status, str(status))
     kind = _BY_STATUS.get(name, UnknownServerError)
     text = (kind.__doc__ or "").split("\n")[0]

@@ -1,4 +1,4 @@
-"""Building and reading record batches: the native core's classes, and the compression they take from here."""
+"""Builds and reads record batches: the native core's classes, and the codecs that the core uses."""
 
 from kreplica._core.batch_builder import BatchBuilder
 from kreplica._core.record import Record

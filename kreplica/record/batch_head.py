@@ -1,4 +1,4 @@
-"""The first records of a batch as a batch of their own: what a cut inside of a batch leaves."""
+"""Truncates a batch: makes a new batch of its first records."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from kreplica._core.record_batch import CODECS
 from kreplica._core.records import RecordBatch
 from kreplica.record.compression import compress
 
-# See docs/FORMATS.md: what stands before the CRC, and the fields that it covers.
+# See docs/FORMATS.md: the fields before the CRC, and the fields that it covers.
 _BEFORE_CRC = struct.Struct(">qiib")
 _COVERED = struct.Struct(">hiqqqhii")
 _CRC = struct.Struct(">I")
 _COVERED_AT = _BEFORE_CRC.size + _CRC.size
-# The batch length counts what follows it: not the base offset, nor itself.
+# The batch length does not count the base offset and itself.
 _NOT_IN_LENGTH = 12
 
 
 def batch_head(batch: RecordBatch, stop: int) -> bytes:
-    """The batch without its records from offset `stop` on; it ends at `stop`, exclusive.
+    """Return the batch without its records from offset `stop` on; its last offset is `stop` - 1.
 
-    Base offset, leader epoch, codec, flags and the producer's fields stay; the length, the record count, the
-    greatest timestamp and the CRC are those of the records that are left. b"" where no record lies below
-    `stop`. The batch is checked first: raises CorruptMessage and its kinds.
+    Base offset, leader epoch, codec, flags and the producer's fields stay. The length, record count, greatest
+    timestamp and CRC are computed for the remaining records. Returns b"" if no record is below `stop`. The
+    batch is checked first: raises CorruptMessage and its subclasses.
     """
     batch.check()
     kept = [record.timestamp for record in batch.records(stop=stop)]
@@ -47,8 +47,10 @@ def batch_head(batch: RecordBatch, stop: int) -> bytes:
 
 
 def _end_of_records(section: memoryview, count: int) -> int:
-    """Where the first `count` records of a checked section end; each begins with its length, a zigzag
-    varint."""
+    """Return the position behind the first `count` records of a checked section.
+
+    Each record begins with its length, a zigzag varint.
+    """
     position = 0
     for _ in range(count):
         value = shift = 0

@@ -1,11 +1,11 @@
 """The codecs of record batches: gzip, snappy, lz4 and zstd, through cramjam.
 
-Decompression is bounded by the size that comes out, never by a length that the data claims: the output buffer
-starts small, grows in steps while the codec fills it, and stops at the caller's bound, or before that where
-what has come so far cannot be the records that the batch's header counts. What is broken, cut short or
-followed by something else is refused. An error that is raised here refers to no output buffer, however long
-its traceback lives. Importing this module gives the native core its compression. Thread rule: any thread;
-cramjam releases the GIL while it works.
+Decompression is limited by the size of the output, never by a length that the data claims. The output buffer
+starts small and grows in steps while the codec fills it, up to the caller's limit; it stops earlier if the
+output so far cannot be the number of records in the batch's header. Corrupt or truncated data, and trailing
+bytes, are rejected. Errors raised here refer to no output buffer, however long their traceback lives.
+Importing this module installs the codecs in the native core. Thread rule: any thread; cramjam releases the
+GIL while it works.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ if TYPE_CHECKING:
 
 
 MAX_DECOMPRESSED = 256 << 20
-"""Bytes that one batch may decompress to, where nobody sets another bound."""
+"""Maximum bytes that one batch may decompress to, unless the caller sets another limit."""
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(len(CODECS))
 
 LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
-"""Levels as Kafka's compression.{gzip,lz4,zstd}.level have them (KIP-390); -1 is gzip's default too."""
+"""Valid levels, as in Kafka's compression.{gzip,lz4,zstd}.level (KIP-390). For gzip -1 is the default."""
 
 _FIRST_GUESS = 4096
 _GUESSED_RATIO = 6
 _GROWTH = 4
-# A buffer of so many bytes and more is not cleared first, so one too large costs little: it grows faster.
+# Buffers of this size and more are not cleared first, so oversized ones are cheap: they grow faster.
 _LARGE = 256 << 10
 _LARGE_GROWTH = 16
 
-# Snappy blocks as Kafka's Java client frames them: this header, then blocks, each behind its size in four
-# bytes.
+# Snappy as framed by Kafka's Java client: this header, then blocks, each preceded by its size in four bytes.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + (1).to_bytes(4, "big") + (1).to_bytes(4, "big")
 _XERIAL_BLOCK_BYTES = 32 << 10
-# A snappy block's densest element makes 64 bytes of 3.
+# The densest element of a snappy block encodes 64 bytes in 3.
 _SNAPPY_DENSITY = 22
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
-    """`data` compressed by the codec of this number; `level` None is the codec's default.
+    """Compress `data` with the codec of this number; `level` None is the codec's default.
 
-    Raises UnsupportedCodec, and ValueError for a level that Kafka's configuration would refuse.
+    Raises UnsupportedCodec, and ValueError for a level that Kafka's configuration would reject.
     """
     if level is not None and codec in LEVELS and level not in LEVELS[codec] and (codec, level) != (GZIP, -1):
-        raise ValueError(f"{CODECS[codec]} has no level {level}")
+        raise ValueError(f"level={level} is out of range for {CODECS[codec]}: use {LEVELS[codec]}")
     if codec == GZIP:
         return _buffer(cramjam.gzip.compress(data, level=None if level == -1 else level))
     if codec == SNAPPY:
@@ -72,7 +71,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
 def decompress(
     codec: int, data: Buffer, max_size: int = MAX_DECOMPRESSED, record_count: int | None = None
 ) -> Buffer:
-    """What `data` decompresses to by the codec of this number; so many records, where that is told.
+    """Decompress `data` with the codec of this number; it must hold `record_count` records, if given.
 
     Raises DecompressionTooLarge past `max_size` bytes, InvalidCompressedData, UnsupportedCodec.
     """
@@ -87,7 +86,7 @@ def decompress(
         return _decompress_growing(cramjam.zstd.decompress_into, view, max_size, record_count)
     if codec == NONE:
         if len(view) > max_size:
-            raise DecompressionTooLarge(f"{len(view)} bytes of records, {max_size} allowed")
+            raise DecompressionTooLarge(f"{len(view)} bytes of records exceed the limit of {max_size}")
         return data
     raise UnsupportedCodec(f"decompressing with codec {codec}")
 
@@ -98,7 +97,7 @@ def _buffer(made: Any) -> Buffer:
 
 
 def _compress_lz4(data: Buffer, level: int | None) -> Buffer:
-    # Kafka reads only frames whose blocks stand alone. Its default, level 9, is the fast coder.
+    # Kafka reads only frames with independent blocks. Its default, level 9, is the fast encoder.
     fast = level is None or level == 9
     compressor = cramjam.lz4.Compressor(level=0 if fast else level, block_linked=False)
     compressor.compress(bytes(data))
@@ -135,14 +134,16 @@ def _decompress_growing(
 def _decompressed(
     into: Callable[[Any, Any], int], data: memoryview, size: int, record_count: int | None
 ) -> memoryview | int:
-    """What `data` decompresses to; where that is more than `size` bytes, how many it is at least, or -1 where
-    it cannot be so many records."""
+    """Return the decompressed data; if it exceeds `size` bytes, a lower bound of its size.
+
+    -1 means that the data cannot be `record_count` records.
+    """
     target = _target(size)
     try:
         return target[: into(data, target)]
     except cramjam.DecompressionError as error:
         why = str(error)
-    # The codec says so when it has more than the target takes; anything else is wrong with the data.
+    # This text means that the output is larger than the target; any other error means bad data.
     if "failed to write whole buffer" in why:
         return size if record_count is None else least_size(target, record_count)
     del target
@@ -153,7 +154,7 @@ def _decompress_snappy(data: memoryview, max_size: int) -> Buffer:
     blocks = list(_xerial_blocks(data)) if data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC else [data]
     sizes = [_snappy_size(block) for block in blocks]
     if sum(sizes) > max_size:
-        raise DecompressionTooLarge(f"{sum(sizes)} bytes of records, {max_size} allowed")
+        raise DecompressionTooLarge(f"{sum(sizes)} bytes of records exceed the limit of {max_size}")
     target = _target(sum(sizes))
     wrong = _decompress_blocks(blocks, sizes, target)
     if wrong:
@@ -163,7 +164,7 @@ def _decompress_snappy(data: memoryview, max_size: int) -> Buffer:
 
 
 def _decompress_blocks(blocks: list[memoryview], sizes: list[int], target: memoryview) -> str:
-    """What is wrong with the blocks; nothing where they were decompressed, one behind the other."""
+    """Decompress the blocks one after the other into `target`; return an error message, or "" for success."""
     at = 0
     for block, size in zip(blocks, sizes, strict=True):
         try:
@@ -171,7 +172,7 @@ def _decompress_blocks(blocks: list[memoryview], sizes: list[int], target: memor
         except cramjam.DecompressionError as error:
             return f"decompressing a snappy block: {error}"
         if used != size:
-            return f"a snappy block of {size} bytes has {used}"
+            return f"a snappy block says {size} bytes but decompresses to {used}"
         at += size
     return ""
 
@@ -184,20 +185,20 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")
         if len(data) - at < 4 or size > len(data) - at - 4:
-            raise InvalidCompressedData(f"a snappy block of {size} bytes, {len(data) - at} left")
+            raise InvalidCompressedData(f"a snappy block of {size} bytes is truncated: {len(data) - at} left")
         blocks.append(data[at + 4 : at + 4 + size])
         at += 4 + size
     return blocks
 
 
 def _snappy_size(block: memoryview) -> int:
-    # The block begins with its size, which is believed only as far as so many bytes could say so much.
+    # The block begins with its decompressed size, trusted only as far as its length makes it possible.
     try:
         size: int = cramjam.snappy.decompress_raw_len(block)
     except cramjam.DecompressionError as error:
         raise InvalidCompressedData(f"decompressing a snappy block: {error}") from None
     if size > _SNAPPY_DENSITY * len(block):
-        raise InvalidCompressedData(f"a snappy block of {len(block)} bytes that claims {size}")
+        raise InvalidCompressedData(f"a snappy block of {len(block)} bytes claims to decompress to {size}")
     return size
 
 

@@ -1,7 +1,7 @@
-"""Control records: what a control batch's keys and values mean.
+"""Control records: the meaning of a control batch's keys and values.
 
-A key is version (int16) and type (int16). The values of end-transaction markers are read and written here;
-those of the quorum's own records are Kafka's published schemas and belong to the quorum.
+A key is a version (int16) and a type (int16). This module reads and writes the values of end-transaction
+markers. The quorum's control records have Kafka's published schemas and are handled by the quorum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VERSION = 0
 
 
 class ControlRecordType(enum.IntEnum):
-    """The type in a control record's key; other numbers are of a later Kafka and to be skipped."""
+    """The type in a control record's key. Other numbers come from a later Kafka and must be skipped."""
 
     ABORT = 0
     COMMIT = 1
@@ -38,7 +38,7 @@ class ControlRecordType(enum.IntEnum):
 
 @dataclass(frozen=True)
 class EndTransactionMarker:
-    """The end of a transaction, as its coordinator writes it to each of its partitions."""
+    """The end of a transaction, written by its coordinator to each of the transaction's partitions."""
 
     commit: bool
     coordinator_epoch: int
@@ -53,33 +53,33 @@ class EndTransactionMarker:
 
 
 def control_key(kind: ControlRecordType) -> bytes:
-    """The key of a control record."""
+    """Return the key of a control record."""
     return _KEY.pack(_VERSION, kind)
 
 
 def parse_control_key(key: Buffer | None) -> int:
-    """The type that a control record's key names; CorruptMessage if there is none.
+    """Return the type in a control record's key. Raises CorruptMessage if the key has no type.
 
-    A later version may add fields, so more bytes are no error.
+    Additional bytes are accepted: a later version may add fields.
     """
     if key is None or len(memoryview(key)) < _KEY.size:
-        raise CorruptMessage("a control record without a type in its key")
+        raise CorruptMessage("the key of a control record has no type")
     version, kind = _KEY.unpack_from(key)
     if version < 0:
-        raise CorruptMessage(f"a control record's key of version {version}")
+        raise CorruptMessage(f"the key of a control record has the invalid version {version}")
     return int(kind)
 
 
 def parse_end_transaction_marker(key: Buffer | None, value: Buffer | None) -> EndTransactionMarker:
-    """The marker in a control record; CorruptMessage if it is none."""
+    """Return the end-transaction marker in a control record. Raises CorruptMessage if it holds none."""
     kind = parse_control_key(key)
     if kind not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
-        raise CorruptMessage(f"a control record of type {kind} is no end of a transaction")
+        raise CorruptMessage(f"a control record of type {kind} is not the end of a transaction")
     if value is None or len(memoryview(value)) < _END_TXN.size:
-        raise CorruptMessage("an end-transaction marker cut short")
+        raise CorruptMessage("an end-transaction marker is truncated")
     version, coordinator_epoch = _END_TXN.unpack_from(value)
     if version < 0:
-        raise CorruptMessage(f"an end-transaction marker of version {version}")
+        raise CorruptMessage(f"an end-transaction marker has the invalid version {version}")
     return EndTransactionMarker(kind == ControlRecordType.COMMIT, coordinator_epoch)
 
 
@@ -92,7 +92,7 @@ def build_end_transaction_marker(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """The control batch that ends a producer's transaction in one partition."""
+    """Build the control batch that ends a producer's transaction in one partition."""
     builder = BatchBuilder()
     builder.transactional = True
     builder.control = True
@@ -104,7 +104,7 @@ def build_end_transaction_marker(
 
 
 def end_transaction_marker_of(batch: RecordBatch) -> EndTransactionMarker | None:
-    """The marker in a batch; None where it is no control batch or holds another control record."""
+    """Return the marker in a batch; None if it is not a control batch or holds another control record."""
     if batch.control_type not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
         return None
     record = next(iter(batch))

@@ -1,6 +1,6 @@
-"""A batch without a record: it covers offsets whose records are gone.
+"""Builds a batch without records, which covers offsets whose records are gone.
 
-Kafka's compaction leaves such batches where a header is still needed, so every reader passes over them.
+Kafka's compaction leaves such batches where a header is still needed; every reader skips them.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import struct
 from kreplica._core.crc32c import checksum
 from kreplica.common.types import INT32_MAX
 
-# See docs/FORMATS.md: what stands before the CRC, and what it covers.
+# See docs/FORMATS.md: the fields before the CRC, and the fields that it covers.
 _BEFORE_CRC = struct.Struct(">qiib")
 _COVERED = struct.Struct(">hiqqqhii")
 _CRC = struct.Struct(">I")
-_LENGTH = _CRC.size + _COVERED.size + 5  # leader epoch and magic are counted in the batch length too
+_LENGTH = _CRC.size + _COVERED.size + 5  # the batch length also counts leader epoch and magic
 
 
 def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
-    """A batch of no producer, without a timestamp, for the offsets from `base_offset` to `last_offset`.
+    """Build a batch without producer and timestamp for the offsets from `base_offset` to `last_offset`.
 
-    Raises ValueError for more than 2^31 of them, or none.
+    Raises ValueError for no offsets, or more than 2^31.
     """
     delta = last_offset - base_offset
     if not 0 <= delta <= INT32_MAX:
-        raise ValueError(f"no batch goes from offset {base_offset} to {last_offset}")
+        raise ValueError(f"a batch cannot cover the offsets from {base_offset} to {last_offset}")
     covered = _COVERED.pack(0, delta, -1, -1, -1, -1, -1, 0)
     head = _BEFORE_CRC.pack(base_offset, _LENGTH, leader_epoch, 2)
     return head + _CRC.pack(checksum(covered)) + covered

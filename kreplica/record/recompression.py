@@ -1,4 +1,4 @@
-"""The same batch by another codec, for topics whose compression.type is not "producer"."""
+"""Recompresses batches with another codec, for topics whose compression.type is not "producer"."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
 
 
 def recompress(batch: RecordBatch | Buffer, codec: str, level: int | None = None) -> bytes:
-    """The batch with its records compressed by `codec`; offsets, timestamps, producer fields and flags stay.
+    """Return the batch with its records compressed by `codec`; all other fields stay.
 
     The batch is checked first: CRC, header and records, which may decompress to its `max_decompressed` bytes.
-    Raises a CorruptMessage, DecompressionTooLarge, MessageTooLarge past 2 GiB, ValueError for an unknown
-    codec.
+    Raises CorruptMessage, DecompressionTooLarge, MessageTooLarge past 2 GiB, ValueError for an unknown codec.
     """
     if codec not in CODECS:
-        raise ValueError(f"no codec {codec!r}, only {', '.join(CODECS)}")
+        raise ValueError(f"unknown codec {codec!r}: use one of {', '.join(CODECS)}")
     if not isinstance(batch, RecordBatch):
         batch = RecordBatch(batch)
     batch.check()
