@@ -95,7 +95,7 @@ def test_noise_is_a_message_or_an_error(kind: int, start: bytes, noise: bytes) -
 @pytest.mark.parametrize(
     ("key", "value", "kind", "text"),
     [
-        (None, b"", CorruptMessage, "without a type"),
+        (None, b"", CorruptMessage, "has no type"),
         (LEADER_CHANGE, None, InvalidRecord, "2 bytes wanted"),
         (LEADER_CHANGE, b"\x00\x02", UnsupportedVersion, "version 2; 0 to 1 are known"),
         (LEADER_CHANGE, b"\xff\xff", UnsupportedVersion, "version -1"),

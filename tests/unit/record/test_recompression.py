@@ -45,7 +45,7 @@ def test_gaps_log_append_time_and_horizon_stay():
 
 def test_what_is_wrong_is_refused():
     batch = build([b"v"])
-    with pytest.raises(ValueError, match="no codec"):
+    with pytest.raises(ValueError, match="unknown codec"):
         recompress(batch, "brotli")
     with pytest.raises(errors.InvalidCrc):
         recompress(batch[:-1] + b"\x01", "gzip")
