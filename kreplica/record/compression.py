@@ -54,7 +54,8 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
     Raises UnsupportedCodec, and ValueError for a level that Kafka's configuration would reject.
     """
     if level is not None and codec in LEVELS and level not in LEVELS[codec] and (codec, level) != (GZIP, -1):
-        raise ValueError(f"level={level} is out of range for {CODECS[codec]}: use {LEVELS[codec][0]} to {LEVELS[codec][-1]}")
+        bounds = f"{LEVELS[codec][0]} to {LEVELS[codec][-1]}"
+        raise ValueError(f"level={level} is out of range for {CODECS[codec]}: use {bounds}")
     if codec == GZIP:
         return _buffer(cramjam.gzip.compress(data, level=None if level == -1 else level))
     if codec == SNAPPY:
