@@ -212,21 +212,28 @@ class Elections:
             )
         context.require_own_key(key_of(request.voter_id, asked.voter_directory_id))
         context.require_voters(candidate.node_id)
-        self._require_epoch(epoch)
+        self._require_epoch(epoch, is_question=bool(asked.pre_vote))
 
-    def _require_epoch(self, epoch: int) -> None:
-        self._context.require_plausible(epoch)
-        if epoch < self._quorum.epoch:
-            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {self._quorum.epoch}")
+    def _require_epoch(self, epoch: int, *, is_question: bool = False) -> None:
+        """`is_question`: the request does not move this node into its epoch."""
+        context, known = self._context, self._quorum.epoch
+        context.require_plausible(epoch)
+        if epoch < known:
+            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {known}")
+        if not is_question:
+            context.epochs.spend(epoch - known, context.now_ms())
 
     def handle_begin(self, request: Any, told: Any) -> Any:
         """BeginQuorumEpoch (53): somebody leads the epoch."""
         context = self._context
         try:
             context.require_own_key(key_of(request.voter_id, told.voter_directory_id))
-            context.require_voters(int(told.leader_id))
-            self._require_epoch(int(told.leader_epoch))
-            self._follow(int(told.leader_epoch), int(told.leader_id))
+            epoch, leader_id = int(told.leader_epoch), int(told.leader_id)
+            context.require_voters(leader_id)
+            context.require_reachable(leader_id, request.leader_endpoints)
+            self._require_epoch(epoch)
+            self._follow(epoch, leader_id)
+            context.learn_leader(leader_id, request.leader_endpoints)
         except KreplicaError as error:
             return make_begin_response(context.standing(error))
         return make_begin_response(context.standing())

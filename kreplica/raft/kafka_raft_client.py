@@ -49,6 +49,7 @@ from kreplica.raft.batch_accumulator import BatchAccumulator
 from kreplica.raft.candidate_state import CandidateState
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
 from kreplica.raft.elections import Elections
+from kreplica.raft.epoch_budget import EpochBudget
 from kreplica.raft.epoch_state import NEVER_MS, EpochState
 from kreplica.raft.fetch_requests import FetchRequests
 from kreplica.raft.follower_state import FollowerState
@@ -148,6 +149,7 @@ class KafkaRaftClient:
             full_disk=FullDisk(node_id, log, config, lambda: clock.monotonic_ns() // 1_000_000),
             fetches=ThresholdPurgatory("a fetch", clock),
             appends=ThresholdPurgatory("an append", clock),
+            epochs=EpochBudget(config.quorum_election_timeout_ms, clock.monotonic_ns() // 1_000_000),
             about_to_wait=loop.about_to_wait,
             post=self._post,
             disk=disk,

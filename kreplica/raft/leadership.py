@@ -223,7 +223,8 @@ class Leadership:
     def _begin_request(self, state: LeaderState, node_id: int) -> Any:
         context = self._context
         voter = context.voter_key(node_id)
-        return make_begin_request(context.cluster_id, voter, state.leader_id, state.epoch)
+        endpoints = context.membership.endpoints
+        return make_begin_request(context.cluster_id, voter, state.leader_id, state.epoch, endpoints)
 
     def _begin_answered(self, state: LeaderState, node_id: int, response: Any) -> None:
         is_known = False

@@ -22,6 +22,7 @@ from kreplica.common.ports import Clock, Disk, Random
 from kreplica.common.quorum_state import LAST_EPOCH
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.control_record_state_machine import KRaftControlRecordStateMachine
+from kreplica.raft.epoch_budget import EpochBudget
 from kreplica.raft.epoch_state import same_replica
 from kreplica.raft.follower_state import FollowerState
 from kreplica.raft.full_disk import FullDisk
@@ -39,10 +40,6 @@ from kreplica.raft.threshold_purgatory import ThresholdPurgatory
 from kreplica.raft.voter_set import ReplicaKey
 
 LOGGER = logging.getLogger(__name__)
-# A request may name an epoch so far ahead of this node's. Epochs begin one at a time, each after a majority
-# has granted pre-votes, so a request with more is a forged one: 2,147,483,647 would leave no epoch for the
-# next election. A voter that really is further ahead is believed when it answers what this node asked it.
-MOST_EPOCHS_AHEAD = 1_000
 MOST_PORT = 0xFFFF
 
 
@@ -54,7 +51,7 @@ class RaftContext:
     Loop.about_to_wait. `post(task)`: run it in the loop, and a step after it. `disk`: what flushes the log;
     None where the loop waits for that itself. `is_flushing`: it is under way, so nobody may be told of the
     log's end. `strangers`: nodes that say they are of another cluster, as long as none has said otherwise
-    (`is_at_home`).
+    (`is_at_home`). `epochs`: how many epochs requests may add now.
     """
 
     config: RaftConfig
@@ -71,6 +68,7 @@ class RaftContext:
     full_disk: FullDisk
     fetches: ThresholdPurgatory
     appends: ThresholdPurgatory
+    epochs: EpochBudget
     about_to_wait: Callable[[], None]
     post: Callable[[Callable[[], None]], None]
     disk: Disk | None = None
@@ -118,18 +116,28 @@ class RaftContext:
         return (other.epoch, other.offset) >= (own.epoch, own.offset)
 
     def address_of(self, node_id: int) -> tuple[str, int] | None:
-        """Where a node listens for the quorum: as its voters' record says, or an answer that named the
-        leader; None where neither does. For any thread."""
+        """Where a node listens for the quorum: as its voters' record says, or what named the leader last;
+        None where neither does. A leader may have moved, so its own word comes first. For any thread."""
+        learned = self.learned
+        if node_id in learned and node_id == self.quorum.leader_id:
+            return learned[node_id]
         voter = self.control.voters.voters.get(node_id)
         if voter is not None and voter.endpoints:
             return voter.endpoints[0].host, voter.endpoints[0].port
-        return self.learned.get(node_id)
+        return learned.get(node_id)
 
     def learn_endpoints(self, endpoints: Any) -> None:
         """An answer says where the leader listens (KIP-853)."""
         for each in endpoints:
             if each.host and 0 < each.port <= MOST_PORT:
                 self.learned = {int(each.node_id): (each.host, int(each.port))}
+
+    def learn_leader(self, leader_id: int, endpoints: Any) -> None:
+        """A leader says where it listens; the listener of the quorum's name counts, or else the first one."""
+        own = self.membership.endpoints
+        named = [each for each in endpoints if own and each.name == own[0].name] or list(endpoints)
+        if named and named[0].host and named[0].port:
+            self.learned = {leader_id: (str(named[0].host), int(named[0].port))}
 
     def voter_key(self, node_id: int) -> ReplicaKey:
         """The voter's key; one without a directory where it is no voter."""
@@ -157,13 +165,25 @@ class RaftContext:
         if sender not in voters.voters or not voters.contains(self.key):
             raise InconsistentVoterSet(f"node {sender} and this one, {self.key}, are not both in {voters!r}")
 
+    def require_reachable(self, leader_id: int, endpoints: Any) -> None:
+        """Raises InconsistentVoterSet for a leader that is no voter and that this node could not reach.
+
+        One that is no voter by this node's log may have become one since, and then says where it listens.
+        """
+        # A node without endpoints finds the others by their ids.
+        if self.membership.endpoints and not endpoints and self.address_of(leader_id) is None:
+            raise InconsistentVoterSet(
+                f"node {leader_id} says that it leads, but is not in {self.control.voters!r}, and does not"
+                " say where it listens"
+            )
+
     def require_plausible(self, epoch: int) -> None:
         """Raises InvalidRequest where a request names an epoch that no election has led to."""
-        known = self.quorum.epoch
-        if epoch - known > MOST_EPOCHS_AHEAD or epoch >= LAST_EPOCH:
+        known, left = self.quorum.epoch, self.epochs.left(self.now_ms())
+        if epoch - known > left or epoch >= LAST_EPOCH:
             raise InvalidRequest(
                 f"a request names epoch {epoch}, and node {self.key.node_id} is in epoch {known}: epochs more"
-                f" than {MOST_EPOCHS_AHEAD} ahead, or from {LAST_EPOCH} on, are refused"
+                f" than {left} ahead, or from {LAST_EPOCH} on, are refused for now"
             )
 
     # ---- transitions --------------------------------------------------------------------------------------

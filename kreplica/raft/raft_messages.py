@@ -28,6 +28,7 @@ from kio.schema.vote.v2 import response as vote_response
 from kreplica.common.errors import InvalidRequest
 from kreplica.common.types import Uuid
 from kreplica.common.wire import maker, topic_id_of, uuid_of
+from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft.voter_set import ReplicaKey
 
@@ -148,9 +149,13 @@ def make_vote_response(standing: Standing, *, granted: bool) -> vote_response.Vo
 
 
 def make_begin_request(
-    cluster_id: str, voter: ReplicaKey, leader_id: int, epoch: int
+    cluster_id: str,
+    voter: ReplicaKey,
+    leader_id: int,
+    epoch: int,
+    endpoints: Iterable[VoterEndpoint] = (),
 ) -> begin_request.BeginQuorumEpochRequest:
-    """Tell `voter` who leads the epoch."""
+    """Tell `voter` which node leads the epoch, and at which `endpoints` it listens."""
     partition = begin_request.PartitionData(
         partition_index=METADATA_PARTITION,
         voter_directory_id=_directory_id(voter),
@@ -159,7 +164,12 @@ def make_begin_request(
     )
     topic = begin_request.TopicData(topic_name=METADATA_TOPIC, partitions=(partition,))
     return begin_request.BeginQuorumEpochRequest(
-        cluster_id=cluster_id, voter_id=voter.node_id, topics=(topic,), leader_endpoints=()
+        cluster_id=cluster_id,
+        voter_id=voter.node_id,
+        topics=(topic,),
+        leader_endpoints=tuple(
+            begin_request.LeaderEndpoint(name=each.name, host=each.host, port=each.port) for each in endpoints
+        ),
     )
 
 

@@ -306,8 +306,8 @@ def test_a_leader_hears_that_it_leads_after_all_that_came_before():
 # ---- bad input ------------------------------------------------------------------------------------------
 
 
-def vote(voter, candidate, *, epoch=5, end=OffsetAndEpoch(99, 1), cluster_id=CLUSTER_ID):
-    return make_vote_request(cluster_id, voter, candidate, epoch, end, pre_vote=False)
+def vote(voter, candidate, *, epoch=5, end=OffsetAndEpoch(99, 1), cluster_id=CLUSTER_ID, pre_vote=False):
+    return make_vote_request(cluster_id, voter, candidate, epoch, end, pre_vote=pre_vote)
 
 
 def test_requests_that_fit_nothing_get_kafkas_errors_and_change_nothing():

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kreplica.common.errors import IllegalQuorumTransition, InvalidRequest
+from kreplica.common.errors import IllegalQuorumTransition, InconsistentVoterSet, InvalidRequest
 from kreplica.common.quorum_state import LAST_EPOCH
+from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_format import OffsetAndEpoch
+from kreplica.raft.epoch_budget import MOST_EPOCHS_AHEAD
 from kreplica.raft.file_based_state_store import FileBasedStateStore
-from kreplica.raft.raft_context import MOST_EPOCHS_AHEAD
 from kreplica.raft.raft_messages import (
     FetchPosition,
     make_begin_request,
@@ -22,6 +23,10 @@ from kreplica.raft.voter_set import ReplicaKey
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID, LOG_DIRECTORY
 from kreplica.sim.quorum.sim_quorum import directory_id_of
 from tests.unit.raft.test_kafka_raft_client import all_have, answer_of, others_of, started, vote
+
+HERE = {
+    node_id: VoterEndpoint(name="CONTROLLER", host=f"node-{node_id}", port=9_093) for node_id in range(1, 4)
+}
 
 
 def test_a_request_without_the_cluster_id_is_refused():
@@ -61,8 +66,58 @@ def test_a_request_of_the_highest_plausible_epoch_is_taken():
     quorum, leader = started()
     follower, third = others_of(quorum, leader)
     to, sender = ReplicaKey(follower, directory_id_of(follower)), ReplicaKey(third, directory_id_of(third))
-    found = answer_of(quorum, follower, vote(to, sender, epoch=1 + MOST_EPOCHS_AHEAD))
+    found = answer_of(quorum, follower, vote(to, sender, epoch=MOST_EPOCHS_AHEAD))
     assert found.topics[0].partitions[0].vote_granted
+
+
+def epoch_code(quorum, node_id, request):
+    return answer_of(quorum, node_id, request).topics[0].partitions[0].error_code.value
+
+
+def test_requests_add_no_more_epochs_than_elections_could_in_that_time():
+    quorum, leader = started()
+    follower, third = others_of(quorum, leader)
+    quorum.isolate(follower)
+    to = ReplicaKey(follower, directory_id_of(follower))
+
+    def begin(epochs):
+        ahead = quorum.client(follower).quorum.epoch + epochs
+        return epoch_code(quorum, follower, make_begin_request(CLUSTER_ID, to, third, ahead))
+
+    assert begin(MOST_EPOCHS_AHEAD - 1) == 0  # the election of the leader took the first one
+    assert begin(1) == InvalidRequest.code
+    quorum.pass_time(10 * quorum.setup.config.quorum_election_timeout_ms)
+    assert begin(10) == 0
+    assert begin(2) == InvalidRequest.code
+
+
+def test_a_pre_vote_uses_up_no_epochs():
+    quorum, leader = started()
+    follower, third = others_of(quorum, leader)
+    to, sender = ReplicaKey(follower, directory_id_of(follower)), ReplicaKey(third, directory_id_of(third))
+    for pre_vote in (True, True, False):
+        request = vote(to, sender, epoch=MOST_EPOCHS_AHEAD, pre_vote=pre_vote)
+        assert epoch_code(quorum, follower, request) == 0
+
+
+def test_a_leader_that_is_neither_a_voter_nor_says_where_it_listens_is_not_followed():
+    quorum, leader = started(endpoints=dict(HERE))
+    follower = others_of(quorum, leader)[0]
+    to, state = ReplicaKey(follower, directory_id_of(follower)), quorum.client(follower).quorum.state
+    request = make_begin_request(CLUSTER_ID, to, 99, state.epoch + 1)
+    assert epoch_code(quorum, follower, request) == InconsistentVoterSet.code
+    assert quorum.client(follower).quorum.state is state
+
+
+def test_a_leader_that_this_voter_does_not_know_yet_is_followed_where_it_listens():
+    # Its record as a voter may be what this voter has not fetched yet.
+    quorum, leader = started(endpoints=dict(HERE))
+    follower = others_of(quorum, leader)[0]
+    to, epoch = ReplicaKey(follower, directory_id_of(follower)), quorum.client(follower).quorum.epoch
+    endpoint = VoterEndpoint(name="CONTROLLER", host="node-99", port=9_099)
+    assert epoch_code(quorum, follower, make_begin_request(CLUSTER_ID, to, 99, epoch + 1, (endpoint,))) == 0
+    assert quorum.client(follower).leader_and_epoch.leader_id == 99
+    assert quorum.client(follower).address_of(99) == ("node-99", 9_099)
 
 
 def store_epoch(quorum, node_id, epoch):
