@@ -1,8 +1,9 @@
 """ControllerRegistrationManager: tells the active controller where this controller listens (KIP-919).
 
 Every life of a controller registers: whenever the cluster's metadata has another one of this node, or none,
-and its version knows such registrations. Thread rule: the methods of a publisher are the quorum's loop's; the
-rest runs in the manager's own, which owns the state.
+and its version knows such registrations. A node that has lost the role registers without listeners, in place
+of what it was: there is no request to unregister. Thread rule: the methods of a publisher are the quorum's
+loop's; the rest runs in the manager's own, which owns the state.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -39,8 +40,8 @@ RETRY_MS = 200
 class ControllerRegistrationManager:
     """Implements `kreplica.metadata.metadata_loader.MetadataPublisher` for the controller `node_id`.
 
-    `incarnation_id`: of this life. `controller()`: the active controller's node id, None where it is not
-    known.
+    `incarnation_id`: of this life. `endpoints`: None where the node does not have the role. `controller()`:
+    the active controller's node id, None where it is not known.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ControllerRegistrationManager:
         node_id: int,
         *,
         incarnation_id: Uuid,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[Endpoint] | None,
         controller: Callable[[], int | None],
         transport: Transport,
         loop: Loop,
@@ -76,7 +77,10 @@ class ControllerRegistrationManager:
         """Register soon, where the cluster does not know this life of the controller."""
         del delta, applied
         known = metadata.controllers.get(self._node_id)
-        is_other = known is None or known.incarnation_id != self._incarnation_id
+        if self._endpoints is None:
+            is_other = known is not None and bool(known.end_points)
+        else:
+            is_other = known is None or known.incarnation_id != self._incarnation_id
         is_missing = is_other and metadata.features.get(METADATA_VERSION, 0) >= FIRST_VERSION
         if is_missing != self._was_missing:
             self._was_missing = is_missing
@@ -103,7 +107,7 @@ class ControllerRegistrationManager:
                 Listener(
                     name=each.name, host=each.host, port=each.port, security_protocol=each.security_protocol
                 )
-                for each in self._endpoints
+                for each in self._endpoints or ()
             ),
             features=tuple(
                 Feature(

@@ -163,6 +163,7 @@ class Node:
                 self._make_broker()
             if "controller" in self.config.roles:
                 self._make_controller()
+            self.loader.install_publishers([self._registration()])
             self.raft.initialize()
             if not self.raft.voters.voters and not self.config.bootstrap_ids:
                 raise InvalidConfig(
@@ -240,8 +241,12 @@ class Node:
 
     def _is_controller(self, node_id: int) -> bool:
         metadata = self.loader.published
-        # Before that version controllers did not register.
-        return metadata.features.get(METADATA_VERSION, 0) < FIRST_VERSION or node_id in metadata.controllers
+        known = metadata.controllers.get(node_id)
+        if known is None:
+            # Before that version controllers did not register.
+            return metadata.features.get(METADATA_VERSION, 0) < FIRST_VERSION
+        # A node that has lost the role has registered without listeners.
+        return bool(known.end_points) or not self.config.controller_endpoints
 
     def _snapshot_generator(self, loop: Loop) -> SnapshotGenerator:
         settings = self.config.metadata_log
@@ -278,15 +283,19 @@ class Node:
             loader.metadata.topics,
             lambda name, operation: event(name, lambda term: operation(term.machines)),
         )
-        registration = ControllerRegistrationManager(
+        loader.install_publishers([self.controller, listener])
+
+    def _registration(self) -> ControllerRegistrationManager:
+        config, ports = self.config, self._ports
+        has_role = "controller" in config.roles
+        return ControllerRegistrationManager(
             config.node_id,
             incarnation_id=Uuid.generate(ports.random),
-            endpoints=config.controller_endpoints or config.endpoints,
+            endpoints=config.controller_endpoints or config.endpoints if has_role else None,
             controller=self.active_controller,
             transport=ports.transport,
             loop=ports.loop("controller-registration"),
         )
-        loader.install_publishers([self.controller, listener, registration])
 
     def _make_broker(self) -> None:
         config, ports = self.config, self._ports
@@ -413,8 +422,15 @@ class Node:
         # A client that asks a broker which has not heard that it is unfenced finds no broker, and librdkafka
         # asks again only minutes later.
         lifecycle, own = self.lifecycle, self._cache.metadata.brokers.get(self.config.node_id)
-        if lifecycle is not None and lifecycle.unfenced.done() and own is not None and not own.fenced:
+        if lifecycle is None or not lifecycle.unfenced.done() or own is None or own.fenced:
+            return
+        if not self._is_taken_for_controller():
             self._resolve_ready(None)
+
+    def _is_taken_for_controller(self) -> bool:
+        """Whether the cluster still knows this node by a role that it has lost, and would let it vote."""
+        known = self._cache.metadata.controllers.get(self.config.node_id)
+        return "controller" not in self.config.roles and known is not None and bool(known.end_points)
 
     def _resolve_ready(self, error: BaseException | None) -> None:
         # Whoever is first: a broker may be unfenced while its node fails.

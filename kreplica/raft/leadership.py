@@ -22,6 +22,7 @@ from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.leader_state import LeaderState
 from kreplica.raft.raft_context import RaftContext
 from kreplica.raft.raft_messages import make_begin_request, standing_in
+from kreplica.raft.voter_set import VoterSet
 from kreplica.raft.voter_set_history import BEFORE_THE_LOG
 
 
@@ -76,10 +77,19 @@ class Leadership:
                 granting_voters=tuple(named(node_id) for node_id in sorted(state.granting_voters)),
             )
         ]
-        if version and control.voters_offset == BEFORE_THE_LOG:
+        is_first = control.voters_offset == BEFORE_THE_LOG
+        if version and is_first:
             # The voters that the cluster was formatted with enter the log (KIP-853).
-            messages += [KRaftVersionRecord(k_raft_version=1), voters.to_voters_record()]
+            messages.append(KRaftVersionRecord(k_raft_version=1))
+        current = self._with_own_listeners(voters)
+        if version and (is_first or current != voters):
+            messages.append(current.to_voters_record())
         return messages
+
+    def _with_own_listeners(self, voters: VoterSet) -> VoterSet:
+        """The same voters; the leader, to which no voter can tell it, listens where it does in this life."""
+        own = self._context.own_voter_node
+        return voters if own is None else voters.update_voter(own) or voters
 
     # ---- the step -----------------------------------------------------------------------------------------
 

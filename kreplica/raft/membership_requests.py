@@ -55,13 +55,10 @@ class MembershipRequests:
             return None
         known = context.control.voters.voters.get(context.key.node_id)
         if known is not None and known.is_voter(context.key):
-            return self._update(state) if own.endpoints and known != self._own_node() else None
+            return self._update(state) if context.own_voter_node not in (None, known) else None
         if not own.auto_join:
             return None
         return self._add() if known is None else self._remove(known)
-
-    def _own_node(self) -> VoterNode:
-        return VoterNode(self._context.key, self._context.membership.endpoints, *KRAFT_VERSIONS)
 
     def _update(self, state: FollowerState) -> update.UpdateRaftVoterRequest:
         context = self._context

@@ -37,7 +37,7 @@ from kreplica.raft.replicated_log import ReplicatedLog
 from kreplica.raft.request_manager import RequestManager
 from kreplica.raft.resigned_state import ResignedState
 from kreplica.raft.threshold_purgatory import ThresholdPurgatory
-from kreplica.raft.voter_set import ReplicaKey
+from kreplica.raft.voter_set import KRAFT_VERSIONS, ReplicaKey, VoterNode
 
 LOGGER = logging.getLogger(__name__)
 MOST_PORT = 0xFFFF
@@ -125,6 +125,12 @@ class RaftContext:
         if voter is not None and voter.endpoints:
             return voter.endpoints[0].host, voter.endpoints[0].port
         return learned.get(node_id)
+
+    @property
+    def own_voter_node(self) -> VoterNode | None:
+        """This node as a voter of this life; None where nodes find each other by their ids."""
+        endpoints = self.membership.endpoints
+        return VoterNode(self.key, endpoints, *KRAFT_VERSIONS) if endpoints else None
 
     def learn_endpoints(self, endpoints: Any) -> None:
         """An answer says where the leader listens (KIP-853)."""

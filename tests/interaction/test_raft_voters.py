@@ -12,11 +12,13 @@ from kreplica.cli import quorum
 from kreplica.common.errors import (
     DuplicateVoter,
     InconsistentClusterId,
+    InvalidRequest,
     RequestTimedOut,
     UnsupportedVersion,
     VoterNotFound,
 )
 from tests.support.node_processes import NodeProcesses
+from tests.support.ports import free_addresses
 from tests.support.sockets import until
 from tests.support.tcp_cluster import CLUSTER_ID, WAIT_S, TcpClient
 
@@ -89,6 +91,46 @@ def test_a_controller_joins_a_quorum_that_it_knows_by_bootstrap_servers_alone(
         nodes.start(3)
         assert voters(nodes, capsys) == {1, 2, 3}
         client.close()
+
+
+def test_a_node_that_was_a_controller_and_is_a_broker_now_does_not_become_a_voter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could not be elected: two of four voters that are gone would leave a quorum without a leader."""
+    with NodeProcesses(tmp_path, nodes=4, voters=3) as nodes:
+        nodes.stop(4)
+        nodes.change(4, **{"process.roles": "broker"})
+        nodes.start(4)
+
+        def is_refused() -> bool:
+            with pytest.raises((InvalidRequest, RequestTimedOut)) as raised:
+                quorum.add_voter(
+                    nodes.bootstrap, CLUSTER_ID, 4, str(nodes.directory_ids[4]), [listener_of(nodes, 4)]
+                )
+            return raised.type is InvalidRequest
+
+        until(is_refused)
+        assert voters(nodes, capsys) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_controllers_that_are_started_at_other_addresses_are_found_there(
+    tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last one of them led before; the only one of one has no leader that it could tell."""
+    with NodeProcesses(tmp_path, nodes=count, voters=count) as nodes:
+        for node_id in nodes.ids:
+            nodes.stop(node_id)
+            nodes.controllers[node_id] = free_addresses(1)[0]
+            nodes.start(node_id)
+
+        def listeners() -> dict[int, list[str]]:
+            capsys.readouterr()
+            quorum.describe(nodes.bootstrap, as_json=True)
+            lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            return {line["node"]: line["listeners"] for line in lines}
+
+        until(lambda: listeners() == {node_id: [listener_of(nodes, node_id)] for node_id in nodes.ids})
 
 
 def test_configured_voters_stay(tmp_path: Path) -> None:

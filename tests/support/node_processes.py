@@ -50,7 +50,7 @@ class NodeProcesses:
         **settings: object,
     ) -> None:
         self.directory = directory
-        self._of_nodes = of_nodes or {}
+        self._of_nodes = dict(of_nodes or {})
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
         self.ids = list(range(1, nodes + 1))
         found = free_addresses(2 * nodes)
@@ -128,6 +128,10 @@ class NodeProcesses:
         self._processes[node_id] = _NodeProcess(self._arguments(node_id), self.log_file(node_id))
         if wait:
             self.wait_until_ready(node_id)
+
+    def change(self, node_id: int, **settings: object) -> None:
+        """Give the node other properties from its next start on."""
+        self._of_nodes[node_id] = {**self._of_nodes.get(node_id, {}), **settings}
 
     def wait_until_ready(self, node_id: int, timeout_s: float = WAIT_S) -> None:
         """Return when the node has said that it may lead; AssertionError where it ended or took too long."""

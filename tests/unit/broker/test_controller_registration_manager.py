@@ -34,7 +34,7 @@ DONE = ControllerRegistrationResponse(
 class Stage:
     """The controller 3 in a cluster whose metadata the test writes; node 1 is the active controller."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoints: tuple[Endpoint, ...] | None = (HERE,)) -> None:
         self.scheduler = SimScheduler(VirtualTime(), random.Random(1))
         self.metadata = ClusterMetadata()
         self.answers: list[Future[Any]] = []
@@ -42,7 +42,7 @@ class Stage:
         self.manager = ControllerRegistrationManager(
             3,
             incarnation_id=OWN,
-            endpoints=(HERE,),
+            endpoints=endpoints,
             controller=lambda: 1,
             transport=self,  # type: ignore[arg-type]
             loop=self.scheduler.loop(Incarnation(3), "registration"),
@@ -56,13 +56,13 @@ class Stage:
     def version(self, level: int) -> None:
         self.tell(FeatureLevelRecord(name="metadata.version", feature_level=level))
 
-    def registered(self, incarnation_id: Uuid) -> None:
+    def registered(self, incarnation_id: Uuid, *endpoints: Endpoint) -> None:
         self.tell(
             RegisterControllerRecord(
                 controller_id=3,
                 incarnation_id=incarnation_id,
                 zk_migration_ready=False,
-                end_points=(),
+                end_points=endpoints,
                 features=(),
             )
         )
@@ -120,6 +120,18 @@ def test_what_fails_is_tried_again(stage: Stage) -> None:
 def test_one_that_is_known_before_it_could_ask_does_not(stage: Stage) -> None:
     stage.answers = [failed(NetworkException("the answer was lost"))]
     stage.version(25)
+    stage.registered(OWN)
+    stage.scheduler.run_for(10 * RETRY_MS)
+    assert len(stage.sent) == 1
+
+
+def test_a_node_that_is_no_controller_any_longer_takes_its_listeners_back() -> None:
+    stage = Stage(endpoints=None)
+    stage.version(25)
+    assert stage.sent == []
+    stage.registered(OTHER, HERE)
+    (request,) = stage.sent
+    assert (request.controller_id, request.listeners) == (3, ())
     stage.registered(OWN)
     stage.scheduler.run_for(10 * RETRY_MS)
     assert len(stage.sent) == 1

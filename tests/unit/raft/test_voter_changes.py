@@ -275,6 +275,28 @@ def test_a_voter_that_listens_elsewhere_after_its_start_tells_so():
     assert voters_of(quorum) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_leader_that_listens_elsewhere_after_its_start_tells_so(nodes):
+    quorum, leader = started(voters=nodes, endpoints=dict(HERE))
+    quorum.append(leader, "a")
+    assert all_have(quorum, "a")
+    for node_id in list(quorum.alive):
+        quorum.kill(node_id)
+    for node_id in range(1, nodes + 1):
+        quorum.setup.move(node_id, 19_093)
+        quorum.start(node_id)
+
+    def ports():
+        return {each.port for voter in voters_known(quorum) for each in voter.endpoints}
+
+    assert quorum.run_until(lambda: quorum.leader and ports() == {19_093})
+    assert voters_of(quorum) == list(range(1, nodes + 1))
+
+
+def voters_known(quorum):
+    return quorum.client(quorum.leader).voters.voters.values()
+
+
 def test_a_node_that_knows_no_voters_finds_them_by_bootstrap_servers_and_joins():
     quorum, leader = started(
         observers=2,
