@@ -96,18 +96,22 @@ class LeaderEpochFileCache:
         self.flush()
 
     def restore(self, entries: tuple[EpochEntry, ...]) -> None:
-        """Know these again, since what was to follow on a change could not be done.
+        """Know these entries again, after a change that could not be completed.
 
-        The file may have been replaced or not; where it was, it is written again. Raises KafkaStorageError;
-        the file may know fewer epochs than the log has then.
+        The file is written only if it lacks one of their epochs: the change may or may not have replaced it.
+        What else differs (older entries below the log start, or ones past its end) is harmless, and waits for
+        the next `flush`, so that a full disk is no obstacle. Raises KafkaStorageError; the file may know
+        fewer epochs than the log has then.
         """
         if entries is not self.entries:
             self._replace(entries)
         try:
-            self.dirty = tuple(self._checkpoint.read()) != entries
+            on_disk = self._checkpoint.read()
         except (InvalidFile, KafkaStorageError):
-            self.dirty = True
-        self.flush()
+            on_disk = []
+        self.dirty = tuple(on_disk) != entries
+        if not {entry.epoch for entry in entries} <= {entry.epoch for entry in on_disk}:
+            self.flush()
 
     def flush(self) -> None:
         """Write the file if memory is ahead of it. May take milliseconds."""

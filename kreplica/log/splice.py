@@ -14,9 +14,11 @@ from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica._core.records import batches
 from kreplica._core.segment_scan import scan
-from kreplica.common.errors import LogCleaningAborted
+from kreplica.common.errors import InvalidFile, LogCleaningAborted
 from kreplica.log import damage_search, segment_replacement
+from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import DELETED_SUFFIX, STATE_FILE, parse_file_name
+from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import MAX_SEGMENT_BYTES
 from kreplica.log.lost_range import PeerDisagrees
 from kreplica.log.repair import rewrite
@@ -127,9 +129,15 @@ def splice_stopped(storage: Storage, damage: Damage, data: bytes) -> None:
         standing = None
     elif damage.next_offset is None:
         *_, last = batches(data)
-        standing = standing._replace(valid_length=end, log_end_offset=last.next_offset)
+        standing = standing._replace(
+            valid_length=end,
+            log_end_offset=last.next_offset,
+            leader_epoch=max(standing.leader_epoch, last.leader_epoch),
+        )
     else:
         standing = standing._replace(valid_length=standing.valid_length + shift)
+    if damage.next_offset is None:
+        _note_epochs(storage, directory, data)
     # A crash in between leaves a file that is longer than what was published, never one that seems cut short.
     if standing is not None and shift < 0:
         _publish(storage, directory, standing)
@@ -141,6 +149,27 @@ def splice_stopped(storage: Storage, damage: Damage, data: bytes) -> None:
     )
     if standing is not None and shift > 0:
         _publish(storage, directory, standing)
+
+
+def _note_epochs(storage: Storage, directory: str, data: bytes) -> None:
+    """Write the leader epochs that begin in `data` to the checkpoint, as an append does, before the batches.
+
+    Recovery takes a batch of an epoch that the checkpoint does not have for damage.
+    """
+    checkpoint = LeaderEpochCheckpointFile(storage, directory)
+    try:
+        known = LeaderEpochFileCache.load(checkpoint)
+    except InvalidFile:
+        # Recovery finds out the epochs from the batches.
+        return
+    latest, begun = known.latest_epoch, []
+    if latest is None:
+        return
+    for batch in batches(data):
+        if batch.leader_epoch > latest:
+            latest = batch.leader_epoch
+            begun.append(EpochEntry(latest, batch.base_offset))
+    known.assign_all(begun)
 
 
 def cut_stopped(storage: Storage, damage: Damage) -> None:

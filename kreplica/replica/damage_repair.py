@@ -20,10 +20,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kreplica.common.errors import (
-    KreplicaError,
-    LogCleaningAborted,
-)
+from kreplica._core.crc32c import checksum
+from kreplica.common.errors import KreplicaError, LogCleaningAborted
 from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.metrics import MetricRegistry
@@ -72,8 +70,9 @@ class _Repair:
         self.partition = partition
         self.number = 0
         self.damage: Damage | None = None
-        # The deleted range that was filled last: if recovery stops there again, filling it does not help.
-        self.filled: tuple[str, int] | None = None
+        # Path, first offset and checksum of what was last put where recovery had stopped. If recovery stops
+        # there again, the same bytes will not help.
+        self.filled: tuple[str, int, int] | None = None
         self.peers: list[int] = []
         self.taken: RangeFromPeers | None = None
         # How far the range had come when its peers were last asked from the first one on.
@@ -177,12 +176,11 @@ class DamageRepair:
             taken = repair.taken = RangeFromPeers(wanted_by(log, damage))
             if taken.is_whole:
                 # All of it is deleted, and recovery stopped there nevertheless.
-                if repair.filled == (damage.path, damage.first_offset):
-                    self._pass_over(repair, damage)
-                    return
-                repair.filled = damage.path, damage.first_offset
                 self._put(repair, self._broker_id, taken.data)
                 return
+        except PeerDisagrees:
+            self._pass_over(repair, damage)
+            return
         except KreplicaError as error:
             self._on_failure(partition.topic_partition, error)
             self._pass_over(repair, damage)
@@ -314,10 +312,14 @@ class DamageRepair:
             # deleted keys would come back. Another peer, or this one when it was cleaned, has less.
             repair.taken = RangeFromPeers(wanted_by(log, damage))
             raise PeerDisagrees(f"broker {peer} has more in the range than was here")
+        filling = damage.path, damage.first_offset, checksum(data)
+        if log.stopped_at is not None and repair.filled == filling:
+            raise PeerDisagrees(f"recovery stopped again at {damage} with what broker {peer} has")
         try:
             if log.stopped_at is None:
                 splice(log, damage, data)
             else:
+                repair.filled = filling
                 self._mend_stopped(partition, damage, data)
         except LogCleaningAborted:
             self._again_later(repair)

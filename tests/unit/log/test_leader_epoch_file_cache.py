@@ -128,6 +128,30 @@ def test_failed_write_changes_nothing() -> None:
     assert cache.entries == ((4, 0),)
 
 
+def test_a_change_that_failed_is_undone_without_a_write_where_the_file_has_all_epochs() -> None:
+    """A truncation from the start was pending: on a full disk the undo failed, and took the log offline."""
+    storage = MemoryStorage()
+    cache = cache_with((1, 0), (2, 10), storage=storage)
+    cache.truncate_from_start(5)
+    before, written = cache.entries, len(storage.calls)
+    cache.truncate_from_end(10)
+    cache.restore(before)
+    assert (cache.entries, cache.dirty, len(storage.calls)) == (((1, 5), (2, 10)), True, written)
+    cache.flush()
+    assert storage.files[FILE] == b"0\n2\n1 5\n2 10\n"
+
+
+def test_a_change_that_failed_is_undone_on_disk_where_an_epoch_is_missing() -> None:
+    storage = MemoryStorage()
+    cache = cache_with((1, 0), (2, 10), storage=storage)
+    before = cache.entries
+    cache.truncate_from_end(10)
+    cache.flush()
+    cache.restore(before)
+    assert (cache.entries, cache.dirty) == (before, False)
+    assert storage.files[FILE] == b"0\n2\n1 0\n2 10\n"
+
+
 def test_follows_a_renamed_directory() -> None:
     storage = MemoryStorage()
     cache = cache_with(storage=storage)
