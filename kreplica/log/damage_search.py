@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.segment_scan import examine, resync
 from kreplica._core.status import NAMES
-from kreplica.common.errors import CorruptMessage
+from kreplica.common.errors import CorruptMessage, StorageIOError
 from kreplica.common.types import INT64_MAX
 from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.damage import Damage, DamageFile, Damages
@@ -272,10 +272,15 @@ def report(log: UnifiedLog, segment: LogSegment, damage: Damage) -> bool:
 def settle(log: UnifiedLog, segment: LogSegment) -> None:
     """Put on disk what is damaged of the segment, and all else that is there, and let it be a closed one.
 
-    Raises KafkaStorageError; where the disk was full, it is to be done once more before the range is healed.
+    Raises StorageFull: settle again before the range is healed. Raises KafkaStorageError if the disk fails,
+    which takes the log offline.
     """
     with log.lock:
-        DamageFile(log.local.storage, log.local.directory).write(log.damages)
+        try:
+            DamageFile(log.local.storage, log.local.directory).write(log.damages)
+        except StorageIOError as error:
+            log.fail(error)
+            raise
         if segment is log.active:
             log.roll()
     log.flush()

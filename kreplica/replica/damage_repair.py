@@ -158,6 +158,9 @@ class DamageRepair:
         repair.leader_answered = False
         if self._closed or log is None or log.is_offline:
             self._repairs.pop(partition.topic_partition, None)
+            if log is not None and isinstance(log.failure, KreplicaError):
+                # The disk failed when the range was to be noted.
+                self._on_failure(partition.topic_partition, log.failure)
             return
         lost = log.lost_ranges
         if not lost:
@@ -319,8 +322,8 @@ class DamageRepair:
             if log.stopped_at is None:
                 splice(log, damage, data)
             else:
-                repair.filled = filling
                 self._mend_stopped(partition, damage, data)
+                repair.filled = filling
         except LogCleaningAborted:
             self._again_later(repair)
             return

@@ -52,3 +52,11 @@ def test_a_follower_hears_the_high_watermark_that_it_was_told_during_a_change_of
 def test_a_batch_is_not_there_twice_after_two_unclean_elections():
     # The second one brings back the log of the leader to which the batch was sent first.
     NodeDriver(840416).run(EVENTS)
+
+
+def test_a_truncation_that_a_full_disk_refuses_leaves_the_directory_online():
+    NodeDriver(910203).run(EVENTS)
+
+
+def test_a_follower_whose_log_is_lost_takes_batches_of_a_later_epoch():
+    NodeDriver(910238).run(EVENTS)

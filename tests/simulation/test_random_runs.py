@@ -83,3 +83,8 @@ def test_a_deleted_range_that_recovery_stopped_at_is_filled_with_the_epochs_it_e
 def test_a_follower_with_damage_below_its_log_start_comes_back_after_a_full_disk():
     """It never told a leader that knew nothing of it that there was room again."""
     RandomDriver(341352, with_disks=True).run(EVENTS)
+
+
+@pytest.mark.parametrize("seed", [910599, 910815])
+def test_a_log_whose_disk_fails_when_damage_is_to_be_noted_takes_nothing_more(seed):
+    RandomDriver(seed, with_disks=True).run(EVENTS)

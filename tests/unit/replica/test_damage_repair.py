@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kreplica._core.log_segment import LogSegment
-from kreplica.common.errors import CorruptMessage, DamagedLog, KreplicaError, StorageFull
+from kreplica.common.errors import (
+    CorruptMessage,
+    DamagedLog,
+    KafkaStorageError,
+    KreplicaError,
+    StorageFull,
+    StorageIOError,
+)
 from kreplica.common.types import TopicPartition
+from kreplica.log import splice as splice_module
 from kreplica.log.damage_search import search
+from kreplica.log.file_names import DAMAGE_FILE
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.isr_history import IsrChangeReason
 from kreplica.replica.produce import ACKS_LEADER
@@ -330,6 +339,20 @@ def test_a_leader_with_rot_that_nobody_has_fetched_wants_an_in_sync_follower_to_
     assert set(at.partition(2).isr) == {1, 2, 3}
 
 
+def test_a_disk_that_fails_when_a_range_is_to_be_noted_takes_the_directory_offline() -> None:
+    """The reader got an error, and the log went on on a disk that had refused a write."""
+    at = filled()
+    log = at.partition(1).local_log
+    failing(at, 1, lambda _, path: DAMAGE_FILE in path, StorageIOError("the disk fails"))
+    rot(at, 1, 9)
+    with pytest.raises(StorageIOError):
+        read(log, 9)
+    assert log.is_offline
+    at.settle()
+    with pytest.raises(KafkaStorageError):
+        at.partition(1)
+
+
 class Died(Exception):
     """The broker's machine stops here."""
 
@@ -397,6 +420,26 @@ def test_a_follower_whose_recovery_stops_at_rot_is_made_whole(offsets: tuple[int
     assert image(at, 2).startswith(whole[:100])
     assert image(at, 2) == image(at, 1)
     assert set(at.partition(1).isr) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("notes_epochs", [True, False])
+def test_a_follower_whose_log_is_lost_takes_batches_of_a_later_epoch(notes_epochs: bool, monkeypatch) -> None:
+    """Recovery took them for damage, and the repair put the same bytes there again, without end."""
+    if not notes_epochs:
+        # Recovery stops there again: the log is cut, and follows its leader from there on.
+        monkeypatch.setattr(splice_module, "_note_epochs", lambda *_: None)
+    at = filled(3)
+    log = at.partition(2).local_log
+    at.cluster.kill(2)
+    at.elect(3, isr=(1, 3))
+    append(at, 2, leader=3)
+    rot_file(at, 2, 0, log, cut=True)
+    at.cluster.start(2)
+    at.tell(at.controller.decide(T0))
+    at.pass_time(20_000)
+    assert image(at, 2) == image(at, 3)
+    assert [entry.epoch for entry in at.partition(2).local_log.epochs.entries] == [0, 1]
+    assert set(at.partition(3).isr) == {1, 2, 3}
 
 
 def test_a_log_at_whose_rot_recovery_stopped_is_not_cut_before_its_leader_has_answered() -> None:
