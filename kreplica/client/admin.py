@@ -1,8 +1,8 @@
-"""Admin: changes topics and partitions, by requests to the active controller, wherever it is now.
+"""Admin: changes topics and partitions through requests to the active controller.
 
-A request whose answer says that another node is the controller is sent again, and so is one whose answer was
-lost. What was done by the first and refused to the second counts as done. Thread rule: any thread; futures
-are resolved in the loop.
+A request is sent again if another node turns out to be the controller, or if the answer was lost. If a lost
+first try was carried out and the second is therefore refused, the operation counts as done. Thread rule: any
+thread; futures are resolved in the loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -54,7 +54,7 @@ from kreplica.common.wire import error_of
 TOPIC_RESOURCE = 2
 SET, DELETE = 0, 1
 ELECTION_TYPES = {"preferred": 0, "unclean": 1}
-# After these another node, or the same a moment later, may do it.
+# After these errors, retry: another node may be the controller, or this one may succeed later.
 ELSEWHERE = (NotController, NetworkException, RequestTimedOut)
 
 ErrorIn = Callable[[Any], KreplicaError | None]
@@ -71,15 +71,16 @@ class _Ask:
         self.done_already = done_already
         self.deadline_ms = deadline_ms
         self.future: Future[None] = Future()
-        self.may_be_done = False  # it was sent, and an answer was lost
+        self.may_be_done = False  # a try was sent and its answer was lost
         self.last_error: BaseException | None = None
 
 
 class Admin:
-    """`controllers()`: the nodes that may be the active controller, the likeliest first.
+    """Sends administrative requests; see the methods for each.
 
-    The futures fail with the controller's error, with its text, and with RequestTimedOut after `timeout_ms`
-    (by default default.api.timeout.ms).
+    `controllers()`: the nodes that may be the active controller, the likeliest first. Futures fail with the
+    controller's error and text, or with RequestTimedOut after `timeout_ms` (default.api.timeout.ms by
+    default).
     """
 
     def __init__(
@@ -116,10 +117,10 @@ class Admin:
         config: Mapping[str, object] | None = None,
         timeout_ms: int | None = None,
     ) -> Future[None]:
-        """Create a topic; -1 stands for the controller's defaults.
+        """Create a topic; -1 means the controller's default.
 
-        `assignment`: by partition the brokers, the preferred leader first; then `partitions` and
-        `replication_factor` stay -1. Errors: TopicAlreadyExists, InvalidTopic, InvalidPartitions,
+        `assignment`: for each partition its brokers, the preferred leader first; `partitions` and
+        `replication_factor` must then be -1. Errors: TopicAlreadyExists, InvalidTopic, InvalidPartitions,
         InvalidReplicationFactor, InvalidReplicaAssignment, InvalidConfig.
         """
         topic = CreatableTopic(
@@ -149,7 +150,7 @@ class Admin:
         )
 
     def create_partitions(self, name: str, count: int, *, timeout_ms: int | None = None) -> Future[None]:
-        """Let the topic have `count` partitions. Errors: UnknownTopicOrPartition, InvalidPartitions."""
+        """Increase the topic's partitions to `count`. Errors: UnknownTopicOrPartition, InvalidPartitions."""
         request = CreatePartitionsRequest(
             topics=(CreatePartitionsTopic(name=name, count=count, assignments=None),),
             timeout=self._patience(timeout_ms),
@@ -160,7 +161,7 @@ class Admin:
     def alter_config(
         self, name: str, changes: Mapping[str, object | None], *, timeout_ms: int | None = None
     ) -> Future[None]:
-        """Change settings of a topic; None takes one back. Errors: InvalidConfig, UnknownTopicOrPartition."""
+        """Change settings of a topic; None resets one. Errors: InvalidConfig, UnknownTopicOrPartition."""
         configs = tuple(
             AlterableConfig(
                 name=key,
@@ -178,7 +179,7 @@ class Admin:
     def reassign(
         self, at: TopicPartition, replicas: Sequence[int] | None, *, timeout_ms: int | None = None
     ) -> Future[None]:
-        """Begin to move the partition to these brokers, or cancel a move for None; done when it has begun.
+        """Start moving the partition to these brokers, or cancel the move (None); done when it has started.
 
         Errors: InvalidReplicaAssignment, NoReassignmentInProgress, UnknownTopicOrPartition.
         """
@@ -203,7 +204,7 @@ class Admin:
         *,
         timeout_ms: int | None = None,
     ) -> Future[None]:
-        """Let the preferred replica lead, or, unclean, any that is there; done as well where that is so.
+        """Elect the preferred replica, or with "unclean" any live one; succeeds also if it leads already.
 
         Errors: PreferredLeaderNotAvailable, EligibleLeadersNotAvailable, UnknownTopicOrPartition.
         """
@@ -251,7 +252,7 @@ class Admin:
     def _request(self, asked: _Ask) -> Any | None:
         if self._left_ms(asked) > 0:
             return asked.request
-        error = RequestTimedOut(f"{type(asked.request).__name__}: no controller did it in time")
+        error = RequestTimedOut(f"{type(asked.request).__name__}: no controller carried it out in time")
         error.__cause__ = asked.last_error
         asked.future.set_exception(error)
         return None
@@ -264,7 +265,7 @@ class Admin:
             error = asked.error_in(reply.result())
         if isinstance(error, ELSEWHERE):
             asked.last_error = error
-            # One that resigned before the commit cannot tell either.
+            # A controller that resigned before the commit does not know the outcome either.
             asked.may_be_done = True
             self._tries += 1
             return True
@@ -283,7 +284,7 @@ class Admin:
 
 def _only(answers: Sequence[Any]) -> Any:
     if not answers:
-        raise UnknownServerError("an answer that leaves out what was asked for")
+        raise UnknownServerError("the response leaves out the requested item")
     return answers[0]
 
 

@@ -1,6 +1,6 @@
-"""Client: a program's side of a cluster: metadata, producer, fetcher and admin over one transport and loop.
+"""Client: a program's access to a cluster: metadata, producer, fetcher and admin over one transport and loop.
 
-Ownership: it owns none of what it is given. Thread rule: as its parts say.
+Ownership: it owns none of its constructor's arguments. Thread rule: see each part.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from kreplica.common.ports import Clock, Loop, Transport
 
 
 class Client:
-    """`brokers()`: whom it may ask for metadata; `controllers()`: who may be the active controller, the
-    likeliest first."""
+    """Metadata, producer, fetcher and admin of one cluster.
+
+    `brokers()`: the nodes to ask for metadata. `controllers()`: the nodes that may be the active controller,
+    the
+    likeliest first.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class Client:
         self.admin = Admin(controllers, transport=transport, loop=loop, clock=clock, config=config)
 
     def consumer(self, group_id: str, topics: Sequence[str], config: ConsumerConfig) -> GroupConsumer:
-        """Another member of the group; it joins with its first poll."""
+        """Return a new member of the group; it joins with its first poll."""
         return GroupConsumer(
             group_id,
             topics,

@@ -1,4 +1,4 @@
-"""The settings of a client, under Kafka's names with dots for underscores."""
+"""Settings of a client, under Kafka's names with dots for underscores."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """Times in ms, sizes in bytes. The back-off is below Kafka's 100 ms, for leaders come back sooner here.
+    """Times in ms, sizes in bytes. The back-off is below Kafka's 100 ms, because failover is faster here.
 
-    `request_timeout_ms`: so long one answer is waited for. `delivery_timeout_ms`, `default_api_timeout_ms`:
-    so long a batch, anything else is tried again. `leader_check_ms`: after so long without an answer it is
-    asked whether another broker leads by now; one that hangs closes no connection. `max_in_flight`: batches
-    of one partition on their way at once; a broker remembers the last five of a producer.
+    `request_timeout_ms`: how long to wait for one response. `delivery_timeout_ms`, `default_api_timeout_ms`:
+    how long to retry a batch, or anything else. `leader_check_ms`: after this long without a response, ask
+    whether another broker leads by now; a hanging leader closes no connection. `max_in_flight`: concurrent
+    batches for one partition; a broker remembers a producer's last five.
     """
 
     delivery_timeout_ms: int = 120_000

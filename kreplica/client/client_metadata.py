@@ -1,9 +1,11 @@
-"""ClientMetadata: who leads what, as the brokers told.
+"""ClientMetadata: the leaders of partitions, as reported by brokers.
 
-It is a cache that may be wrong: whoever is sent away by a broker asks for a `refresh`. One request is in
-flight; all that is wanted meanwhile goes into the next. What a broker says of an older leader epoch than is
-known is not believed, for brokers hear of elections one after the other. Thread rule: `topic` and `leader`
-from any thread, since what they look at is replaced and never changed; everything else runs in the loop.
+This is a cache that may be out of date: after a broker refuses a request as not being the leader, the caller
+asks for a `refresh`. At most one request is in flight; topics wanted meanwhile go into the next one.
+Partition
+data of an older leader epoch than the known one is ignored, since brokers learn of elections at different
+times. Thread rule: call `topic` and `leader` from any thread, because their data is replaced and never
+changed; everything else runs in the loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -26,7 +28,7 @@ from kreplica.common.wire import error_of, topic_id_of
 
 
 class PartitionInfo(NamedTuple):
-    """A partition as a broker told it; `leader` is None where there is none."""
+    """A partition as reported by a broker; `leader` is None if it has no leader."""
 
     leader: int | None
     leader_epoch: int
@@ -35,7 +37,7 @@ class PartitionInfo(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """A topic as a broker told it."""
+    """A topic as reported by a broker."""
 
     name: str
     topic_id: Uuid
@@ -43,7 +45,7 @@ class TopicInfo(NamedTuple):
 
 
 class ClientMetadata:
-    """See the module. `nodes()`: the ids of the nodes that may be asked."""
+    """Cached topic metadata, refreshed on request. `nodes()`: the ids of the nodes to ask."""
 
     def __init__(
         self,
@@ -59,40 +61,40 @@ class ClientMetadata:
         self._loop = loop
         self._config = config or ClientConfig()
         self._topics: dict[str, TopicInfo] = {}
-        # The loop's own:
+        # Used only in the loop:
         self._wanted: dict[str, list[Future[TopicInfo]]] = {}
         self._in_flight = False
-        self._asked = 0  # how many requests were made, to ask another node each time
+        self._asked = 0  # number of requests sent; used to ask another node each time
         self._closed = False
 
     def topic(self, name: str) -> TopicInfo | None:
-        """What is known of the topic; None: nothing."""
+        """Return the cached topic, or None."""
         return self._topics.get(name)
 
     def leader(self, at: TopicPartition) -> int | None:
-        """Who is believed to lead the partition."""
+        """Return the node that leads the partition, as far as known, or None."""
         topic = self._topics.get(at.topic)
         partition = None if topic is None else topic.partitions.get(at.partition)
         return None if partition is None else partition.leader
 
     def leader_epoch(self, at: TopicPartition) -> int:
-        """The leader epoch in which `leader` is believed to lead; NO_LEADER_EPOCH where nothing is known."""
+        """Return the leader epoch that belongs to `leader`; NO_LEADER_EPOCH if unknown."""
         topic = self._topics.get(at.topic)
         partition = None if topic is None else topic.partitions.get(at.partition)
         return NO_LEADER_EPOCH if partition is None else partition.leader_epoch
 
     def refresh(self, name: str) -> Future[TopicInfo]:
-        """Ask a broker for the topic; what the answer to a request says that is sent after this call.
+        """Ask a broker for the topic, with a request sent after this call.
 
-        The future fails with UnknownTopicOrPartition where that broker does not know the topic (or not yet).
-        Brokers that do not answer are passed over, until one does.
+        The future fails with UnknownTopicOrPartition if that broker does not know the topic (or not yet).
+        Brokers that do not answer are skipped until one answers.
         """
         future: Future[TopicInfo] = Future()
         self._loop.post(partial(self._want, name, future))
         return future
 
     def close(self) -> None:
-        """Ask nothing any more; what waits stays unanswered."""
+        """Send no more requests; pending futures stay unresolved."""
         self._closed = True
 
     # ---- in the loop --------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class ClientMetadata:
             self._again_later()
             return
         wanted, self._wanted = self._wanted, {}
-        # Another one each time: a node that is cut off from the others answers, and knows nothing new.
+        # Another node each time: a node that is cut off from the others still answers, but with old data.
         self._asked += 1
         node_id = nodes[self._asked % len(nodes)]
         request = MetadataRequest(
@@ -144,12 +146,12 @@ class ClientMetadata:
                 _fail(futures, error)
         self._ask()
 
-    def _take_in(self, name: str, told: MetadataResponseTopic) -> TopicInfo:
-        topic_id = topic_id_of(told.topic_id)
+    def _take_in(self, name: str, reported: MetadataResponseTopic) -> TopicInfo:
+        topic_id = topic_id_of(reported.topic_id)
         known = self._topics.get(name)
         former = known.partitions if known is not None and known.topic_id == topic_id else {}
         partitions: dict[int, PartitionInfo] = {}
-        for each in told.partitions:
+        for each in reported.partitions:
             before = former.get(each.partition_index)
             info = PartitionInfo(
                 each.leader_id if each.leader_id >= 0 else None,

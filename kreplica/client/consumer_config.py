@@ -1,4 +1,4 @@
-"""The settings of a consumer in a group, under Kafka's names with dots for underscores."""
+"""Settings of a consumer in a group, under Kafka's names with dots for underscores."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from kreplica.common.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """Times in ms; the defaults are Kafka's. Raises InvalidConfig for one that makes no sense.
+    """Times in ms; the defaults are Kafka's. Raises InvalidConfig for an invalid value.
 
-    `group_instance_id`: the member is a static one (KIP-345): it keeps its partitions while it is away for
-    less than a session. `auto_offset_reset`: where to begin without a committed offset.
-    `max_poll_interval_ms`: one that takes no records for so long leaves its partitions to others, and so
-    long a rebalance waits.
+    `group_instance_id`: makes the member static (KIP-345): it keeps its partitions while it is away for less
+    than a session. `auto_offset_reset`: where to start without a committed offset. `max_poll_interval_ms`: a
+    member that polls no records for this long loses its partitions; a rebalance waits for members this long.
     """
 
     session_timeout_ms: int = 45_000
@@ -31,8 +30,13 @@ class ConsumerConfig:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if isinstance(value, int) and value <= 0:
-                raise InvalidConfig(f"{name} must be above 0, not {value}")
+                raise InvalidConfig(f"{name}={value} must be above 0")
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
-            raise InvalidConfig("heartbeat.interval.ms has to be below session.timeout.ms")
+            raise InvalidConfig(
+                f"heartbeat.interval.ms={self.heartbeat_interval_ms} must be below "
+                f"session.timeout.ms={self.session_timeout_ms}"
+            )
         if self.auto_offset_reset not in ("earliest", "latest"):
-            raise InvalidConfig(f"auto.offset.reset is earliest or latest, not {self.auto_offset_reset!r}")
+            raise InvalidConfig(
+                f"auto.offset.reset must be earliest or latest, not {self.auto_offset_reset!r}"
+            )

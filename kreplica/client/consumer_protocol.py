@@ -1,9 +1,9 @@
-"""What consumers of a group tell each other through the coordinator: subscriptions and assignments.
+"""The messages that consumers of a group exchange through the coordinator: subscriptions and assignments.
 
-Kafka's messages ConsumerProtocolSubscription and ConsumerProtocolAssignment, version 0, which every client
-reads: an int16 for the version, and the message. The range assignor divides each topic's partitions, in their
-order, among the members that read it, in theirs: the first ones get one more where it does not come out even.
-No state.
+They are Kafka's ConsumerProtocolSubscription and ConsumerProtocolAssignment in version 0, which every client
+reads: an int16 version, then the message. The range assignor divides each topic's partitions in order among
+the topic's readers in order; if the division leaves a remainder, the first readers get one partition more.
+Stateless.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kreplica.metadata.wire_types import NULLABLE_BYTES, Array, ByteReader
 
 PROTOCOL_TYPE = "consumer"
 RANGE = "range"
-# No version of these messages has KIP-482's encoding.
+# These messages have no flexible version (KIP-482) at all.
 NEVER = 1 << 15
 _VERSION = struct.Struct(">h")
 
@@ -31,7 +31,7 @@ NullableBytes: TypeAlias = Annotated[bytes | None, NULLABLE_BYTES]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerProtocolSubscription(Message):
-    """What a member reads."""
+    """The topics that a member reads."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
@@ -54,7 +54,7 @@ Assigned: TypeAlias = Annotated[tuple[AssignedPartitions, ...], Array(Structure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerProtocolAssignment(Message):
-    """What a member is to read."""
+    """The partitions assigned to a member."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
@@ -63,17 +63,17 @@ class ConsumerProtocolAssignment(Message):
 
 
 def encode_subscription(topics: Iterable[str]) -> bytes:
-    """What a member tells that reads these topics."""
+    """Encode the subscription of a member that reads these topics."""
     return _encode(ConsumerProtocolSubscription(topics=tuple(topics)))
 
 
 def decode_subscription(data: bytes) -> tuple[str, ...]:
-    """The topics that a member reads. Raises InvalidRecord."""
+    """Decode a subscription to its topics. Raises InvalidRecord."""
     return _decode(data, ConsumerProtocolSubscription).topics
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """What a member is told that is to read these partitions."""
+    """Encode the assignment of these partitions to a member."""
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
         topics.setdefault(topic, []).append(number)
@@ -84,7 +84,7 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """The partitions that a member is to read, none for no bytes at all. Raises InvalidRecord."""
+    """Decode an assignment to its partitions; empty bytes mean no partitions. Raises InvalidRecord."""
     if not data:
         return []
     return [
@@ -97,7 +97,7 @@ def decode_assignment(data: bytes) -> list[TopicPartition]:
 def assign_ranges(
     subscriptions: Mapping[str, Sequence[str]], partition_counts: Mapping[str, int]
 ) -> dict[str, list[TopicPartition]]:
-    """By member id what each is to read. `subscriptions`: by member id the topics it reads."""
+    """Return the partitions of each member. `subscriptions`: the topics of each member id."""
     assigned: dict[str, list[TopicPartition]] = {member_id: [] for member_id in subscriptions}
     for topic in sorted(partition_counts):
         readers = sorted(member_id for member_id, topics in subscriptions.items() if topic in topics)
@@ -117,9 +117,9 @@ def _encode(message: Message) -> bytes:
 
 
 def _decode(data: bytes, kind: type[M]) -> M:
-    """Of any version: what later ones have stands behind what the first one has."""
+    """Decode any version: later versions only append fields to those of the first."""
     reader = ByteReader(data)
     version = reader.unpack(_VERSION)[0]
     if version < 0:
-        raise InvalidRecord(f"a {kind.__name__} of version {version}")
+        raise InvalidRecord(f"a {kind.__name__} has the invalid version {version}")
     return layout_of(kind, 0).read(reader)

@@ -1,9 +1,9 @@
-"""Fetcher: reads batches and offsets of partitions from whoever leads them.
+"""Fetcher: reads batches and looks up offsets at the leaders of partitions.
 
-A fetch is one question; when the leader has changed, or does not answer, it is asked again elsewhere until
-the time is up. The partition's leader epoch goes along, so that a deposed leader does not answer (KIP-320).
-Nothing is kept between fetches but what the metadata knows. Thread rule: any thread; futures are resolved in
-the loop.
+A fetch is retried until its time is up: with a new leader if the leader has changed, or if it does not
+answer.
+Each request carries the partition's leader epoch, so that a deposed leader refuses it (KIP-320). Only the
+metadata cache persists between fetches. Thread rule: any thread; futures are resolved in the loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -36,7 +36,7 @@ ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1}
 
 
 class Fetched(NamedTuple):
-    """What the leader answered: whole batches, whose first may begin below the offset that was asked for.
+    """The leader's response: whole batches, the first of which may begin below the requested offset.
 
     `aborted`: (producer id, first offset) of the aborted transactions within, for "txn_committed".
     """
@@ -48,7 +48,7 @@ class Fetched(NamedTuple):
     aborted: tuple[tuple[int, int], ...]
 
     def batches(self) -> BatchIterator:
-        """The batches; each checks its CRC where it is opened."""
+        """Return the batches; each checks its CRC when it is opened."""
         return batches(b"" if self.records is None else self.records)
 
 
@@ -58,8 +58,12 @@ CONSUMER = -1
 
 
 class _Question(Generic[T]):
-    """What is asked of a partition's leader: `make(topic, left_ms)` makes the request, `read(response)` takes
-    the answer's (error, result). It waits at the leader for `max_wait_ms` at most."""
+    """A pending request to a partition's leader.
+
+    `make(topic, left_ms)` builds the request; `read(response)` returns its (error, result). `max_wait_ms`:
+    how
+    long the leader may delay the response.
+    """
 
     __slots__ = ("at", "deadline_ms", "future", "last_error", "make", "max_wait_ms", "read", "timer")
 
@@ -82,7 +86,7 @@ class _Question(Generic[T]):
 
 
 class Fetcher:
-    """See the module."""
+    """Reads batches and looks up offsets; finds and follows the leader of each partition."""
 
     def __init__(
         self,
@@ -108,11 +112,12 @@ class Fetcher:
         max_wait_ms: int = 0,
         timeout_ms: int | None = None,
     ) -> Future[Fetched]:
-        """The batches from `offset` on; none where there are none within `max_wait_ms`.
+        """Fetch the batches from `offset` on; the result is empty if none arrive within `max_wait_ms`.
 
-        The future fails with OffsetOutOfRange, with RequestTimedOut where no leader answers within
-        `timeout_ms` (by default default.api.timeout.ms), and with other errors that do not pass.
-        Raises KeyError for an isolation that there is not.
+        The future fails with OffsetOutOfRange, with RequestTimedOut if no leader answers within `timeout_ms`
+        (default.api.timeout.ms by default), and with other errors that are not retriable. Raises KeyError for
+        an
+        unknown isolation.
         """
         level = ISOLATION_LEVEL[isolation]
 
@@ -141,10 +146,10 @@ class Fetcher:
         isolation: Isolation = "high_watermark",
         timeout_ms: int | None = None,
     ) -> Future[int]:
-        """The offset of the first record at or after `timestamp` (ms since 1970), -1 where there is none; or,
-        for EARLIEST and LATEST, the log's start and the end of what may be read.
+        """Look up the offset of the first record at or after `timestamp` (ms since 1970), or -1.
 
-        The future fails as that of `fetch`.
+        EARLIEST and LATEST look up the log start offset and the end of the readable part. The future fails as
+        that of `fetch` does.
         """
         level = ISOLATION_LEVEL[isolation]
 
@@ -244,7 +249,7 @@ def _fetched(response: FetchResponse) -> tuple[BaseException | None, Fetched | N
         return error, None
     answer = _only(response.responses)
     if answer is None:
-        return UnknownServerError("a fetch that was answered without its partition"), None
+        return UnknownServerError("the Fetch response leaves out the requested partition"), None
     aborted = tuple((each.producer_id, each.first_offset) for each in answer.aborted_transactions or ())
     fetched = Fetched(
         answer.records, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset, aborted
@@ -255,7 +260,7 @@ def _fetched(response: FetchResponse) -> tuple[BaseException | None, Fetched | N
 def _offset(response: ListOffsetsResponse) -> tuple[BaseException | None, int | None]:
     answer = _only(response.topics)
     if answer is None:
-        return UnknownServerError("an answer without the partition that was asked for"), None
+        return UnknownServerError("the ListOffsets response leaves out the requested partition"), None
     return error_of(answer.error_code), answer.offset
 
 

@@ -1,12 +1,13 @@
-"""GroupConsumer: reads topics as a member of a group, from where the group has committed.
+"""GroupConsumer: reads topics as a member of a group, starting at the group's committed offsets.
 
     join ──▶ sync ──▶ committed offsets ──▶ fetches, heartbeats, commits ──rebalance──▶ commit, join again
 
-Between two generations it owns nothing: records of a chunk that was taken before are the next owner's, from
-the last one on that was marked. Each ownership has a number, the chunk's `term`; marks of an older one count
-for nothing. So each record is delivered once at least. Thread rule: `poll`, `mark`, `owns`, `commit` and
-`close` from any thread, `mark` from one at a time; everything else runs in the loop, and futures are resolved
-there.
+Between two generations a member owns no partitions: records of an earlier chunk after its last marked offset
+belong to the next owner. Each period of ownership has a number, which is the chunk's `term`; marks of an
+older
+term are ignored. So each record is delivered at least once. Thread rule: call `poll`, `owns`, `commit` and
+`close` from any thread, `mark` from one thread at a time; everything else runs in the loop, where futures are
+resolved too.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ from kreplica.log.transaction_index import AbortedTxn
 
 LOGGER = logging.getLogger(__name__)
 
-# After these the member has to join again; after the last two as a new one, or one that lost its generation.
+# After these errors the member joins again, with a new member id or without its generation where it lost
+# them.
 REJOIN = (RebalanceInProgress, UnknownMemberId, IllegalGeneration, RequestTimedOut)
 
 
 class Chunk(NamedTuple):
-    """Records of a partition that the member owns in that term, and the offset behind them."""
+    """Records of a partition owned in that term, and the offset after the last one."""
 
     at: TopicPartition
     records: Sequence[Record]
@@ -74,22 +76,22 @@ class Chunk(NamedTuple):
 
 
 class Ownership(NamedTuple):
-    """What a member has between two rebalances: its number, and how far whoever polls has come."""
+    """A member's ownership between two rebalances: its number, and the offsets marked as processed."""
 
     term: int
     marked: dict[TopicPartition, int]
 
     def snapshot(self) -> dict[TopicPartition, int]:
-        """The marks as they are; another thread may add one at any time, and a copy is one step to it."""
+        """Return a copy of the marks; the copy is atomic although another thread may add marks."""
         return self.marked.copy()
 
 
 class GroupConsumer:
     """A member of group `group_id` that reads `topics`; it joins with the first poll.
 
-    The futures of `poll` fail with what keeps it from ever being a member (FencedInstanceId,
-    InconsistentGroupProtocol, InvalidSessionTimeout, GroupMaxSizeReached), and with what is wrong with a
-    partition's records.
+    The futures of `poll` fail with errors that make membership impossible (FencedInstanceId,
+    InconsistentGroupProtocol, InvalidSessionTimeout, GroupMaxSizeReached), and with errors in a partition's
+    records.
     """
 
     def __init__(
@@ -117,66 +119,70 @@ class GroupConsumer:
         self._session = GroupSession(
             group_id, nodes, transport=transport, loop=loop, clock=clock, config=self._client
         )
-        # Read by any thread, and replaced as one: a mark that is late gets into the marks of its own term.
+        # Read by any thread, and replaced as a whole: a late mark goes into the marks of its own term.
         self._ownership = Ownership(0, {})
-        # The loop's own:
+        # Used only in the loop:
         self.member_id = ""
         self.generation_id = NO_GENERATION
         self._is_joined = self._is_joining = self._is_closed = False
         self._failure: KreplicaError | None = None
         self._committed: dict[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
-        self._wanted = 0  # how many partitions it was given
+        self._wanted = 0  # number of assigned partitions
         self._chunks: deque[Chunk] = deque()
         self._polls: list[Future[list[Chunk]]] = []
         self._counts: dict[str, int] = {}
         self._last_poll_ms = 0
         self._last_marks: dict[TopicPartition, int] = {}
 
-    # ---- whoever reads ------------------------------------------------------------------------------------
+    # ---- the reading side ---------------------------------------------------------------------------------
 
     def poll(self, max_wait_ms: int) -> Future[list[Chunk]]:
-        """What there is to read; nothing after `max_wait_ms`. Ask one at a time."""
+        """Return the next chunks; an empty list after `max_wait_ms`. Only one poll at a time."""
         future: Future[list[Chunk]] = Future()
         self._loop.post(partial(self._poll, future, max_wait_ms))
         return future
 
     def owns(self, chunk: Chunk) -> bool:
-        """Whether the chunk's records are this member's still."""
+        """Whether this member still owns the chunk's records."""
         return chunk.term == self.term
 
     def mark(self, chunk: Chunk, offset: int) -> None:
-        """What is below `offset` was dealt with; it is committed soon."""
+        """Mark all records below `offset` as processed; the mark is committed soon."""
         ownership = self._ownership
         if chunk.term == ownership.term:
             ownership.marked[chunk.at] = offset
 
     @property
     def term(self) -> int:
-        """The number of the ownership that it is in."""
+        """The number of the current ownership."""
         return self._ownership.term
 
     def commit(self) -> Future[None]:
-        """Commit what is marked; fails with RebalanceInProgress, IllegalGeneration or UnknownMemberId where
-        others have it by now, and with RequestTimedOut."""
+        """Commit the marked offsets.
+
+        The future fails with RebalanceInProgress, IllegalGeneration or UnknownMemberId if this member has
+        lost
+        its partitions, and with RequestTimedOut.
+        """
         future: Future[None] = Future()
         self._loop.post(lambda: _follow(self._commit(), future))
         return future
 
     def close(self) -> Future[None]:
-        """Commit what is marked, and leave; a static member stays one (KIP-345)."""
+        """Commit the marked offsets and leave the group; a static member stays in it (KIP-345)."""
         future: Future[None] = Future()
         self._loop.post(partial(self._close, future))
         return future
 
     @property
     def is_settled(self) -> bool:
-        """Whether it knows what it owns, and reads all of it."""
+        """Whether the assignment is known and all assigned partitions are being read."""
         return self._is_joined and len(self._positions) == self._wanted
 
     @property
     def assignment(self) -> list[TopicPartition]:
-        """What it owns now."""
+        """The partitions owned now."""
         return sorted(self._positions)
 
     @property
@@ -223,7 +229,7 @@ class GroupConsumer:
     # ---- joining ------------------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
-        """Own nothing any more."""
+        """Give up all partitions."""
         self._ownership = Ownership(self.term + 1, {})
         self._is_joined = self._is_joining = False
         self._committed, self._positions = {}, {}
@@ -231,7 +237,7 @@ class GroupConsumer:
         self._chunks.clear()
 
     def _rejoin(self, error: BaseException) -> None:
-        """The generation is over; what was dealt with in it is committed while that is still possible."""
+        """End this generation and join again; commit processed offsets first while that is still possible."""
         if self._is_closed or self._is_joining:
             return
         self._is_joined, self._is_joining = False, True
@@ -240,7 +246,7 @@ class GroupConsumer:
         elif isinstance(error, IllegalGeneration):
             self.generation_id = NO_GENERATION
         done = self._commit() if isinstance(error, RebalanceInProgress) else resolved(None)
-        # Whether or not it could be committed: if not, the next owner gets these records again.
+        # Join even if the commit failed: then the next owner gets these records again.
         done.add_done_callback(lambda _: self._loop.post(self._join))
 
     def _join(self) -> None:
@@ -255,7 +261,7 @@ class GroupConsumer:
             session_timeout_ms=config.session_timeout_ms,
             rebalance_timeout_ms=config.max_poll_interval_ms,
         )
-        # The answer comes when all others have joined, too.
+        # The response arrives when all other members have joined, too.
         answer_ms = config.max_poll_interval_ms + self._client.request_timeout_ms
         joined = self._session.ask(request, self._join_error, timeout_ms=answer_ms, answer_ms=answer_ms)
         self._then(joined, self._joined)
@@ -267,7 +273,7 @@ class GroupConsumer:
         return error
 
     def _then(self, future: Future[Any], step: Callable[[Any], None]) -> None:
-        """Go on with the result, or join again, or give up; nothing where another term has begun."""
+        """Call `step` with the result, or join again, or fail; do nothing if another term has begun."""
         term = self.term
 
         def go_on() -> None:
@@ -305,12 +311,12 @@ class GroupConsumer:
         self._then(self._partition_counts(topics), partial(self._assign, subscriptions))
 
     def _partition_counts(self, topics: Sequence[str]) -> Future[dict[str, int]]:
-        """How many partitions each topic has; without those that are not there (yet)."""
+        """Count the partitions of each topic; topics that do not exist (yet) are left out."""
         counted: Future[dict[str, int]] = Future()
         counts: dict[str, int] = {}
         left = set(topics)
 
-        def told(topic: str, answer: Future[TopicInfo]) -> None:
+        def counted_topic(topic: str, answer: Future[TopicInfo]) -> None:
             left.discard(topic)
             if answer.exception() is None:
                 counts[topic] = len(answer.result().partitions)
@@ -318,7 +324,7 @@ class GroupConsumer:
                 counted.set_result(counts)
 
         for topic in topics:
-            self._metadata.refresh(topic).add_done_callback(partial(told, topic))
+            self._metadata.refresh(topic).add_done_callback(partial(counted_topic, topic))
         return counted
 
     def _assign(self, subscriptions: Mapping[str, Sequence[str]], counts: dict[str, int]) -> None:
@@ -350,7 +356,7 @@ class GroupConsumer:
             self._fetch_committed(partitions)
 
     def _watch_partitions(self, term: int, topics: Sequence[str]) -> None:
-        """The leader looks whether topics get more partitions, and has them assigned."""
+        """As group leader, check regularly whether a topic has new partitions; if so, rebalance."""
 
         def look() -> None:
             if term == self.term and not self._is_closed:
@@ -358,7 +364,7 @@ class GroupConsumer:
 
         def compare(counts: dict[str, int]) -> None:
             if any(count != self._counts.get(topic) for topic, count in counts.items()):
-                self._rejoin(RebalanceInProgress("a topic has other partitions"))
+                self._rejoin(RebalanceInProgress("the number of partitions of a topic has changed"))
             else:
                 self._watch_partitions(term, topics)
 
@@ -389,7 +395,7 @@ class GroupConsumer:
         self._fetch(at, self.term)
 
     def _reset(self, at: TopicPartition) -> None:
-        """Begin where the configuration says, since there is no offset, or none that is there."""
+        """Start at auto.offset.reset, because there is no committed offset or it is out of range."""
         where = EARLIEST if self.config.auto_offset_reset == "earliest" else LATEST
         offset = self._fetcher.offset(at, where, isolation=self.config.isolation_level)
         self._then(offset, partial(self._begin_at, at))
@@ -440,7 +446,12 @@ class GroupConsumer:
         if term != self.term or not self._is_joined or self._is_closed:
             return
         if self._is_forgotten():
-            LOGGER.warning("group %s: nobody polls %s; it leaves", self._group_id, self.member_id)
+            LOGGER.warning(
+                "group %s: member %s has not polled for max.poll.interval.ms=%d; it leaves the group",
+                self._group_id,
+                self.member_id,
+                self.config.max_poll_interval_ms,
+            )
             self._leave()
             self.member_id, self.generation_id = "", NO_GENERATION
             self._let_go()
@@ -465,7 +476,7 @@ class GroupConsumer:
 
     def _commit_again(self, term: int) -> None:
         if term == self.term and self._is_joined and not self._is_closed:
-            # A heartbeat tells what a failed commit tells.
+            # Ignore the result: the heartbeat reports the same errors.
             self._commit()
             self._commit_later(term)
 
@@ -476,16 +487,16 @@ class GroupConsumer:
             return resolved(None)
         request = offset_commit_request(self._membership, marked)
         term, committed = self.term, Future[None]()
-        # What is not kept within a session is not kept by this member.
+        # Retry for a session: a commit that takes longer comes too late for this member.
         reply = self._session.ask(request, _commit_error, timeout_ms=self.config.session_timeout_ms)
 
-        def told(done: Future[Any]) -> None:
+        def replied(done: Future[Any]) -> None:
             error = done.exception()
             if error is None and term == self.term:
                 self._committed.update(marked)
             _resolve(committed, error)
 
-        reply.add_done_callback(told)
+        reply.add_done_callback(replied)
         return committed
 
     # ---- the end ------------------------------------------------------------------------------------------
@@ -503,7 +514,7 @@ class GroupConsumer:
             polls, self._polls = self._polls, []
             for poll in polls:
                 poll.set_result([])
-            # A coordinator that cannot be told finds it out by the end of the session.
+            # Ignore the result: a coordinator that is not reached notices when the session expires.
             left.add_done_callback(lambda _: _resolve(future, None))
 
         committed.add_done_callback(lambda _: self._loop.post(leave))
@@ -519,7 +530,7 @@ class GroupConsumer:
 
 
 def records_from(fetched: Fetched, offset: int) -> tuple[list[Record], int]:
-    """The records from `offset` on that count, and the offset behind all. Raises CorruptMessage."""
+    """Return the visible records from `offset` on, and the next offset. Raises CorruptMessage."""
     aborted = AbortedFilter([AbortedTxn(pid, first, -1, -1) for pid, first in fetched.aborted])
     records: list[Record] = []
     next_offset = offset
@@ -538,7 +549,7 @@ def _commit_error(response: Any) -> KreplicaError | None:
     for topic in response.topics:
         for each in topic.partitions:
             error = error_of(each.error_code)
-            # An offset of a topic that is gone is nobody's any more.
+            # An offset of a deleted topic no longer matters.
             if error is not None and not isinstance(error, UnknownTopicOrPartition):
                 return error
     return None

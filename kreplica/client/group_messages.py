@@ -1,4 +1,4 @@
-"""The requests of a group's member, as entities of the package kio. No state; any thread."""
+"""Builds the requests of a group member, as entities of the package kio. Stateless; any thread."""
 
 # mypy: disable-error-code="arg-type"
 
@@ -35,7 +35,7 @@ NO_GENERATION = -1
 
 
 class Membership(NamedTuple):
-    """Who asks: a member of a group in a generation."""
+    """A member of a group in one generation, as its requests name it."""
 
     group_id: str
     generation_id: int
@@ -46,7 +46,7 @@ class Membership(NamedTuple):
 def join_request(
     member: Membership, topics: Sequence[str], *, session_timeout_ms: int, rebalance_timeout_ms: int
 ) -> JoinGroupRequest:
-    """Wants to read these topics in the next generation."""
+    """Build the request to join the next generation as a reader of these topics."""
     return JoinGroupRequest(
         group_id=member.group_id,
         session_timeout=timedelta(milliseconds=session_timeout_ms),
@@ -59,7 +59,7 @@ def join_request(
 
 
 def sync_request(member: Membership, assigned: Mapping[str, Sequence[TopicPartition]]) -> SyncGroupRequest:
-    """Asks what it is to read; the leader's says it of all, by member id."""
+    """Build the request for the member's assignment; the leader's carries the assignments of all members."""
     return SyncGroupRequest(
         group_id=member.group_id,
         generation_id=member.generation_id,
@@ -75,7 +75,7 @@ def sync_request(member: Membership, assigned: Mapping[str, Sequence[TopicPartit
 
 
 def heartbeat_request(member: Membership) -> HeartbeatRequest:
-    """Is alive."""
+    """Build a heartbeat."""
     return HeartbeatRequest(
         group_id=member.group_id,
         generation_id=member.generation_id,
@@ -85,13 +85,13 @@ def heartbeat_request(member: Membership) -> HeartbeatRequest:
 
 
 def leave_request(member: Membership) -> LeaveGroupRequest:
-    """Is no member any more."""
+    """Build the request to leave the group."""
     identity = MemberIdentity(member_id=member.member_id, group_instance_id=member.group_instance_id)
     return LeaveGroupRequest(group_id=member.group_id, members=(identity,))
 
 
 def offset_fetch_request(group_id: str, partitions: Iterable[TopicPartition]) -> OffsetFetchRequest:
-    """Asks what the group has committed of these partitions."""
+    """Build the request for the group's committed offsets of these partitions."""
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
         topics.setdefault(topic, []).append(number)
@@ -106,7 +106,7 @@ def offset_fetch_request(group_id: str, partitions: Iterable[TopicPartition]) ->
 
 
 def offset_commit_request(member: Membership, offsets: Mapping[TopicPartition, int]) -> OffsetCommitRequest:
-    """Has dealt with what is below these offsets."""
+    """Build the request to commit these offsets: all records below them are processed."""
     topics: dict[str, list[OffsetCommitRequestPartition]] = {}
     for (topic, number), offset in offsets.items():
         topics.setdefault(topic, []).append(

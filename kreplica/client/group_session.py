@@ -1,7 +1,7 @@
-"""GroupSession: requests to whoever coordinates a group now, sent again until they are answered.
+"""GroupSession: sends requests to a group's coordinator and retries until they are answered.
 
-A coordinator that is not there, loads, or moved is looked for again. Thread rule: everything runs in the
-client's loop, and the futures are resolved there.
+If the coordinator is unavailable, still loading or has moved, the session looks it up again. Thread rule:
+everything runs in the client's loop, where futures are resolved too.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -28,7 +28,7 @@ from kreplica.common.future import Future
 from kreplica.common.ports import Clock, Loop, Transport
 from kreplica.common.wire import error_of
 
-# After these the coordinator may be elsewhere; and it is the same one, but not ready yet.
+# After ELSEWHERE errors the coordinator may have moved; after NOT_YET the same one needs more time.
 ELSEWHERE = (NotCoordinator, CoordinatorNotAvailable, InvalidMetadata, RequestTimedOut)
 NOT_YET = (CoordinatorLoadInProgress,)
 
@@ -52,7 +52,7 @@ class _Ask:
 
 
 class GroupSession:
-    """Of one group. `nodes()`: the nodes that may be asked for the coordinator."""
+    """Requests to the coordinator of one group. `nodes()`: the nodes to ask for the coordinator."""
 
     def __init__(
         self,
@@ -83,10 +83,11 @@ class GroupSession:
         timeout_ms: int,
         answer_ms: int | None = None,
     ) -> Future[Any]:
-        """The response of the coordinator, in which `error_in` finds no error that passes by itself.
+        """Return the coordinator's response; retry while `error_in(response)` finds a retriable error.
 
-        It is tried for `timeout_ms`, and one answer waited for `answer_ms` (by default
-        request.timeout.ms). The future fails with other errors, and with RequestTimedOut.
+        Retries go on for `timeout_ms`; each response may take `answer_ms` (request.timeout.ms by default).
+        The
+        future fails with other errors, and with RequestTimedOut.
         """
         patience_ms = self._config.request_timeout_ms if answer_ms is None else answer_ms
         asked = _Ask(request, error_in, patience_ms, self._now_ms() + timeout_ms)
@@ -133,7 +134,7 @@ class GroupSession:
         if not nodes:
             self._loop.post_later(self._look_again, self._config.retry_backoff_ms)
             return
-        # Another one each time: a node that is cut off from the others answers, and knows nothing new.
+        # Another node each time: a node that is cut off from the others still answers, but with old data.
         self._asked += 1
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=(self._group_id,))
         node_id = nodes[self._asked % len(nodes)]

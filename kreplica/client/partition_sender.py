@@ -1,11 +1,12 @@
-"""PartitionSender: what one producer sends to one partition, in order, each batch once.
+"""PartitionSender: sends one producer's batches to one partition, in order and without duplicates.
 
-A batch that gets acks=all has a sequence number of the partition's own producer id (KIP-98), so that one
-that is sent again is appended once. At most `max_in_flight` are on their way. When one fails that may be
-sent again, nothing new is sent until all of them are answered; then those that failed are sent again, in
-their order. A batch that is given up leaves a gap in the sequence: those behind it begin anew under another
-producer id if they certainly were not appended, and fail where nobody knows. The same goes for a batch that
-a leader refuses because it lacks what was acknowledged before, as after an unclean election.
+A batch with acks=all carries a sequence number of this partition's own producer id (KIP-98), so that a retry
+is not appended twice. At most `max_in_flight` batches are in flight. After a retriable failure nothing new is
+sent until all batches in flight are answered; then the failed ones are sent again, in their order. Giving up
+a
+batch leaves a gap in the sequence. The batches after it continue under a new producer id if they were
+certainly not appended, and fail if that is unknown. The same happens when a leader rejects a batch because
+acknowledged batches before it are missing, as after an unclean election.
 
 It belongs to its producer's loop.
 """
@@ -57,16 +58,17 @@ _request, _topic, _data = maker(ProduceRequest), maker(TopicProduceData), maker(
 
 ALL = -1
 SEQUENCES = 1 << 31
-# After these the broker certainly has not appended. NotLeaderOrFollower is none of them: it also ends the
-# wait of what was appended when its leader is deposed.
+# After these errors the broker has certainly not appended. NotLeaderOrFollower is not among them: it also
+# ends
+# the wait for a batch that was appended before its leader was deposed.
 NOT_APPENDED = (NodeUnreachable, NotEnoughReplicas, OutOfOrderSequenceNumber, UnknownTopicOrPartition)
 
 
 class RecordMetadata(NamedTuple):
-    """Where records are: `record_count` of them from `base_offset` on.
+    """The position of appended records: `record_count` records from `base_offset` on.
 
-    `base_offset` is -1 where nobody told: with acks=0, and where an answer was lost so long ago that the
-    leader remembers only that it has the batch.
+    `base_offset` is -1 if unknown: with acks=0, and when the answer to the first try was lost and the leader
+    remembers only that it has the batch.
     """
 
     topic: str
@@ -76,12 +78,12 @@ class RecordMetadata(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """The last record's offset; -1 as `base_offset`."""
+        """The last record's offset; -1 if `base_offset` is."""
         return self.base_offset + self.record_count - 1 if self.base_offset >= 0 else NO_OFFSET
 
 
 class Batch:
-    """Records that become one batch of the log, and whoever waits for that."""
+    """Records sent as one batch, and the future that waits for the result."""
 
     __slots__ = (
         "acks",
@@ -102,17 +104,17 @@ class Batch:
         self.acks = acks
         self.deadline_ms = deadline_ms
         self.future: Future[RecordMetadata] = Future()
-        self.data: bytes | None = None  # as it is sent, from the first time on
+        self.data: bytes | None = None  # the encoded batch, once it has been sent
         self.sequence = NO_SEQUENCE
-        self.attempt = 0  # how often it was sent
-        self.number = 0  # its place among all that were sent to the partition
-        self.may_be_appended = False  # it was sent, and an answer was lost
+        self.attempt = 0  # number of sends
+        self.number = 0  # position among all batches for the partition
+        self.may_be_appended = False  # a try was sent and its answer was lost
         self.last_error: BaseException | None = None
         self.timer: Cancellable | None = None
 
 
 class PartitionSender:
-    """See the module. `new_producer_id()` asks the cluster for a producer id that nobody has."""
+    """Sends one producer's batches to one partition. `new_producer_id()` requests a fresh producer id."""
 
     def __init__(
         self,
@@ -140,18 +142,19 @@ class PartitionSender:
         self._producer_id = NO_PRODUCER_ID
         self._sequence = 0
         self._has_gap = False
-        # Whether this leader, in this epoch, has appended something under the producer id: one that does not
-        # know the id takes the first sequence number that comes, so until then they come one by one.
+        # Whether this leader, in this epoch, has appended a batch of the producer id. A leader that does not
+        # know
+        # the id accepts any first sequence number, so until then batches are sent one by one.
         self._is_known = False
-        self._leader = NO_LEADER  # of those in flight, in the epoch in which it was believed to lead
+        self._leader = NO_LEADER  # the leader of the batches in flight, and its epoch
         self._leader_epoch = NO_LEADER_EPOCH
         self._count = 0
         self._answers = 0
-        self._is_checking = False  # whether the leader answers
+        self._is_checking = False  # a check whether the leader answers is scheduled
         self._waits = False  # for metadata, a producer id, or the end of a back-off
 
     def add(self, batch: Batch) -> None:
-        """Send the batch behind all others."""
+        """Send the batch after all earlier ones."""
         batch.number = self._count = self._count + 1
         self._queue.append(batch)
         batch.timer = self._loop.post_later(partial(self._expire, batch), batch.deadline_ms - self._now_ms())
@@ -175,7 +178,7 @@ class PartitionSender:
                 self._send_one(batch, leader)
 
     def _may_send(self) -> bool:
-        # What failed goes first, once those in flight are answered.
+        # Failed batches go first, once those in flight are answered.
         limit = self._config.max_in_flight if self._is_known else 1
         return not self._waits and not self._failed and len(self._in_flight) < limit
 
@@ -183,8 +186,8 @@ class PartitionSender:
         epoch = self._metadata.leader_epoch(self._at)
         if (leader, epoch) != (self._leader, self._leader_epoch):
             if self._in_flight:
-                return False  # a new one may not have what the old one is getting
-            # Nor may it know the producer id, after an unclean election.
+                return False  # the new leader may lack what the old one is still appending
+            # After an unclean election the new leader may not know the producer id.
             self._leader, self._leader_epoch, self._is_known = leader, epoch, False
         return True
 
@@ -206,7 +209,7 @@ class PartitionSender:
             builder.producer_id = builder.producer_epoch = builder.base_sequence = -1
         try:
             batch.data = builder.build(batch.records, now_ms=self._clock.time_ms())
-        except Exception as error:  # whatever is wrong with the records is told to whoever gave them
+        except Exception as error:  # errors in the records go to the caller
             self._end(batch, error)
             return False
         if batch.acks == ALL:
@@ -236,7 +239,7 @@ class PartitionSender:
 
     def _answered(self, batch: Batch, attempt: int, reply: Future[ProduceResponse | None]) -> None:
         if attempt != batch.attempt or batch not in self._in_flight:
-            return  # it was given up meanwhile, and sent again
+            return  # this try was abandoned and the batch sent again
         self._answers += 1
         self._in_flight.remove(batch)
         error, base_offset = self._outcome(reply)
@@ -262,11 +265,11 @@ class PartitionSender:
         if error is not None:
             return error, NO_OFFSET
         response = reply.result()
-        if response is None:  # acks=0: there is none
+        if response is None:  # acks=0 has no response
             return None, NO_OFFSET
         answer: Any = response.responses[0].partition_responses[0] if response.responses else None
         if answer is None:
-            return UnknownServerError(f"{self._at}: not in the broker's answer"), NO_OFFSET
+            return UnknownServerError(f"{self._at}: missing in the broker's response"), NO_OFFSET
         error = error_of(answer.error_code, answer.error_message)
         if isinstance(error, DuplicateSequenceNumber):
             return None, NO_OFFSET
@@ -282,13 +285,13 @@ class PartitionSender:
         return isinstance(error, KreplicaError) and error.retriable
 
     def _may_begin_anew(self, batch: Batch) -> bool:
-        """The leader lacks what came before the batch: whether the batch may be sent again."""
+        """Whether to retry a batch when the leader lacks the batches before it."""
         before = [each for each in self._in_flight if each.number < batch.number] + self._failed
         if any(each.sequence != NO_SEQUENCE for each in before) or self._has_gap:
-            # Expected behind a batch that failed, or whose request was lost, which is not known yet.
+            # Expected: a batch before it failed, or its request was lost and the answer is pending.
             return True
-        # The leader has lost what was acknowledged, so the sequence begins anew. The batch is not in its log,
-        # but may be in that of a leader before, which another unclean election would bring back.
+        # The leader has lost acknowledged batches, so the sequence starts again. The batch is not in this
+        # leader's log, but may be in an earlier leader's, which another unclean election would bring back.
         self._has_gap = not batch.may_be_appended
         return self._has_gap
 
@@ -308,7 +311,7 @@ class PartitionSender:
 
     def _expire(self, batch: Batch) -> None:
         if batch in self._in_flight or batch.future.done():
-            return  # its request ends by then, too, and is looked at
+            return  # a batch in flight has the same deadline and is handled by _answered
         for waiting in (self._queue, self._failed):
             if batch in waiting:
                 waiting.remove(batch)
@@ -316,7 +319,7 @@ class PartitionSender:
         self._send()
 
     def _too_late(self, batch: Batch) -> RequestTimedOut:
-        how = "nobody knows whether it was appended" if batch.may_be_appended else "it was not appended"
+        how = "it is unknown whether it was appended" if batch.may_be_appended else "it was not appended"
         error = RequestTimedOut(f"{self._at}: not acknowledged in time; {how}")
         error.__cause__ = batch.last_error
         return error
@@ -333,13 +336,15 @@ class PartitionSender:
         if not self._in_flight:
             return
         if answers == self._answers:
-            told = self._metadata.refresh(self._at.topic)
-            told.add_done_callback(lambda _: self._loop.post(partial(self._checked, answers)))
+            refreshed = self._metadata.refresh(self._at.topic)
+            refreshed.add_done_callback(lambda _: self._loop.post(partial(self._checked, answers)))
         self._check_later()
 
     def _checked(self, answers: int) -> None:
-        """Give up what a leader has that is none any more, and did not answer. Only what is appended once
-        however often it is sent: any other batch waits for its answer."""
+        """Stop waiting for a deposed leader that does not answer, and send its batches to the new one.
+
+        Only with acks=all, where retries are not appended twice; other batches wait for their answers.
+        """
         leader = self._metadata.leader(self._at)
         if (
             answers != self._answers
@@ -350,7 +355,9 @@ class PartitionSender:
             return
         for batch in self._in_flight:
             batch.may_be_appended = True
-            batch.last_error = NotLeaderOrFollower(f"{self._at}: broker {self._leader} leads no more")
+            batch.last_error = NotLeaderOrFollower(
+                f"{self._at}: broker {self._leader} is no longer the leader"
+            )
         self._failed += self._in_flight
         self._in_flight.clear()
         self._send_again()
@@ -358,7 +365,7 @@ class PartitionSender:
     # ---- trying again -------------------------------------------------------------------------------------
 
     def _send_again(self) -> None:
-        """Put what failed before the rest, in its order, and go on after a moment."""
+        """Put failed batches back at the head of the queue, in order, and send after a back-off."""
         self._failed.sort(key=lambda batch: batch.number)
         self._queue.extendleft(reversed(self._failed))
         self._failed.clear()
@@ -372,7 +379,7 @@ class PartitionSender:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Ask who leads, then go on."""
+        """Refresh the leader, then send."""
         self._waits = True
         answer = self._metadata.refresh(self._at.topic)
         answer.add_done_callback(lambda done: self._loop.post(partial(self._refreshed, done)))
@@ -383,7 +390,7 @@ class PartitionSender:
             return
         self._queue[0].last_error = answer.exception() or self._queue[0].last_error
         if answer.exception() is not None or self._metadata.leader(self._at) is None:
-            # A topic may be so new that the broker which was asked has not heard of it.
+            # A new topic may not have reached the broker that was asked.
             self._waits = True
             self._loop.post_later(self._backed_off, self._config.retry_backoff_ms)
             return
@@ -392,11 +399,13 @@ class PartitionSender:
     # ---- the producer id ----------------------------------------------------------------------------------
 
     def _begin_anew(self) -> None:
-        """Take another producer id; nothing is in flight."""
+        """Request a new producer id; nothing is in flight."""
         for batch in [each for each in self._queue if each.sequence != NO_SEQUENCE]:
             if batch.may_be_appended:
                 self._queue.remove(batch)
-                text = f"{self._at}: a batch before it was given up; nobody knows whether it was appended"
+                text = (
+                    f"{self._at}: a batch before it was given up; it is unknown whether this one was appended"
+                )
                 self._end(batch, NetworkException(text))
             else:
                 batch.data, batch.sequence = None, NO_SEQUENCE

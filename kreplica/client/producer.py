@@ -1,7 +1,7 @@
-"""Producer: appends records to partitions, wherever their leaders are, and does not give up at once.
+"""Producer: appends records to partitions and retries; finds and follows their leaders.
 
-With acks=all each batch is appended once, however often it has to be sent; see partition_sender. Thread
-rule: `send` from any thread; everything else runs in the loop.
+With acks=all each batch is appended once, however often it is sent; see partition_sender. Thread rule: call
+`send` from any thread; everything else runs in the loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -32,7 +32,7 @@ ACKS = (0, 1, ALL)
 
 
 class Producer:
-    """A producer over the nodes that `nodes()` names; they need not all be there."""
+    """A producer over the nodes that `nodes()` names; not all of them need to be running."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Producer:
         self._loop = loop
         self._clock = clock
         self._config = config or ClientConfig()
-        # The loop's own:
+        # Used only in the loop:
         self._senders: dict[TopicPartition, PartitionSender] = {}
         self._asked = 0
 
@@ -62,15 +62,17 @@ class Producer:
         acks: int = ALL,
         timeout_ms: int | None = None,
     ) -> Future[RecordMetadata]:
-        """Append the records as one batch: all of them or none; behind what was sent to the partition before.
+        """Append the records as one batch, atomically, after earlier batches for the partition.
 
-        The sequence may be reused after the call, the bytes within it not before the future is done. That
-        fails with RequestTimedOut after `timeout_ms` (by default delivery.timeout.ms), and at once with
-        errors that no retry mends: MessageTooLarge, InvalidRecord, TypeError for something that is not a
+        The caller may reuse the sequence after the call, but the bytes in it only when the future is done.
+        The
+        future fails with RequestTimedOut after `timeout_ms` (delivery.timeout.ms by default), and at once
+        with
+        errors that a retry cannot fix: MessageTooLarge, InvalidRecord, TypeError for something that is not a
         record. Raises InvalidRequiredAcks.
         """
         if acks not in ACKS:
-            raise InvalidRequiredAcks(f"acks is 0, 1 or -1 (all), not {acks}")
+            raise InvalidRequiredAcks(f"acks={acks} is not supported: use 0, 1 or -1 (all)")
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
         batch = Batch(list(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
         self._loop.post(partial(self._add, at, batch))
@@ -95,7 +97,7 @@ class Producer:
     def _new_producer_id(self) -> Future[int]:
         nodes = self._nodes()
         if not nodes:
-            return failed(BrokerNotAvailable("no broker runs that could give a producer id"))
+            return failed(BrokerNotAvailable("cannot get a producer id: no broker is running"))
         future: Future[int] = Future()
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout=timedelta(0))
         self._asked += 1
