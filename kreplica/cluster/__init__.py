@@ -1,7 +1,7 @@
-"""Cluster: brokers and controllers in one process, replicated for real.
+"""Cluster: brokers and controllers in one process, with real replication.
 
-Each node has its directory, its life and its messages; any of them can be killed, paused or cut off, and
-started again. What a program appends is tried again until it is acknowledged, wherever the leader is.
+Each node has its own directory, life cycle and messages. Any node can be killed, paused, cut off from the
+network and started again. Appends are retried until they are acknowledged, wherever the leader is.
 """
 
 from kreplica.client.partition_sender import RecordMetadata

@@ -1,7 +1,7 @@
-"""ClusterAdministration: what Cluster and Simulation let a program ask of topics and partitions.
+"""ClusterAdministration: operations on topics and partitions, shared by Cluster and Simulation.
 
-How a question is waited for differs: by a thread in one of them, by letting virtual time pass in the other.
-Those are the hooks at the end. Thread rule: the subclass's.
+The two differ in how they wait for an answer: in a thread, or by advancing virtual time. The abstract methods
+at the end are the hooks for that. Thread rule: the subclass's.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 
 T = TypeVar("T")
 
-# Seconds, virtual ones in a simulation.
+# Seconds; virtual seconds in a simulation.
 TIMEOUT = 30.0
 
 
 class ClusterAdministration(ABC):
-    """Topics, their partitions, and who leads them."""
+    """Operations on topics, their partitions and the leaders."""
 
     # ---- topics -------------------------------------------------------------------------------------------
 
@@ -49,12 +49,12 @@ class ClusterAdministration(ABC):
         assignment: Mapping[int, Sequence[int]] | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Create a topic; every live broker knows it when this returns.
+        """Create a topic; when this returns, every live broker knows it.
 
-        `replication_factor`: by default three, or as many brokers as there are. `assignment`: by partition
-        its brokers, the preferred leader first, instead of both. Raises TopicAlreadyExists, InvalidTopic,
-        InvalidPartitions, InvalidReplicationFactor, InvalidReplicaAssignment, InvalidConfig,
-        RequestTimedOut.
+        `replication_factor`: three by default, or the number of brokers if there are fewer. `assignment`: the
+        brokers of each partition, the preferred leader first; replaces `partitions` and `replication_factor`.
+        Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor,
+        InvalidReplicaAssignment, InvalidConfig, RequestTimedOut.
         """
         topic_name(name)
         replicas = assignment_of(assignment)
@@ -71,15 +71,19 @@ class ClusterAdministration(ABC):
         self._wait(lambda: all(name in each.topics for each in self._known()), timeout, name)
 
     def delete_topic(self, name: str, *, timeout: float = TIMEOUT) -> None:
-        """Delete a topic; no live broker knows it when this returns. Raises UnknownTopicOrPartition,
-        RequestTimedOut."""
+        """Delete a topic; when this returns, no live broker knows it any longer.
+
+        Raises UnknownTopicOrPartition, RequestTimedOut.
+        """
         topic_name(name)
         self._ask(partial(self._admin.delete_topic, name, timeout_ms=milliseconds(timeout)), timeout)
         self._wait(lambda: all(name not in each.topics for each in self._known()), timeout, name)
 
     def create_partitions(self, name: str, count: int, *, timeout: float = TIMEOUT) -> None:
-        """Let the topic have `count` partitions. Raises UnknownTopicOrPartition, InvalidPartitions,
-        RequestTimedOut."""
+        """Increase the topic's partitions to `count`.
+
+        Raises UnknownTopicOrPartition, InvalidPartitions, RequestTimedOut.
+        """
         topic_name(name)
         last = TopicPartition(name, index(count) - 1)
         asked = partial(self._admin.create_partitions, name, index(count), timeout_ms=milliseconds(timeout))
@@ -93,20 +97,22 @@ class ClusterAdministration(ABC):
     def alter_config(
         self, name: str, changes: Mapping[str, object | None], *, timeout: float = TIMEOUT
     ) -> None:
-        """Change settings of a topic; None takes one back to its default. Raises InvalidConfig,
-        UnknownTopicOrPartition, RequestTimedOut."""
+        """Change settings of a topic; None resets a setting to its default.
+
+        Raises InvalidConfig, UnknownTopicOrPartition, RequestTimedOut.
+        """
         topic_name(name)
         asked = partial(self._admin.alter_config, name, changes, timeout_ms=milliseconds(timeout))
         self._ask(asked, timeout)
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return sorted(self._newest().topics)
 
     # ---- partitions ---------------------------------------------------------------------------------------
 
     def partition(self, topic: str, partition: int = 0) -> PartitionView:
-        """A live look at a partition. Raises UnknownTopicOrPartition."""
+        """Return a live view of a partition. Raises UnknownTopicOrPartition."""
         at = self._require(topic, partition)
         return PartitionView(at, self._newest, self._node)
 
@@ -119,9 +125,10 @@ class ClusterAdministration(ABC):
         wait: bool = True,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Move the partition to these brokers; None cancels a move. Comes back when it is done, or, without
-        `wait`, when it has begun. Raises InvalidReplicaAssignment, NoReassignmentInProgress,
-        UnknownTopicOrPartition, RequestTimedOut.
+        """Move the partition to these brokers; None cancels a move.
+
+        Returns when the move is complete, or without `wait` when it has started. Raises
+        InvalidReplicaAssignment, NoReassignmentInProgress, UnknownTopicOrPartition, RequestTimedOut.
         """
         at = self._require(topic, partition)
         wanted = None if replicas is None else broker_ids(replicas)
@@ -138,7 +145,7 @@ class ClusterAdministration(ABC):
         *,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Let the preferred replica lead; or, unclean, any replica that is there, even one that lost records.
+        """Elect the preferred replica, or with "unclean" any live one, even one that lacks records.
 
         Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable, UnknownTopicOrPartition,
         RequestTimedOut.
@@ -158,24 +165,24 @@ class ClusterAdministration(ABC):
     @property
     @abstractmethod
     def _admin(self) -> Admin:
-        """Whom topics are asked of."""
+        """The client that sends administrative requests."""
 
     @abstractmethod
     def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:
-        """Ask, and wait for the answer, which comes within `timeout` seconds or fails."""
+        """Send the request and wait for its result, which arrives or fails within `timeout` seconds."""
 
     @abstractmethod
     def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
-        """Come back when the condition holds. Raises RequestTimedOut."""
+        """Return when the condition holds. Raises RequestTimedOut."""
 
     @abstractmethod
     def _newest(self) -> ClusterMetadata:
-        """What the node that knows most knows. Raises KreplicaError where none runs."""
+        """Return the most recent metadata that any node has. Raises KreplicaError if no node runs."""
 
     @abstractmethod
     def _known(self) -> list[ClusterMetadata]:
-        """What each live broker knows."""
+        """Return the metadata of each live broker."""
 
     @abstractmethod
     def _node(self, node_id: int) -> Node | None:
-        """The node, None where it does not run."""
+        """Return the node, or None if it does not run."""

@@ -1,7 +1,8 @@
-"""Appending to a cluster, whether its time is real or virtual: acks, and to which partitions records go.
+"""Appends to a cluster in real or virtual time: acks, and the partitions that records go to.
 
-Thread rule: KeyedRecords belongs to whoever appends; two that race cost nothing but the even spread of
-records without a key. The rest is functions; any thread.
+Thread rule: KeyedRecords belongs to its caller; concurrent calls only make the spread of records without a
+key
+less even. The functions may be called by any thread.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ Acks = Literal["all", -1, 0, 1]
 
 
 class KeyedRecords:
-    """Says where the records go that name no partition: by their keys, as with Kafka's clients (murmur2);
-    those without a key all to one partition, another one each time."""
+    """Chooses partitions for records, as Kafka's clients do.
+
+    A record with a key goes to the partition of its murmur2 hash. The records without a key of one call go to
+    one
+    partition, and those of the next call to the next partition.
+    """
 
     def __init__(self) -> None:
         self._next_partition = 0
@@ -33,7 +38,7 @@ class KeyedRecords:
     def by_partition(
         self, topic: TopicRegistration, records: Iterable[RecordLike]
     ) -> dict[int, list[RecordLike]]:
-        """The records of each partition, in their order. Raises TypeError for what is no key."""
+        """Group the records by partition, in their order. Raises TypeError for an invalid key."""
         records = tuple(records)
         count = len(topic.partitions)
         self._next_partition += 1
@@ -56,20 +61,20 @@ def _key_of(record: Any) -> bytes | None:
         return key
     if isinstance(key, (bytearray, memoryview)):
         return bytes(key)
-    raise TypeError(f"a key is bytes, bytearray, memoryview or None, not {type(key).__name__}")
+    raise TypeError(f"a key must be bytes, bytearray, memoryview or None, not {type(key).__name__}")
 
 
 def acks_of(acks: object) -> int:
-    """Acks as the protocol has it. Raises InvalidRequiredAcks."""
+    """Return acks as an integer of the protocol. Raises InvalidRequiredAcks."""
     if acks == "all":
         return ALL
     if isinstance(acks, int) and not isinstance(acks, bool) and acks in (-1, 0, 1):
         return acks
-    raise InvalidRequiredAcks(f'acks is "all", 1 or 0, not {acks!r}')
+    raise InvalidRequiredAcks(f'acks must be "all", 1 or 0, not {acks!r}')
 
 
 def all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[tuple[RecordMetadata, ...]]:
-    """The results of all, in their order; the first error where one fails."""
+    """Return a future of all results, in order; it fails with the first part's error."""
     whole: Future[tuple[RecordMetadata, ...]] = Future()
     left = [len(parts)]
     lock = RLock()

@@ -1,6 +1,6 @@
-"""What a program hands to a Cluster, checked before any node sees it: a mistake is told where it was made.
+"""Checks the arguments of Cluster's methods before any node gets them.
 
-No state; any thread.
+Stateless; any thread.
 """
 
 from __future__ import annotations
@@ -12,55 +12,58 @@ from typing import Any
 
 from kreplica.common.errors import InvalidReplicationFactor, OffsetOutOfRange
 
-# Kafka's requests have 32 bits for a time.
+# Kafka's requests carry times as 32-bit integers.
 LONGEST_MS = (1 << 31) - 1
 MOST_OFFSET = (1 << 63) - 1
 
 
 def milliseconds(seconds: float) -> int:
-    """A timeout in ms; what is longer than 24 days is 24 days. Raises TypeError, ValueError."""
+    """Return a timeout in ms, at most 24 days. Raises TypeError, ValueError."""
     if math.isnan(seconds):
-        raise ValueError("a timeout is a number of seconds, not NaN")
+        raise ValueError("a timeout must be a number of seconds, not NaN")
     return int(max(0.0, min(seconds * 1000, LONGEST_MS)))
 
 
 def topic_name(name: object) -> str:
-    """Raises TypeError; whether there may be such a name, the controller says."""
+    """Return the name. Raises TypeError if it is not a str; the controller checks the name itself."""
     if not isinstance(name, str):
-        raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
+        raise TypeError(f"a topic's name must be a str, not {type(name).__name__}")
     return name
 
 
 def replication_factor_of(wanted: int | None) -> int:
-    """-1, the controller's default, for None. Raises TypeError, InvalidReplicationFactor."""
+    """Return the replication factor; -1, the controller's default, for None.
+
+    Raises TypeError, InvalidReplicationFactor.
+    """
     if wanted is None:
         return -1
     if index(wanted) < 1:
-        raise InvalidReplicationFactor(f"a topic of {wanted} replicas")
+        raise InvalidReplicationFactor(f"replication_factor={wanted} is below the minimum of 1")
     return index(wanted)
 
 
 def assignment_of(wanted: Mapping[int, Sequence[int]] | None) -> dict[int, tuple[int, ...]] | None:
-    """Raises TypeError."""
+    """Return the assignment with its numbers as ints. Raises TypeError."""
     if wanted is None:
         return None
     return {index(partition): broker_ids(brokers) for partition, brokers in wanted.items()}
 
 
 def broker_ids(wanted: Sequence[int]) -> tuple[int, ...]:
-    """Raises TypeError."""
+    """Return the broker ids as ints. Raises TypeError."""
     return tuple(map(index, wanted))
 
 
 def choice(wanted: str, known: Mapping[str, Any], what: str) -> str:
-    """Raises ValueError for what is none of the known ones."""
+    """Return `wanted`. Raises ValueError if it is not one of `known`."""
     if wanted not in known:
-        raise ValueError(f"{what} is one of {', '.join(map(repr, known))}, not {wanted!r}")
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, not {wanted!r}")
     return wanted
 
 
 def offset_of(wanted: int | None) -> int | None:
-    """Raises TypeError, OffsetOutOfRange for what no log can have."""
+    """Return the offset. Raises TypeError, OffsetOutOfRange if no log can have it."""
     if wanted is not None and not 0 <= index(wanted) <= MOST_OFFSET:
-        raise OffsetOutOfRange(f"there is no offset {wanted}")
+        raise OffsetOutOfRange(f"offset {wanted} is impossible: offsets are from 0 to {MOST_OFFSET}")
     return wanted

@@ -1,8 +1,8 @@
-"""CheckedCluster: a cluster that can be held to its promises, for tests.
+"""CheckedCluster: a cluster for tests that checks its invariants.
 
-It notes what was acknowledged, and `check` looks whether everything that a client or another replica relies
-on holds. The invariants have the numbers that docs/SIMULATOR.md gives them; in a simulation they are checked
-after every event, here once the cluster has come to rest.
+It records what was acknowledged; `check` then verifies everything that clients and replicas rely on. The
+invariants are numbered as in docs/SIMULATOR.md. A simulation checks them after every event, this class once
+the cluster has settled.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from kreplica.common.future import Future
 
 
 class CheckedCluster(Cluster):
-    """See the module."""
+    """A Cluster that records acknowledged appends and verifies its invariants in `check`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._promises = Promises()
         super().__init__(*arguments, **named)
 
     def append(self, topic: str, partition: Any, records: Any = None, **options: Any) -> Future[Any]:
-        """As Cluster.append; what is acknowledged by all is noted."""
+        """Append as Cluster does, and record what is acknowledged with acks=all."""
         future: Future[Any] = super().append(topic, partition, records, **options)
         if options.get("acks", "all") in ("all", -1):
             future.add_done_callback(self._promises.note)
         return future
 
     def check(self, timeout: float | None = None) -> None:
-        """Resume and join the nodes that run, let them come to rest, and look at everything.
+        """Resume and reconnect running nodes, let the cluster settle, and verify all invariants.
 
-        Nodes that are dead stay so. Raises BrokenPromise where it is not well within `timeout` seconds (by
-        default SETTLE_TIMEOUT).
+        Dead nodes stay dead. Raises BrokenPromise if an invariant does not hold within `timeout` seconds
+        (SETTLE_TIMEOUT by default).
         """
         if self.failures:
             raise BrokenPromise(f"tasks of nodes failed: {self.failures}")
@@ -42,7 +42,7 @@ class CheckedCluster(Cluster):
             if self._nodes.local(node_id).is_paused:
                 self.resume(node_id)
         if not self._nodes.has_quorum():
-            return  # nothing can settle
+            return  # without a quorum nothing settles
         problems: list[str] = []
 
         def is_well() -> bool:
@@ -52,6 +52,6 @@ class CheckedCluster(Cluster):
             return not problems
 
         try:
-            self._wait(is_well, SETTLE_TIMEOUT if timeout is None else timeout, "the cluster does not settle")
+            self._wait(is_well, SETTLE_TIMEOUT if timeout is None else timeout, "the cluster did not settle")
         except RequestTimedOut:
             raise BrokenPromise("\n".join(problems)) from None

@@ -1,7 +1,7 @@
-"""Cluster: see the package. Here is what a program asks of it; ClusterNodes has the nodes.
+"""Cluster: the public interface of a cluster in one process; ClusterNodes manages its nodes.
 
-Ownership: the cluster owns its nodes, its network and its client, and the directory where it made one for
-itself. Thread rule: any thread; nothing is guarded here, since what changes belongs to the nodes, the client
+Ownership: the cluster owns its nodes, its network and its client, and its directory if that is temporary.
+Thread rule: any thread. No lock is needed here, because all changing state belongs to the nodes, the client
 or the network.
 """
 
@@ -63,22 +63,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Nobody else in the network has this id.
+# An id that no node in the network has.
 CLIENT_ID = -2
 CLIENT = ClientConfig(request_timeout_ms=2_000, retry_backoff_ms=5, leader_check_ms=50)
-# How often a condition is looked at that no event tells of.
+# Polling interval for conditions that no event signals.
 LOOK_MS = 5
 
 
 class Cluster(ClusterAdministration):
-    """A cluster of `brokers` brokers, in `directory` (by default a temporary one, removed by `close`).
+    """A cluster of `brokers` brokers in `directory`, by default a temporary one that `close` removes.
 
-    A directory that holds a cluster already is taken up again; further brokers may be added. `controllers`:
-    so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of fewer than
-    three), or those that the directory names. `config`: Kafka's properties for every node and, as defaults,
-    for topics, such as {"min.insync.replicas": 2}. `serve`: its brokers listen on ports of 127.0.0.1, too,
-    for any Kafka client (`bootstrap_servers`). Comes back when every broker may lead; use it as a context
-    manager, or close it.
+    If the directory already holds a cluster, it is opened, and brokers may be added. `controllers`: the
+    number
+    of dedicated controllers (ids from 1001); with 0 the first three brokers are controllers too (one if there
+    are fewer than three), or those that the directory names. `config`: Kafka's properties for every node and,
+    as defaults, for topics, such as {"min.insync.replicas": 2}. `serve`: the brokers also listen on ports of
+    127.0.0.1 for any Kafka client (`bootstrap_servers`). The constructor returns when every broker is able to
+    lead. Use the cluster as a context manager, or close it.
 
     Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
     """
@@ -99,10 +100,10 @@ class Cluster(ClusterAdministration):
         while _closing:
             _closing.pop().join()
         self.directory = os.path.abspath(os.fsdecode(directory or tempfile.mkdtemp(prefix="kreplica-")))
-        # Errors that tasks of nodes raised, by the name of their loop. None are expected.
+        # Errors raised by tasks of nodes, by the name of their loop. Normally empty.
         self.failures: list[tuple[str, BaseException]] = []
         self._clock = SystemClock()
-        # Nothing here refers to the cluster, so that one without references is closed: see _Parts.
+        # Nothing below refers to the cluster itself, so that an unreferenced cluster is closed: see _Parts.
         on_error = partial(_note_failure, self.failures)
         network = LocalNetwork(self._clock, on_error)
         self._pending = PendingFutures(f"the cluster in {self.directory}")
@@ -145,7 +146,7 @@ class Cluster(ClusterAdministration):
             clock=self._clock,
             config=CLIENT,
         )
-        # What kreplica.aio asks, too, which waits in its own way.
+        # Also used by kreplica.aio, which waits in its own way.
         self.records = ClusterRecords(self._client, nodes.newest_metadata, self._pending)
 
     # ---- records ------------------------------------------------------------------------------------------
@@ -181,15 +182,18 @@ class Cluster(ClusterAdministration):
         acks: Acks = "all",
         timeout: float | None = None,
     ) -> Future[Any]:
-        """Append records to a partition as one batch, behind what this cluster's program appended before.
+        """Append records to a partition as one batch, after this cluster's earlier appends.
 
-        Without a partition each record goes where its key belongs (murmur2, as with Kafka's clients), those
-        without a key all to one partition, another one each time; then there is a batch, and in the result a
-        RecordMetadata, for each partition. With acks="all" a batch is tried again, and appended once, until
-        it is acknowledged or `timeout` seconds (by default 120) are over.
+        Without a partition each record goes to the partition of its key (murmur2, as in Kafka's clients), and
+        records without a key all to one partition, the next one at each call. Then there is one batch, and
+        one
+        RecordMetadata in the result, for each partition. With acks="all" a batch is retried, and appended
+        once,
+        until it is acknowledged or `timeout` seconds (120 by default) have passed.
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks, and TypeError if `records` is not a list. The
-        future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, TypeError for something that is not
+        future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
+        not
         a record.
         """
         return self._call(self.records.appending(topic, partition, records, acks, timeout))
@@ -204,13 +208,14 @@ class Cluster(ClusterAdministration):
         follow: bool = False,
         isolation: Isolation = "high_watermark",
     ) -> Iterator[Record]:
-        """The committed records with offsets in [start, stop), in order, from whoever leads the partition.
+        """Iterate over the committed records with offsets in [start, stop), in order, read from the leader.
 
-        From the log's start by default; up to the high watermark as it is now, or with `follow` up to `stop`,
-        waiting for what is not there yet (for ever without a `stop`). `isolation`: "txn_committed" leaves out
-        what belongs to aborted or open transactions. Raises UnknownTopicOrPartition, and while it is iterated
-        over OffsetOutOfRange for a `start` below the log's start or above its end, RequestTimedOut,
-        CorruptMessage.
+        Starts at the log start by default. Stops at the current high watermark; with `follow` at `stop`,
+        waiting
+        for records still to come (forever without a `stop`). `isolation`: "txn_committed" skips records of
+        aborted or open transactions. Raises UnknownTopicOrPartition; while iterating OffsetOutOfRange if
+        `start`
+        is below the log start or above the log end, RequestTimedOut, CorruptMessage.
         """
         reading = self.records.reading(topic, partition, start, stop, isolation, follow=follow)
         return read(reading, self._answer)
@@ -223,15 +228,20 @@ class Cluster(ClusterAdministration):
         timeout: float | None = None,
         config: Mapping[str, object] | None = None,
     ) -> Iterator[Record]:
-        """The committed records of these topics, shared with the other members of the consumer group, from
-        where the group stopped; it waits for more, or ends after `timeout` seconds without any.
+        """Iterate over the topics' committed records as a member of the consumer group.
 
-        A record counts as dealt with when the next one is asked for, and is delivered once at least: again
-        where its offset could not be stored before the partition went to another member. Leaving the loop
-        leaves the group. `config`: Kafka's properties of consumers, such as {"group.instance.id": "a"}.
-        Raises InvalidConfig, and while it is iterated over FencedInstanceId, InvalidGroupId,
-        InvalidSessionTimeout, InconsistentGroupProtocol, CorruptMessage, and RequestTimedOut where it can be
-        no member.
+        The group's members share the partitions; reading starts at the group's committed offsets. The
+        iterator
+        waits for more records, or ends after `timeout` seconds without any.
+
+        A record counts as processed when the next one is requested. Each is delivered at least once: again if
+        its
+        offset could not be committed before the partition moved to another member. Leaving the loop leaves
+        the
+        group. `config`: Kafka's consumer properties, such as {"group.instance.id": "a"}. Raises
+        InvalidConfig;
+        while iterating FencedInstanceId, InvalidGroupId, InvalidSessionTimeout, InconsistentGroupProtocol,
+        CorruptMessage, and RequestTimedOut if it cannot become a member.
         """
         return consume(self.records.consuming(topics, group, timeout, config), self._answer)
 
@@ -243,45 +253,51 @@ class Cluster(ClusterAdministration):
 
     @property
     def nodes(self) -> list[int]:
-        """The ids of all nodes, dead ones too."""
+        """The ids of all nodes, including dead ones."""
         return self._nodes.ids
 
     @property
     def controller(self) -> int | None:
-        """The node that is the active controller, None where there is none now."""
+        """The node that is the active controller, or None if there is none now."""
         return self._nodes.controller
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where its brokers listen, as Kafka's clients take it. Raises InvalidRequest without `serve`."""
+        """The brokers' addresses, in the form that Kafka's clients take.
+
+        Raises InvalidRequest without `serve`.
+        """
         self._pending.require_own()
         if self._listeners is None:
-            raise InvalidRequest("the cluster listens on no port: it was made without serve=True")
+            raise InvalidRequest("the cluster has no listeners: create it with serve=True")
         return self._listeners.bootstrap_servers
 
     def node(self, node_id: int) -> Node:
-        """The node itself, for those who want to look inside. Raises InvalidRequest where it does not run."""
+        """Return the node object, to inspect its internals. Raises InvalidRequest if it does not run."""
         node = self._nodes.node(node_id)
         if node is None:
-            raise InvalidRequest(f"node {node_id} does not run")
+            raise InvalidRequest(f"node {node_id} is not running: start it first")
         return node
 
     def start(self, node_id: int, *, timeout: float = TIMEOUT) -> None:
-        """Start a node again on its directory; comes back when its broker may lead. Raises InvalidRequest
-        if it runs or there is no such node, RequestTimedOut, BrokerNotAvailable where it cannot go on, and as
-        Cluster."""
+        """Start a node again on its directory; returns when its broker is able to lead.
+
+        Raises InvalidRequest if it runs already or there is no such node, RequestTimedOut, BrokerNotAvailable
+        if
+        the node fails, and what Cluster raises.
+        """
         self._pending.require_open()
         ready = self._nodes.start(node_id)
         if self._nodes.has_quorum():
             self._result(ready, timeout, f"node {node_id} is not ready")
 
     def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
-        """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
+        """Shut a node down cleanly; it first hands over its leaderships. Raises InvalidRequest."""
         self._pending.require_open()
         self._nodes.stop(node_id, milliseconds(timeout))
 
     def kill(self, node_id: int) -> None:
-        """End a node as kill -9 would. Raises InvalidRequest if it does not run."""
+        """Kill a node, as kill -9 would. Raises InvalidRequest if it does not run."""
         self._pending.require_open()
         self._nodes.kill(node_id)
 
@@ -291,28 +307,28 @@ class Cluster(ClusterAdministration):
         self._nodes.pause(node_id)
 
     def resume(self, node_id: int) -> None:
-        """Let a paused node go on. Raises InvalidRequest if it does not run."""
+        """Resume a paused node. Raises InvalidRequest if it does not run."""
         self._pending.require_open()
         self._nodes.resume(node_id)
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
-        """Cut the network: nothing arrives that `one` sends to `other`, nor the other way round."""
+        """Cut the network from `one` to `other`, and with `both_ways` also from `other` to `one`."""
         self._network.cut(one, other, both_ways=both_ways)
 
     def heal(self, one: int | None = None, other: int | None = None) -> None:
-        """Join two nodes that were cut off from each other; without arguments, all of them."""
+        """Reconnect two nodes; without arguments, all nodes."""
         if one is None or other is None:
             self._network.heal_all()
         else:
             self._network.heal(one, other)
 
     def wait_until_ready(self, timeout: float = TIMEOUT) -> None:
-        """Come back when every broker that runs may lead. Raises RequestTimedOut."""
+        """Return when every running broker is able to lead. Raises RequestTimedOut."""
         for node in self._nodes.live():
             self._result(node.ready, timeout, f"node {node.config.node_id} is not ready")
 
     def describe(self) -> dict[str, Any]:
-        """The cluster as values that JSON has: its nodes, its quorum, its topics."""
+        """Return the cluster's nodes, quorum and topics as JSON-compatible values."""
         metadata = self._newest()
         return {
             "cluster_id": self.cluster_id,
@@ -337,10 +353,11 @@ class Cluster(ClusterAdministration):
     # ---- the end ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop every node at once, close all files in order, and remove a temporary directory.
+        """Stop every node at once, close all files cleanly, and remove a temporary directory.
 
-        Calls that wait for something, in other threads too, fail with ClusterClosed. Does nothing in a forked
-        child, since the cluster is the parent's.
+        Pending calls, also in other threads, fail with ClusterClosed. Does nothing in a forked child, because
+        the
+        cluster belongs to the parent.
         """
         self._parts.close()
 
@@ -358,10 +375,10 @@ class Cluster(ClusterAdministration):
         alive = [node.config.node_id for node in self._nodes.live()]
         return f"Cluster({self.directory!r}, nodes {alive} of {self._nodes.ids} run)"
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
-    # Every way to the nodes leads through one of these two. A forked child may go neither: there a lock of
-    # the network is held for ever, if a thread of the parent held it at the fork.
+    # All access to the nodes and the network goes through these two properties. A forked child must use
+    # neither: a network lock that one of the parent's threads held at the fork is never released there.
 
     @property
     def _nodes(self) -> ClusterNodes:
@@ -382,7 +399,7 @@ class Cluster(ClusterAdministration):
         return self._client.admin
 
     def _ask(self, ask: Callable[[], Future[T]], timeout: float) -> T:  # noqa: ARG002
-        # The client ends what it was asked for in time.
+        # The client enforces the timeout itself.
         return self._answer(ask)
 
     def _newest(self) -> ClusterMetadata:
@@ -408,7 +425,7 @@ class Cluster(ClusterAdministration):
             raise RequestTimedOut(f"{what} after {timeout} s") from None
 
     def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
-        """Come back when the condition holds. Raises RequestTimedOut."""
+        """Return when the condition holds. Raises RequestTimedOut."""
         deadline_ns = self._clock.monotonic_ns() + milliseconds(timeout) * 1_000_000
         done: Future[None] = self._pending.track(Future())
 
@@ -418,13 +435,13 @@ class Cluster(ClusterAdministration):
             try:
                 holds = condition()
             except KreplicaError as error:
-                # What is waited for was deleted meanwhile, or every node is gone.
+                # The object waited for was deleted meanwhile, or no node is left.
                 done.set_exception(error)
                 return
             if holds:
                 done.set_result(None)
             elif self._clock.monotonic_ns() > deadline_ns:
-                done.set_exception(RequestTimedOut(f"{what}: not so after {timeout} s"))
+                done.set_exception(RequestTimedOut(f"{what}: not reached within {timeout} s"))
             else:
                 self._loop.post_later(look, LOOK_MS)
 
@@ -434,9 +451,9 @@ class Cluster(ClusterAdministration):
 
 
 class _Parts:
-    """What closing a cluster ends: threads, nodes, ports, and the directory if it is temporary.
+    """The parts that closing a cluster ends: threads, nodes, ports, and a temporary directory.
 
-    The cluster and its finalizer share it.
+    The cluster and its finalizer share this object.
     """
 
     def __init__(self, network: LocalNetwork, pending: PendingFutures, temporary: str | None) -> None:
@@ -449,11 +466,11 @@ class _Parts:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to close, in this process."""
+        """Whether there is something left to close in this process."""
         return not (self._is_closed or self.pending.is_forked)
 
     def close(self) -> None:
-        """Close all of it, once. Raises the first error that a node's files met."""
+        """Close everything, once. Raises the first error that closing a node's files met."""
         if not self.is_open:
             return
         self._is_closed = True
@@ -470,14 +487,14 @@ class _Parts:
             raise errors[0]
 
 
-# The parts of all clusters of this process that are open.
+# The parts of all open clusters of this process.
 _unclosed: set[_Parts] = set()
-# The threads that close clusters without references: the next cluster may be in the same directory.
+# Threads that close unreferenced clusters. A new cluster joins them first, as it may use the same directory.
 _closing: list[threading.Thread] = []
 
 
 def _close_unreferenced(parts: _Parts) -> None:
-    # The collector may run in any thread, also in one that holds a lock of this cluster.
+    # The garbage collector may run this in any thread, even in one that holds a lock of this cluster.
     if parts.is_open:
         try:
             _warn_unclosed(parts)
@@ -513,7 +530,5 @@ def _layout(directory: str, brokers: int, controllers: int, cluster_id: str | No
     check_cluster_id(found, cluster_id, directory)
     apart = sum("broker" not in roles for roles in found.roles.values())
     if controllers and controllers != apart:
-        raise InvalidConfig(
-            f"{directory}: the cluster has {apart} controllers of their own, not {controllers}"
-        )
+        raise InvalidConfig(f"{directory}: the cluster has {apart} dedicated controllers, not {controllers}")
     return extended(found, brokers)

@@ -1,7 +1,8 @@
-"""ClusterNodes: the nodes of a cluster in one process: their directories, their lives, what they know.
+"""ClusterNodes: the nodes of a cluster in one process: directories, life cycles and metadata.
 
-Ownership: it owns the nodes, not the network. Thread rule: any thread; `_lock` guards the lives, so that one
-node starts, stops or is killed at a time. Looks at what nodes know take no lock.
+Ownership: it owns the nodes, not the network. Thread rule: any thread; `_lock` guards the life cycles, so
+that
+only one node at a time starts, stops or is killed. Reading the nodes' metadata takes no lock.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 
 
 class ClusterNodes:
-    """The nodes of `layout` in `directory`; those that are new there are formatted, none is started.
+    """The nodes of `layout` in `directory`. New ones are formatted; none is started.
 
-    `on_failure(node_id, error)`: a node cannot go on. `listeners`: of those that serve others. Raises
-    InvalidConfig, InconsistentClusterId, InvalidFile, KafkaStorageError; where settings make no sense,
-    nothing is written.
+    `on_failure(node_id, error)`: called when a node fails. `listeners`: the listeners of nodes that serve
+    other
+    clients. Raises InvalidConfig, InconsistentClusterId, InvalidFile, KafkaStorageError; if settings are
+    invalid, nothing is written.
     """
 
     def __init__(
@@ -69,24 +71,24 @@ class ClusterNodes:
             n: LocalNode(each, network, clock, on_failure, doors.get(n)) for n, each in configs.items()
         }
 
-    # ---- lives --------------------------------------------------------------------------------------------
+    # ---- life cycles --------------------------------------------------------------------------------------
 
     def local(self, node_id: int) -> LocalNode:
-        """The node, dead or alive. Raises InvalidRequest where there is none of that id."""
+        """Return the node, dead or alive. Raises InvalidRequest for an unknown id."""
         local = self._nodes.get(node_id)
         if local is None:
-            raise InvalidRequest(f"there is no node {node_id}: there are {self.ids}")
+            raise InvalidRequest(f"there is no node {node_id}: the nodes are {self.ids}")
         return local
 
     def start(self, node_id: int) -> Future[None]:
-        """Start the node; the future is done when its broker may lead."""
+        """Start the node; the future is done when its broker is able to lead."""
         with self._lock:
             if self._is_closed:
                 raise ClusterClosed("the cluster is closed")
             return self.local(node_id).start().ready
 
     def start_all(self) -> None:
-        """Start all nodes, none of which runs. Raises what the first of them raises that cannot start."""
+        """Start all nodes when none is running. Raises the error of the first one that cannot start."""
         with self._lock:
             self._in_parallel(self.ids, self._start)
 
@@ -99,7 +101,7 @@ class ClusterNodes:
             ThreadWorkers(len(node_ids)).run([partial(act, node_id) for node_id in node_ids])
 
     def stop(self, node_id: int, timeout_ms: int) -> None:
-        """Stop the node in order; each of its two steps may take so long."""
+        """Shut the node down cleanly; each of the two steps may take `timeout_ms`."""
         with self._lock:
             local = self.local(node_id)
             with self._network.draining():
@@ -122,7 +124,7 @@ class ClusterNodes:
             self.local(node_id).resume()
 
     def close(self) -> list[KreplicaError]:
-        """End all nodes at once, and close their files in order; what was refused meanwhile."""
+        """Stop all nodes at once and close their files cleanly; return the errors met."""
         errors: list[KreplicaError] = []
         with self._lock:
             self._is_closed = True
@@ -134,23 +136,23 @@ class ClusterNodes:
                         errors.append(error)
         return errors
 
-    # ---- who is there, and what they know ------------------------------------------------------------------
+    # ---- state and metadata --------------------------------------------------------------------------------
 
     @property
     def ids(self) -> list[int]:
         return list(self._nodes)
 
     def node(self, node_id: int) -> Node | None:
-        """The node, while it runs."""
+        """Return the node if it runs, or None."""
         local = self._nodes.get(node_id)
         return None if local is None else local.node
 
     def live(self) -> list[Node]:
-        """All nodes that run, paused ones too."""
+        """Return all running nodes, including paused ones."""
         return [node for each in self._nodes.values() if (node := each.node) is not None]
 
     def live_brokers(self) -> list[int]:
-        """The brokers that can answer."""
+        """Return the ids of the brokers that can answer."""
         return [node.config.node_id for node in self._running() if node.broker is not None]
 
     def _running(self) -> list[Node]:
@@ -159,27 +161,29 @@ class ClusterNodes:
 
     @property
     def controller(self) -> int | None:
-        """The active controller's node; of two that believe to be it, the later one."""
+        """The active controller's node; if two believe to be active, the one with the later epoch."""
         active = [n for n in self.live() if n.controller is not None and n.controller.is_active]
         newest = max(active, key=lambda node: node.raft.leader_and_epoch.epoch, default=None)
         return None if newest is None else newest.config.node_id
 
     def likely_controllers(self) -> list[int]:
-        """The controllers that can answer, the active one first."""
+        """Return the ids of the controllers that can answer, the active one first."""
         active = self.controller
         ids = [node.config.node_id for node in self._running() if node.controller is not None]
         return sorted(ids, key=lambda node_id: (node_id != active, node_id))
 
     def has_quorum(self) -> bool:
-        """Whether most of the quorum's voters run, by the newest set of them that a node knows."""
+        """Whether a majority of voters runs, by the newest voter set that any node knows."""
         known = [found for node in self.live() if (found := node.voters()) is not None]
         _, voters = max(known, key=lambda found: found[0], default=(0, frozenset[int]()))
         running = {node.config.node_id for node in self._running()}
         return 2 * len(voters & running) > len(voters)
 
     def known_metadata(self) -> list[ClusterMetadata]:
-        """What each broker knows of the cluster that can answer and is not fenced: one that is cut off
-        learns nothing."""
+        """Return the metadata of each broker that can answer and is not fenced.
+
+        A fenced broker is left out because it may be cut off and learn nothing new.
+        """
         brokers = self.newest_metadata().brokers
         return [
             node.loader.published
@@ -188,15 +192,15 @@ class ClusterNodes:
         ]
 
     def newest_metadata(self) -> ClusterMetadata:
-        """What the node knows that knows most. Raises InvalidRequest where none runs."""
+        """Return the most recent metadata that any node has. Raises InvalidRequest if no node runs."""
         live = self.live()
         if not live:
-            raise InvalidRequest("no node of the cluster runs")
+            raise InvalidRequest("no node of the cluster is running")
         return max(live, key=lambda node: node.loader.applied.offset).loader.published
 
 
 def _listening(config: NodeConfig, listener: LocalListener | None) -> NodeConfig:
-    """The node's configuration, with what clients are told of where it listens."""
+    """Return the node's configuration with the address that clients connect to."""
     if listener is None or listener.address is None:
         return config
     host, port = listener.address

@@ -1,6 +1,6 @@
-"""Reading topics as a member of a consumer group, record by record, and a member's settings.
+"""Reads topics record by record as a member of a consumer group, and parses a member's settings.
 
-No state of its own; the consumer's iterator belongs to the thread that iterates.
+Stateless; the consumer's iterator belongs to the thread that iterates.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kreplica.client.group_consumer import GroupConsumer
 from kreplica.common.errors import ClusterClosed, InvalidConfig, RequestTimedOut
 from kreplica.common.future import Future
 
-# How long one poll waits where there is no end to the waiting.
+# The wait of one poll if the iteration has no timeout.
 POLL_MS = 500
-# So long one that does not wait for ever waits until it is a member.
+# How long an iteration with a timeout waits to become a member.
 JOIN_TIMEOUT_MS = 30_000
-# In one process a coordinator answers in microseconds; a session has to outlast a busy machine only.
+# In one process a coordinator answers in microseconds; the session only has to outlast a busy machine.
 CONSUMER = ConsumerConfig(
     session_timeout_ms=3_000,
     heartbeat_interval_ms=50,
@@ -31,7 +31,7 @@ CONSUMER = ConsumerConfig(
 
 
 class Consuming:
-    """The consumer's records, poll by poll; over after `timeout_ms` as a member without any."""
+    """A consumer's records, poll by poll; ends after `timeout_ms` as a member without any record."""
 
     def __init__(self, consumer: GroupConsumer, timeout_ms: int | None) -> None:
         self._consumer = consumer
@@ -42,15 +42,17 @@ class Consuming:
         self._is_over = False
 
     def question(self) -> Callable[[], Future[Any]] | None:
-        """What to ask next; None once it is over, and the group is to be left by `leave`."""
+        """Return the next request; None at the end, after which the caller must call `leave`."""
         if self._is_over:
             return None
         self._term = self._consumer.term if self._consumer.is_settled else None
         return lambda: self._consumer.poll(self._wait_ms)
 
     def answer(self, chunks: Any) -> Iterator[Record]:
-        """The records of the answer; one counts as dealt with when the next one is asked for. Raises
-        RequestTimedOut where the consumer becomes no member."""
+        """Iterate over the records of the answer, marking each as processed when the next is requested.
+
+        Raises RequestTimedOut if the consumer does not become a member.
+        """
         if not chunks and not self._is_endless:
             self._nothing_came()
         for chunk in chunks:
@@ -68,26 +70,27 @@ class Consuming:
             return
         self._joining_ms += self._wait_ms
         if self._joining_ms > JOIN_TIMEOUT_MS + self._wait_ms:
-            raise RequestTimedOut(f"no member of the group after {JOIN_TIMEOUT_MS} ms")
+            raise RequestTimedOut(f"the consumer did not join its group within {JOIN_TIMEOUT_MS} ms")
 
     def leave(self) -> Future[Any]:
-        """Leave the group; to be asked whatever ended the reading."""
+        """Leave the group; must be called however the reading ended."""
         return self._consumer.close()
 
 
 def consume(consuming: Consuming, result: Callable[[Callable[[], Future[Any]]], Any]) -> Iterator[Record]:
-    """All of it; `result(ask)` asks, and waits for the future that it gets."""
+    """Iterate over all records; `result(ask)` sends the request and waits for its result."""
     try:
         while (question := consuming.question()) is not None:
             yield from consuming.answer(result(question))
     finally:
-        with suppress(ClusterClosed):  # its coordinator is closed, too
+        with suppress(ClusterClosed):  # the group's coordinator is closed, too
             result(consuming.leave)
 
 
 def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSUMER) -> ConsumerConfig:
-    """A consumer's settings, by default those in one process, with these properties changed. Raises
-    InvalidConfig.
+    """Return `base` with these properties changed; by default the settings for one process.
+
+    Raises InvalidConfig.
     """
     known = {field.name.replace("_", "."): field.name for field in dataclasses.fields(ConsumerConfig)}
     changes: dict[str, Any] = {}
@@ -95,7 +98,9 @@ def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSU
         name = given.replace("_", ".")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
+            raise InvalidConfig(
+                f"there is no setting {given!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
         is_number = isinstance(getattr(base, known[name]), int)
         if is_number is not (isinstance(value, int) and not isinstance(value, bool)):
             raise InvalidConfig(f"{name} must be {'an integer' if is_number else 'text'}, not {value!r}")

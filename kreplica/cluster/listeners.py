@@ -1,7 +1,7 @@
-"""ClusterListeners: where the brokers of a cluster in one process listen for clients of any kind.
+"""ClusterListeners: the ports on which brokers of a cluster in one process accept any Kafka client.
 
-One thread with one event loop has the sockets of all of them. Ownership: it owns that thread and the
-listeners. Thread rule: any thread.
+One thread with one event loop serves all sockets. Ownership: it owns that thread and the listeners. Thread
+rule: any thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kreplica.runtime.scheduler import OnError
 
 
 class ClusterListeners:
-    """A port of 127.0.0.1 for each broker of the layout, taken at once. Raises OSError."""
+    """Opens a port of 127.0.0.1 for each broker of the layout. Raises OSError."""
 
     def __init__(self, layout: Layout, config: SocketServerConfig, on_error: OnError) -> None:
         self._thread = EventLoopThread("kreplica-clients", on_error)
@@ -29,12 +29,12 @@ class ClusterListeners:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All of them, as clients take them."""
+        """All addresses, in the form that clients take."""
         addresses = [each.address for each in self.by_node.values() if each.address is not None]
         return ",".join(f"{host}:{port}" for host, port in addresses)
 
     def close(self) -> None:
-        """Let all ports go; no node of the cluster runs any more."""
+        """Close all ports; no node of the cluster may be running."""
         for listener in self.by_node.values():
             listener.close()
         self._thread.stop()

@@ -1,6 +1,6 @@
-"""PendingFutures: what callers of a cluster wait for, so that closing it leaves nobody waiting.
+"""PendingFutures: the futures that callers of a cluster wait for; closing the cluster fails them.
 
-Thread rule: any thread; `_lock` guards the set. Futures are resolved outside of it.
+Thread rule: any thread; `_lock` guards the set. Futures are resolved outside the lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class PendingFutures:
-    """See the module. `name`: what is said to be closed."""
+    """The pending futures of one cluster. `name`: the cluster's name for error messages."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -29,24 +29,26 @@ class PendingFutures:
         self._is_closed = False
 
     def require_open(self) -> None:
-        """Raises ClusterClosed after `close`, UseAfterFork in a child of the process that made it."""
+        """Raises ClusterClosed after `close`, UseAfterFork in a forked child."""
         self.require_own()
         if self._is_closed:
             raise ClusterClosed(f"{self.name} is closed")
 
     def require_own(self) -> None:
-        """Raises UseAfterFork in a child of the process that made it."""
+        """Raises UseAfterFork in a forked child of the process that created it."""
         if self.is_forked:
-            raise UseAfterFork(f"{self.name} belongs to the parent process")
+            raise UseAfterFork(f"{self.name} belongs to the parent process: open another one in this process")
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a child of the process that made the cluster: its threads are not here, and its
-        locks, files and directory are the parent's."""
+        """Whether this is a forked child of the process that created the cluster.
+
+        The cluster's threads do not exist here, and its locks, files and directory belong to the parent.
+        """
         return os.getpid() != self._process_id
 
     def track(self, future: Future[T]) -> Future[T]:
-        """The future; it fails with ClusterClosed if it is pending when the cluster is closed, or was."""
+        """Return the future, which fails with ClusterClosed if it is pending when the cluster is closed."""
         if future.done():
             return future
         with self._lock:
@@ -60,12 +62,12 @@ class PendingFutures:
         return future
 
     def close(self) -> None:
-        """Take nothing more in; what is pending stays so until `fail_all`."""
+        """Accept no more futures; pending ones stay pending until `fail_all`."""
         with self._lock:
             self._is_closed = True
 
     def fail_all(self) -> None:
-        """Let everything that is pending fail."""
+        """Fail all pending futures with ClusterClosed."""
         with self._lock:
             futures, self._futures = self._futures, set()
         for future in futures:
@@ -76,6 +78,6 @@ class PendingFutures:
             self._futures.discard(future)
 
     def _fail(self, future: Future[Any]) -> None:
-        # A task that was running when the network stopped may have been first.
+        # A task that was running when the network stopped may have resolved it first.
         with suppress(InvalidStateError):
-            future.set_exception(ClusterClosed(f"{self.name} was closed meanwhile"))
+            future.set_exception(ClusterClosed(f"{self.name} was closed during the call"))

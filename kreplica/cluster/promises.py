@@ -1,8 +1,8 @@
-"""Promises: what a cluster has acknowledged, and whether all holds that clients and replicas rely on.
+"""Promises: records what a cluster has acknowledged, and verifies its invariants.
 
-The invariants have the numbers that docs/SIMULATOR.md gives them. They are looked at in a cluster at rest:
-one that has just lost a leader, or whose followers lag, does not keep all of them yet. Thread rule: notes may
-come from any thread; nothing is guarded, since a note is one item of a dictionary.
+The invariants are numbered as in docs/SIMULATOR.md. They are verified in a settled cluster: one that has just
+lost a leader, or whose followers lag, does not meet all of them. Thread rule: `note` may be called by any
+thread; no lock is needed, since it sets one dictionary item.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.replica.partition import Partition
 
-# How many seconds a cluster whose nodes run and are joined may take until all is well.
+# How long, in seconds, a cluster whose nodes run and are connected may take to settle.
 SETTLE_TIMEOUT = 20.0
 
 
 class BrokenPromise(AssertionError):
-    """What a cluster must never do, it did."""
+    """A cluster violated an invariant."""
 
 
 class Promises:
-    """What one cluster has acknowledged by all its replicas in sync."""
+    """The appends that one cluster has acknowledged with acks=all."""
 
     def __init__(self) -> None:
         self._acknowledged: dict[TopicPartition, int] = {}
 
     def note(self, future: Future[Any]) -> None:
-        """An append with acks=all is done: its result is a RecordMetadata, or several."""
+        """Record a finished append with acks=all; its result is one RecordMetadata or several."""
         if future.cancelled() or future.exception() is not None:
             return
         result = future.result()
@@ -43,7 +43,7 @@ class Promises:
             self._acknowledged[at] = max(self._acknowledged.get(at, 0), info.last_offset + 1)
 
     def problems(self, metadata: ClusterMetadata, nodes: Mapping[int, Node]) -> list[str]:
-        """What does not hold of a cluster of which `nodes` run."""
+        """Return the violated invariants of a cluster whose running nodes are `nodes`."""
         found: list[str] = []
         for at, _, registration in metadata.partitions():
             replicas = _replicas_of(at, registration, nodes)
@@ -67,49 +67,49 @@ def _replicas_of(
 
 
 def _of_metadata(nodes: Mapping[int, Node]) -> Iterator[str]:
-    """9: what a node knows is a past of what the others know; all know the same in the end."""
+    """9: a node's metadata is a past state of the others' metadata; in the end all are equal."""
     known = {node_id: node.loader.applied for node_id, node in nodes.items()}
     if len(set(known.values())) > 1:
-        yield f"nodes know different metadata: {known}"
+        yield f"nodes have different metadata: {known}"
 
 
 def _of_controller(
     at: TopicPartition, registration: PartitionRegistration, fenced: set[int]
 ) -> Iterator[str]:
-    """3, 12: the leader is in sync; who is in sync or eligible is a replica; no fenced broker is in sync."""
+    """3, 12: the leader is in the ISR; ISR and ELR contain only replicas; no fenced broker is in the ISR."""
     isr, elr, replicas = set(registration.isr), set(registration.elr), set(registration.replicas)
     if registration.leader >= 0 and registration.leader not in isr:
         yield f"{at}: leader {registration.leader} is not in sync: {registration.isr}"
     if not isr | elr <= replicas or isr & elr:
         yield f"{at}: ISR {isr} and ELR {elr} of replicas {replicas}"
     if isr & fenced and isr != {registration.leader}:
-        yield f"{at}: fenced brokers {isr & fenced} are in sync"
+        yield f"{at}: fenced brokers {isr & fenced} are in the ISR"
 
 
 def _of_leader(
     at: TopicPartition, registration: PartitionRegistration, replicas: dict[int, Partition], acknowledged: int
 ) -> Iterator[str]:
-    """4, 7, 10: the leader has all that was acknowledged, and who is in sync all that is committed."""
+    """4, 7, 10: the leader has all acknowledged records, and in-sync replicas all committed ones."""
     leader = replicas.get(registration.leader)
     if leader is None or not leader.is_leader:
         alive = [broker_id for broker_id in registration.isr if broker_id in replicas]
         if alive:
-            yield f"{at}: nobody leads, though {alive} are in sync"
+            yield f"{at}: no leader, though {alive} are in sync"
         return
     mark = leader.high_watermark
     if mark < acknowledged:
-        yield f"{at}: acknowledged up to {acknowledged}, committed at the leader up to {mark}"
+        yield f"{at}: acknowledged up to {acknowledged}, but the leader's high watermark is {mark}"
     for broker_id in registration.isr:
         follower = replicas.get(broker_id)
         if follower is not None and follower.local_log.log_end_offset < mark:
             end = follower.local_log.log_end_offset
-            yield f"{at}: broker {broker_id} is in sync, ends at {end}, and {mark} are committed"
+            yield f"{at}: in-sync broker {broker_id} ends at {end}, below the high watermark {mark}"
         elif follower is not None and follower.high_watermark != mark:
-            yield f"{at}: broker {broker_id} knows {follower.high_watermark} to be committed, not {mark}"
+            yield f"{at}: broker {broker_id} has the high watermark {follower.high_watermark}, not {mark}"
 
 
 def _of_logs(at: TopicPartition, replicas: dict[int, Partition]) -> Iterator[str]:
-    """8: two replicas are the same up to the lower of their high watermarks."""
+    """8: two replicas are equal up to the lower of their high watermarks."""
     items = sorted(replicas.items())
     for (one, first), (other, second) in pairwise(items):
         start = max(first.local_log.log_start_offset, second.local_log.log_start_offset)
@@ -120,7 +120,7 @@ def _of_logs(at: TopicPartition, replicas: dict[int, Partition]) -> Iterator[str
 
 def _are_equal(first: UnifiedLog, second: UnifiedLog, start: int, stop: int) -> bool:
     if first.config.compact or second.config.compact:
-        return True  # what was compacted when is each replica's own affair
+        return True  # each replica compacts at its own times
     return _records(first, start, stop) == _records(second, start, stop)
 
 

@@ -1,7 +1,7 @@
-"""Reading a partition record by record, from whoever leads it.
+"""Reads a partition record by record from its leader.
 
-`Reading` says what to ask next and makes records of the answer; how an answer is waited for, by a thread, by
-a task, or by letting virtual time pass, is the caller's. One reader, one thread at a time.
+`Reading` returns the next request and turns its answer into records. The caller waits for answers: in a
+thread, in a task, or by advancing virtual time. One reader; one thread at a time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from kreplica.log.transaction_index import AbortedTxn
 
 Isolation = Literal["high_watermark", "txn_committed"]
 Question = Callable[[], Future[Any]]
-# How long one question of a reader that follows waits at the leader.
+# How long one fetch of a following reader may wait at the leader.
 FOLLOW_WAIT_MS = 500
 
 
 class Reading:
-    """The records with offsets in [start, stop): from the log's start where `start` is None; up to where
-    records may be read now, or with `follow` up to `stop`, waiting for what is not there yet."""
+    """Reads the records with offsets in [start, stop), or without `start` from the log start.
+
+    It stops at the end of the readable part; with `follow` it stops at `stop` and waits for records to come.
+    """
 
     def __init__(
         self,
@@ -46,12 +48,13 @@ class Reading:
         self._stop = stop
         self._follows = follow
         self._knows_end = follow
-        # Whether reading begins above what may be read now: the leader tells whether its log ends below, too.
+        # Whether reading starts above the readable part; the leader reports if that is also above its log
+        # end.
         self._is_beyond = False
         self._is_over = False
 
     def question(self) -> Question | None:
-        """What to ask next; None once there is nothing more to read."""
+        """Return the next request; None when there is nothing more to read."""
         if self._offset is None:
             return partial(self._offset_of, EARLIEST)
         if not self._knows_end:
@@ -63,7 +66,7 @@ class Reading:
         return partial(self._fetch, self._offset)
 
     def answer(self, found: Any) -> Iterator[Record]:
-        """The records of the answer to `question`; take all of them before the next one is asked for."""
+        """Iterate over the records of the answer; exhaust the iterator before the next `question`."""
         if self._offset is None:
             self._offset = found
         elif not self._knows_end:
@@ -71,7 +74,7 @@ class Reading:
             self._is_beyond = self._offset > found
             self._stop = found if self._stop is None else min(self._stop, found)
         elif self._is_beyond:
-            # It is no error, but nothing that may be read now.
+            # The offset is valid, but nothing can be read there yet.
             self._is_over, self._is_beyond = True, False
         else:
             yield from self._records(found, self._offset)
@@ -83,12 +86,12 @@ class Reading:
             if aborted.admits(batch) and not batch.is_control:
                 yield from batch.records(start=first, stop=self._stop)
             offset = max(offset, batch.next_offset)
-        # What cannot move on without more records to come has come to its end.
+        # No progress means the end of the readable part, unless following.
         self._is_over = offset == first and not self._follows
         self._offset = offset
 
 
 def read(reading: Reading, result: Callable[[Question], Any]) -> Iterator[Record]:
-    """All of it; `result(question)` asks, and waits for the future that it gets."""
+    """Iterate over all records; `result(question)` sends the request and waits for its result."""
     while (question := reading.question()) is not None:
         yield from reading.answer(result(question))

@@ -1,8 +1,9 @@
-"""ClusterRecords: appending to a cluster and reading from it, as questions that somebody else waits for.
+"""ClusterRecords: builds the requests to append to a cluster and to read from it; the caller waits for them.
 
-A question is a call that sends something and gives a future. Cluster waits for it with a thread, Simulation
-by letting virtual time pass, kreplica.aio with a task; what is asked is the same. No state but where records
-go that have no key. Thread rule: any thread.
+A request is a function that sends something and returns a future. Cluster waits in a thread, Simulation by
+advancing virtual time, kreplica.aio in a task. The only state is the next partition for records without a
+key.
+Thread rule: any thread.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ T = TypeVar("T")
 
 
 class ClusterRecords:
-    """`newest()`: what the node that knows most knows. `consumer`: a group member's settings by default."""
+    """Requests for records of one cluster.
+
+    `newest()`: the most recent metadata of any node. `consumer`: default settings of a group member.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class ClusterRecords:
         self._keys = KeyedRecords()
 
     def ask(self, question: Callable[[], Future[T]]) -> Future[T]:
-        """Ask; the future fails with ClusterClosed where the cluster is closed meanwhile.
+        """Send the request; its future fails with ClusterClosed if the cluster is closed meanwhile.
 
         Raises ClusterClosed, UseAfterFork.
         """
@@ -56,7 +60,7 @@ class ClusterRecords:
         return self._pending.track(question())
 
     def require(self, topic: str, partition: int) -> TopicPartition:
-        """Raises UnknownTopicOrPartition, ClusterClosed, UseAfterFork."""
+        """Return the partition. Raises UnknownTopicOrPartition, ClusterClosed, UseAfterFork."""
         self._pending.require_open()
         at = TopicPartition(topic, partition)
         if self._newest().partition(at) is None:
@@ -71,14 +75,17 @@ class ClusterRecords:
         acks: Acks,
         timeout: float | None,
     ) -> Question:
-        """As Cluster.append. Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError."""
+        """Build the request of Cluster.append.
+
+        Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError.
+        """
         send = partial(
             self._client.producer.send,
             acks=acks_of(acks),
             timeout_ms=None if timeout is None else milliseconds(timeout),
         )
         if isinstance(partition, bool):
-            raise TypeError(f"a partition is an int, not {partition}")
+            raise TypeError(f"a partition must be an int, not {partition}")
         if isinstance(partition, int):
             require_list(records)
             return partial(send, self.require(topic, partition), records or [])
@@ -103,8 +110,10 @@ class ClusterRecords:
         follow: bool = False,
         timeout: float | None = None,
     ) -> Reading:
-        """As Cluster.read; `timeout` of each question. Raises UnknownTopicOrPartition, OffsetOutOfRange,
-        ValueError."""
+        """Return the reader of Cluster.read; `timeout` applies to each request.
+
+        Raises UnknownTopicOrPartition, OffsetOutOfRange, ValueError.
+        """
         at = self.require(topic, partition)
         choice(isolation, ISOLATION_LEVEL, "isolation")
         return Reading(
@@ -124,7 +133,7 @@ class ClusterRecords:
         timeout: float | None,
         config: Mapping[str, object] | None,
     ) -> Consuming:
-        """As Cluster.consume. Raises InvalidConfig, TypeError."""
+        """Return the reader of Cluster.consume. Raises InvalidConfig, TypeError."""
         self._pending.require_open()
         names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
         member = self._client.consumer(group, names, consumer_config(config or {}, self._consumer))

@@ -1,6 +1,6 @@
-"""What the nodes of a cluster in one process are like: their directories, roles and timeouts.
+"""Settings of the nodes of a cluster in one process: directories, roles and timeouts.
 
-Nodes of one process hear at once of one that is gone, so sessions are short: see "Timeouts" in
+Nodes in one process notice at once when another one is gone, so sessions are short: see "Timeouts" in
 docs/OPERATING.md for the figures.
 """
 
@@ -27,10 +27,10 @@ from kreplica.runtime.storage import FileStorage
 
 LAYOUT_FILE = "kreplica.cluster.json"
 LAYOUT_VERSION = 1
-# More voters make every commit of metadata slower.
+# More voters slow down every metadata commit.
 MOST_COMBINED_VOTERS = 3
 DEFAULT_REPLICATION_FACTOR = 3
-# Where controllers are nodes of their own, their ids begin here.
+# The ids of dedicated controllers start here.
 FIRST_CONTROLLER_ID = 1001
 
 RAFT = RaftConfig(
@@ -51,23 +51,23 @@ BROKER = BrokerConfig(
     broker_heartbeat_interval_ms=30,
     broker_heartbeat_timeout_ms=100,
     broker_registration_retry_backoff_ms=10,
-    # Nobody starts a node of a program again that gave up because there was no quorum for a while.
+    # Wait without limit for a quorum: nothing would restart a node that gave up.
     initial_broker_registration_timeout_ms=LONGEST_MS,
 )
 REPLICA = ReplicaConfig(
-    # A follower hears of its leader a moment before the leader does.
+    # A follower hears of its leader's change a moment before the leader does.
     replica_fetch_backoff_ms=10,
-    # What is sent while the network is cut is lost, and nobody sends it again as TCP would.
+    # Requests sent while the network is cut are lost; there is no TCP to resend them.
     replica_socket_timeout_ms=2_000,
     controller_socket_timeout_ms=2_000,
 )
-# Members of one process come at once or not at all, and a coordinator hears at once that one is gone.
+# Members in one process join at once or not at all, and a coordinator notices at once when one is gone.
 GROUP = GroupConfig(group_min_session_timeout_ms=100, group_initial_rebalance_delay_ms=20)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which nodes a cluster has, by id, with their roles."""
+    """The nodes of a cluster, by id, with their roles."""
 
     cluster_id: str
     roles: Mapping[int, frozenset[Role]]
@@ -82,11 +82,15 @@ class Layout:
 
 
 def new_layout(cluster_id: str, brokers: int, controllers: int) -> Layout:
-    """Brokers 1 to `brokers`. `controllers`: so many nodes of their own; 0: the first brokers are
-    controllers, too: three of them, one where there are fewer. Raises InvalidConfig.
+    """Return a layout with brokers 1 to `brokers`. Raises InvalidConfig.
+
+    `controllers`: the number of dedicated controllers. With 0 the first three brokers are controllers too, or
+    only the first one if there are fewer than three.
     """
     if brokers < 1 or controllers < 0:
-        raise InvalidConfig(f"a cluster of {brokers} brokers and {controllers} controllers")
+        raise InvalidConfig(
+            f"a cluster needs at least 1 broker: brokers={brokers}, controllers={controllers}"
+        )
     roles: dict[int, frozenset[Role]] = {}
     combined = 0 if controllers else MOST_COMBINED_VOTERS if brokers >= MOST_COMBINED_VOTERS else 1
     for node_id in range(1, brokers + 1):
@@ -97,7 +101,7 @@ def new_layout(cluster_id: str, brokers: int, controllers: int) -> Layout:
 
 
 def read_layout(directory: str) -> Layout | None:
-    """The layout of the cluster in the directory, None where there is none. Raises InvalidFile."""
+    """Return the layout of the cluster in the directory, or None. Raises InvalidFile."""
     path = os.path.join(directory, LAYOUT_FILE)
     storage = FileStorage()
     if not storage.exists(path):
@@ -105,17 +109,17 @@ def read_layout(directory: str) -> Layout | None:
     fields: dict[str, Any] = parse_object(storage.read_file(path), path)
     nodes, cluster_id = fields.get("nodes"), fields.get("cluster_id")
     if fields.get("version") != LAYOUT_VERSION or not isinstance(cluster_id, str):
-        raise InvalidFile(f"{path}: no layout of version {LAYOUT_VERSION}")
+        raise InvalidFile(f"{path}: not a layout of version {LAYOUT_VERSION}")
     if not isinstance(nodes, dict) or not all(key.isdecimal() for key in nodes):
-        raise InvalidFile(f"{path}: no nodes")
+        raise InvalidFile(f"{path}: has no valid list of nodes")
     roles = {int(key): frozenset(value) for key, value in nodes.items() if isinstance(value, list)}
     if len(roles) != len(nodes) or not all(each and each <= BOTH for each in roles.values()):
-        raise InvalidFile(f"{path}: a node without a role, or with one that there is not")
+        raise InvalidFile(f"{path}: a node has no role, or an unknown one")
     return Layout(cluster_id, roles)
 
 
 def write_layout(directory: str, layout: Layout) -> None:
-    """Put the layout into the directory; before that no node of it has run."""
+    """Write the layout into the directory; must be done before a new node runs."""
     nodes = {str(node_id): sorted(roles) for node_id, roles in layout.roles.items()}
     fields = {"version": LAYOUT_VERSION, "cluster_id": layout.cluster_id, "nodes": nodes}
     text = json.dumps(fields, indent=1) + "\n"
@@ -123,14 +127,14 @@ def write_layout(directory: str, layout: Layout) -> None:
 
 
 def extended(layout: Layout, brokers: int) -> Layout:
-    """The layout with further brokers, if it has fewer."""
+    """Return the layout with brokers added up to `brokers`."""
     missing = range(1, brokers + 1)
     more = {node_id: frozenset[Role]({"broker"}) for node_id in missing if node_id not in layout.roles}
     return Layout(layout.cluster_id, {**layout.roles, **more}) if more else layout
 
 
 def node_config(layout: Layout, node_id: int, directory: str, settings: Mapping[str, object]) -> NodeConfig:
-    """The configuration of one node. Raises InvalidConfig for settings that make no sense."""
+    """Return the configuration of one node. Raises InvalidConfig for invalid settings."""
     config = NodeConfig(
         node_id=node_id,
         cluster_id=layout.cluster_id,
@@ -148,6 +152,6 @@ def node_config(layout: Layout, node_id: int, directory: str, settings: Mapping[
 
 
 def check_cluster_id(layout: Layout, cluster_id: str | None, directory: str) -> None:
-    """Raises InconsistentClusterId where the directory is another cluster's than was asked for."""
+    """Raises InconsistentClusterId if the directory belongs to another cluster than requested."""
     if cluster_id is not None and cluster_id != layout.cluster_id:
-        raise InconsistentClusterId(f"{directory}: of cluster {layout.cluster_id}, not {cluster_id}")
+        raise InconsistentClusterId(f"{directory} belongs to cluster {layout.cluster_id}, not {cluster_id}")

@@ -1,12 +1,12 @@
-"""Simulation: a whole cluster under a virtual clock, with faults, for programs and their tests.
+"""Simulation: a whole cluster under a virtual clock, with injected faults, for programs and their tests.
 
-It is the cluster that `Cluster` is: nodes with their quorum, controller, brokers, logs in Kafka's files and
-the native code below. Only the clock, the disks and the network are objects that a seed and the caller
-turn, break and cut (kreplica.sim). A call that has to wait lets virtual time pass until it need not wait any
-more; a second of it takes a few tenths of a second. The same seed and the same calls give the same events, in
-any process: `event_hash` tells.
+It runs the same code as `Cluster`: nodes with their quorum, controller, brokers, logs in Kafka's files and
+the native core. Only the clock, the disks and the network are objects driven by a seed and by the caller
+(kreplica.sim). A call that has to wait advances virtual time until it is done; a virtual second takes a few
+tenths of a real one. The same seed and the same calls give the same events in any process, which `event_hash`
+shows.
 
-Ownership: everything is in memory, and goes with the object. Thread rule: one thread.
+Ownership: everything is in memory and freed with the object. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# In virtual seconds.
+# Virtual seconds.
 DELIVERY_TIMEOUT = 120.0
-# How often the whole cluster is looked at while it settles.
+# Interval between two checks while the cluster settles.
 LOOK_MS = 20
 DISKS: Mapping[str, type[KreplicaError] | None] = {
     "well": None,
@@ -61,7 +61,7 @@ DISKS: Mapping[str, type[KreplicaError] | None] = {
 
 
 class VirtualFuture(Future[T]):
-    """A future whose `result` and `exception` let virtual time pass, at most `timeout` virtual seconds."""
+    """A future whose `result` and `exception` advance virtual time, up to `timeout` virtual seconds."""
 
     __slots__ = ("_pass_time",)
 
@@ -84,15 +84,15 @@ class VirtualFuture(Future[T]):
 
 
 class Simulation(ClusterAdministration):
-    """`brokers` brokers on empty disks, with all chance drawn from `seed`; ready when it is made.
+    """A simulated cluster of `brokers` brokers on empty disks, driven by `seed`; ready once constructed.
 
-    `controllers`: so many nodes with ids from 1001 are the quorum; 0: the first three brokers are (one, of
-    fewer than three). `config`: Kafka's properties for every node and, as defaults, for topics. Timeouts are
-    short, logs and snapshots small, so that much happens in little time.
+    `controllers`: the number of dedicated controllers (ids from 1001); with 0 the first three brokers are
+    controllers too (one if there are fewer than three). `config`: Kafka's properties for every node and, as
+    defaults, for topics. Timeouts are short, logs and snapshots small, so that much happens in little time.
 
-    The invariants of docs/SIMULATOR.md are checked after every event: whatever lets time pass raises
-    InvariantViolated where one is broken. Times are virtual: `timeout` in seconds, as with Cluster, what ends
-    in `_ms` in milliseconds. Raises InvalidConfig.
+    The invariants of docs/SIMULATOR.md are checked after every event: any call that advances time raises
+    InvariantViolated if one is violated. Times are virtual: `timeout` in seconds, as with Cluster; names that
+    end in `_ms` in milliseconds. Raises InvalidConfig.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Simulation(ClusterAdministration):
         config: Mapping[str, object] | None = None,
     ) -> None:
         self.seed = seed
-        # Whose disks were made to fail: such a node may die of it.
+        # Nodes whose disks were made to fail, and which may therefore die.
         self._failing: set[int] = set()
         self._cluster = NodeCluster(brokers, controllers=controllers, seed=seed, settings=config)
         self._checker = NodeChecker(self._cluster)
@@ -149,8 +149,10 @@ class Simulation(ClusterAdministration):
         acks: Acks = "all",
         timeout: float = DELIVERY_TIMEOUT,
     ) -> Future[Any]:
-        """As Cluster.append. No time passes yet: asking the future for its `result` lets it pass, and so does
-        `run_for`. Raises UnknownTopicOrPartition, InvalidRequiredAcks."""
+        """Append as Cluster.append does, without advancing time; the future's `result` and `run_for` do that.
+
+        Raises UnknownTopicOrPartition, InvalidRequiredAcks.
+        """
         sent = self._records.ask(self._records.appending(topic, partition, records, acks, timeout))
         if acks_of(acks) == acks_of("all"):
             sent.add_done_callback(self._promises.note)
@@ -166,11 +168,12 @@ class Simulation(ClusterAdministration):
         isolation: Isolation = "high_watermark",
         timeout: float = TIMEOUT,
     ) -> Iterator[Record]:
-        """The committed records with offsets in [start, stop), in order, from whoever leads the partition.
+        """Iterate over the committed records with offsets in [start, stop), in order, read from the leader.
 
-        From the log's start by default; up to the high watermark as it is now. `timeout`: of each question to
-        the leader. Raises UnknownTopicOrPartition, and while it is iterated over OffsetOutOfRange,
-        RequestTimedOut, CorruptMessage.
+        Starts at the log start by default, and stops at the current high watermark. `timeout` applies to each
+        request to the leader. Raises UnknownTopicOrPartition; while iterating OffsetOutOfRange,
+        RequestTimedOut,
+        CorruptMessage.
         """
         reading = self._records.reading(topic, partition, start, stop, isolation, timeout=timeout)
         return read(reading, partial(self._ask, timeout=timeout))
@@ -183,8 +186,9 @@ class Simulation(ClusterAdministration):
         timeout: float = 1.0,
         config: Mapping[str, object] | None = None,
     ) -> Iterator[Record]:
-        """As Cluster.consume; sessions are short, and it ends after `timeout` virtual seconds without a
-        record. Raises InvalidConfig, and while it is iterated over what Cluster.consume does.
+        """Iterate over records as Cluster.consume does, until `timeout` virtual seconds pass without one.
+
+        Sessions are short. Raises InvalidConfig, and while iterating what Cluster.consume raises.
         """
         consuming = self._records.consuming(topics, group, timeout, config)
         return consume(consuming, partial(self._ask, timeout=timeout + JOIN_TIMEOUT_MS / 1000))
@@ -199,8 +203,11 @@ class Simulation(ClusterAdministration):
         *,
         timeout: float = TIMEOUT,
     ) -> None:
-        """As Cluster.elect. Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable,
-        UnknownTopicOrPartition, RequestTimedOut."""
+        """Elect a leader as Cluster.elect does.
+
+        Raises PreferredLeaderNotAvailable, EligibleLeadersNotAvailable, UnknownTopicOrPartition,
+        RequestTimedOut.
+        """
         if kind == "unclean":
             self._checker.word.unclean_topics.add(topic)
         super().elect(topic, partition, kind, timeout=timeout)
@@ -209,46 +216,49 @@ class Simulation(ClusterAdministration):
 
     @property
     def nodes(self) -> list[int]:
-        """The ids of all nodes, dead ones too."""
+        """The ids of all nodes, including dead ones."""
         return list(self._cluster.configs)
 
     @property
     def controller(self) -> int | None:
-        """The node that is the active controller, None where there is none now."""
+        """The node that is the active controller, or None if there is none now."""
         return self._cluster.controller
 
     def node(self, node_id: int) -> Node:
-        """The node itself, for those who want to look inside. Raises InvalidRequest where it does not run."""
+        """Return the node object, to inspect its internals. Raises InvalidRequest if it does not run."""
         self._require_running(node_id)
         node = self._cluster.node(node_id)
         assert node is not None
         return node
 
     def start(self, node_id: int, *, wait: bool = True, timeout: float = TIMEOUT) -> None:
-        """Start a node again on its disk; comes back when its broker may lead, or at once without `wait`.
-        Raises InvalidRequest if it runs or there is no such node, RequestTimedOut, and what a damaged disk
-        is refused with."""
+        """Start a node again on its disk; returns when its broker is able to lead, or at once without `wait`.
+
+        Raises InvalidRequest if it runs already or there is no such node, RequestTimedOut, and the error of a
+        damaged disk.
+        """
         if self._is_running(node_id):
-            raise InvalidRequest(f"node {node_id} runs")
+            raise InvalidRequest(f"node {node_id} is running already")
         self._cluster.start(node_id)
         if wait:
             self._result(self.node(node_id).ready, timeout)
 
     def stop(self, node_id: int, *, timeout: float = CONTROLLED_SHUTDOWN_MS / 1000) -> None:
-        """Stop a node in order: what it leads is handed over first. Raises InvalidRequest."""
+        """Shut a node down cleanly; it first hands over its leaderships. Raises InvalidRequest."""
         self._require_running(node_id)
         self._result(self._cluster.shut_down(node_id, _ms(timeout)), 3 * timeout + 1)
 
     def kill(self, node_id: int) -> None:
-        """End a node as kill -9 would: what it has written stays. Raises InvalidRequest if it does not
-        run."""
+        """Kill a node, as kill -9 would: its written data stays. Raises InvalidRequest if it does not run."""
         self._require_running(node_id)
         self._cluster.kill(node_id)
 
     def power_cut(self, node_id: int, *, torn: bool = False) -> None:
-        """Cut a node's machine from power: what was not flushed is lost, or with `torn` some of it, page by
-        page, as the seed draws it. Nobody hears of it before a timeout. Raises InvalidRequest if it does
-        not run."""
+        """Cut a node's machine from power, which loses unflushed data.
+
+        With `torn` only some of the unflushed pages are lost, drawn from the seed. Other nodes notice only by
+        timeouts. Raises InvalidRequest if the node does not run.
+        """
         self._require_running(node_id)
         self._cluster.power_cut(node_id, self._cluster.random if torn else None)
         self._failing.discard(node_id)
@@ -259,35 +269,37 @@ class Simulation(ClusterAdministration):
         self._cluster.pause(node_id)
 
     def resume(self, node_id: int) -> None:
-        """Let a paused node go on. Raises InvalidRequest if it does not run."""
+        """Resume a paused node. Raises InvalidRequest if it does not run."""
         self._require_running(node_id)
         if self._cluster.brokers[node_id].is_paused:
             self._cluster.resume(node_id)
 
     def set_disk(self, node_id: int, state: Literal["well", "full", "broken"]) -> None:
-        """From now on the node's disk has no room, or refuses every change and flush, or is well again. A
-        node may end because of that, as its process would. Raises InvalidRequest."""
+        """Make the node's disk full, broken (it refuses every change and flush), or well again.
+
+        The node may die of it, as its process would. Raises InvalidRequest.
+        """
         self._require_node(node_id)
         if state not in DISKS:
-            raise InvalidRequest(f"a disk is {', '.join(DISKS)}, not {state!r}")
+            raise InvalidRequest(f"state={state!r} is unknown: use one of {', '.join(DISKS)}")
         error = DISKS[state]
         self._cluster.set_disk_fault(node_id, None if error is None else partial(_refuse, error))
         if error is not None:
             self._failing.add(node_id)
 
     def jump_date(self, node_id: int, by_ms: int) -> None:
-        """Set the date of a node's machine forward, or back. Raises InvalidRequest."""
+        """Set the wall clock of a node's machine forward or back. Raises InvalidRequest."""
         self._require_node(node_id)
         self._cluster.jump_date(node_id, by_ms)
 
     # ---- the network --------------------------------------------------------------------------------------
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
-        """Cut the network: nothing arrives that `one` sends to `other`, nor the other way round."""
+        """Cut the network from `one` to `other`, and with `both_ways` also from `other` to `one`."""
         self._cluster.cut(one, other, both_ways=both_ways)
 
     def heal(self, one: int | None = None, other: int | None = None) -> None:
-        """Join two nodes that were cut off from each other; without arguments, all of them."""
+        """Reconnect two nodes; without arguments, all nodes."""
         if one is None or other is None:
             self._cluster.heal_all()
         else:
@@ -301,11 +313,17 @@ class Simulation(ClusterAdministration):
         duplication: float = 0.0,
         in_order: bool = True,
     ) -> None:
-        """Make every link like this, also those that were cut: each message takes a time within `delay_ms`,
-        and is lost, or arrives twice, with these chances. Raises InvalidRequest for no chance or time."""
+        """Set the conditions of every link, and reconnect cut ones.
+
+        Each message takes a random time within `delay_ms`; `loss` and `duplication` are probabilities. Raises
+        InvalidRequest for an invalid time or probability.
+        """
         least, most = delay_ms
         if not (0 <= least <= most and 0 <= loss <= 1 and 0 <= duplication <= 1):
-            raise InvalidRequest(f"delay {delay_ms} ms, loss {loss}, duplication {duplication}")
+            raise InvalidRequest(
+                f"delay_ms={delay_ms}, loss={loss}, duplication={duplication}: the delay must be"
+                " (least, most) in ms, the others must be from 0 to 1"
+            )
         delay_us = (int(least * 1000), int(most * 1000))
         self._cluster.network.set_conditions(LinkConditions(delay_us, loss, duplication, in_order))
 
@@ -313,37 +331,37 @@ class Simulation(ClusterAdministration):
 
     @property
     def now_ms(self) -> int:
-        """The virtual time since the beginning."""
+        """The virtual time since the start, in ms."""
         return self._cluster.now_ms()
 
     @property
     def events(self) -> int:
-        """How much has happened: messages, disk operations, faults, operations of clients; no mere timers."""
+        """The number of events so far, without timers: messages, disk and client operations, faults."""
         return self._cluster.scheduler.events
 
     @property
     def event_hash(self) -> str:
-        """A hash of all that has happened: equal where the seed and the calls are."""
+        """A hash of all events so far; equal for equal seeds and calls."""
         return self._cluster.scheduler.event_hash
 
     def run_for(self, duration_ms: int) -> None:
-        """Let so much virtual time pass, with all that happens in it."""
+        """Advance virtual time by `duration_ms`, with all events in it."""
         self._cluster.pass_time(duration_ms)
 
     def run_until(self, condition: Callable[[], bool], limit_ms: int = 60_000) -> bool:
-        """Let events happen until the condition holds, which is looked at after each; False if it does not
-        within `limit_ms`."""
+        """Run events until the condition, checked after each one, holds; False if not within `limit_ms`."""
         return self._cluster.run_until(condition, limit_ms)
 
     @classmethod
     def run(
         cls, seed: int = 1, *, events: int = 2_000, minutes: float | None = None, reduce_for: float = 0.0
     ) -> RandomRun:
-        """A random run of the seed, on a cluster of its own: clients, faults, and all made well again, twice.
+        """Run a random scenario of the seed on a new cluster: clients, faults, then all repaired, twice.
 
-        So many events, or minutes of virtual time. The result has its event hash and counts; `violation` is
-        None where all invariants held, else `story` tells the run, reduced for `reduce_for` real seconds to
-        the actions that it takes.
+        `events`: the number of events; `minutes`: virtual minutes instead. The result has the event hash and
+        counters. `violation` is None if all invariants held; else `story` describes the run, reduced for up
+        to
+        `reduce_for` real seconds to the actions that are needed.
         """
         ends = round_ends_ns(minutes) if minutes is not None else ()
         ran = run_nodes(seed, events, round_ends_ns=ends)
@@ -353,14 +371,15 @@ class Simulation(ClusterAdministration):
         deadline_ns = clock.monotonic_ns() + int(reduce_for * 1e9)
         return reduced(ran, lambda: clock.monotonic_ns() >= deadline_ns)
 
-    # ---- what must hold -----------------------------------------------------------------------------------
+    # ---- checks -------------------------------------------------------------------------------------------
 
     def check(self, timeout: float = SETTLE_TIMEOUT) -> None:
-        """Join and resume the nodes that run, let them come to rest, and look at everything: what was
-        acknowledged is there, replicas are equal, all nodes know the same metadata.
+        """Reconnect and resume running nodes, let the cluster settle, and verify all invariants.
 
-        Nodes that are dead stay so; where the quorum has no majority, nothing can come to rest, and nothing
-        is looked at. Raises BrokenPromise where it is not well within `timeout` virtual seconds.
+        Acknowledged records must exist, replicas must be equal, and all nodes must have the same metadata.
+        Dead
+        nodes stay dead; without a majority of the quorum nothing can settle, and nothing is checked. Raises
+        BrokenPromise if an invariant does not hold within `timeout` virtual seconds.
         """
         died = [f"node {n}: {error!r}" for n, error in self._cluster.fatal if n not in self._failing]
         if died:
@@ -383,7 +402,7 @@ class Simulation(ClusterAdministration):
         return self._promises.problems(self._newest(), running)
 
     def describe(self) -> dict[str, Any]:
-        """The cluster as values that JSON has: its nodes and its topics."""
+        """Return the cluster's nodes and topics as JSON-compatible values."""
         metadata = self._newest()
         return {
             "seed": self.seed,
@@ -394,7 +413,7 @@ class Simulation(ClusterAdministration):
         }
 
     def close(self) -> None:
-        """End all nodes. What they wrote is gone with the object."""
+        """Kill all nodes. Their data is freed with the object."""
         for node_id in self.nodes:
             if self._is_running(node_id):
                 self._cluster.kill(node_id)
@@ -411,7 +430,7 @@ class Simulation(ClusterAdministration):
         alive = [node_id for node_id in self.nodes if self._is_running(node_id)]
         return f"Simulation(seed={self.seed}, at {self.now_ms} ms, nodes {alive} of {self.nodes} run)"
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     @property
     def _admin(self) -> Admin:
@@ -422,7 +441,7 @@ class Simulation(ClusterAdministration):
 
     def _newest(self) -> ClusterMetadata:
         if not self._cluster.live():
-            raise InvalidRequest("no node of the simulation runs")
+            raise InvalidRequest("no node of the simulation is running")
         return self._cluster.metadata()
 
     def _known(self) -> list[ClusterMetadata]:
@@ -435,7 +454,7 @@ class Simulation(ClusterAdministration):
 
     def _require_node(self, node_id: int) -> None:
         if node_id not in self._cluster.brokers:
-            raise InvalidRequest(f"there is no node {node_id}: there are {self.nodes}")
+            raise InvalidRequest(f"there is no node {node_id}: the nodes are {self.nodes}")
 
     def _is_running(self, node_id: int) -> bool:
         self._require_node(node_id)
@@ -443,15 +462,15 @@ class Simulation(ClusterAdministration):
 
     def _require_running(self, node_id: int) -> None:
         if not self._is_running(node_id):
-            raise InvalidRequest(f"node {node_id} does not run")
+            raise InvalidRequest(f"node {node_id} is not running: start it first")
 
     def _result(self, future: Future[T], timeout: float) -> T:
-        # The client ends what it was asked for in time; what it waits for besides gets a little more.
+        # The client enforces the timeout; allow a little more for what follows.
         return self._cluster.result(future, _ms(timeout) + 1_000)
 
     def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         if not self._cluster.run_until(condition, _ms(timeout)):
-            raise RequestTimedOut(f"{what}: not so after {timeout} virtual seconds")
+            raise RequestTimedOut(f"{what}: not reached within {timeout} virtual seconds")
 
 
 def _ms(seconds: float) -> int:

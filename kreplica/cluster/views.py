@@ -1,4 +1,4 @@
-"""What a Cluster shows of itself: PartitionView, a live look at a partition, and plain descriptions."""
+"""Views of a Cluster: PartitionView, a live view of a partition, and plain descriptions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class PartitionView:
-    """A partition as it is at each look; what was looked at before may have changed.
+    """A live view of a partition: each property returns the current state.
 
-    What the controller has decided comes from the node that knows most; offsets come from the leader, where
-    there is one. Every look raises UnknownTopicOrPartition once the partition is gone.
+    The controller's decisions come from the node with the most recent metadata, offsets from the running
+    leader.
+    Every property raises UnknownTopicOrPartition once the partition is deleted.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class PartitionView:
 
     @property
     def partition(self) -> int:
-        """Its number."""
+        """The partition's number."""
         return self._at.partition
 
     @property
@@ -52,7 +53,7 @@ class PartitionView:
 
     @property
     def leader(self) -> int | None:
-        """The broker that leads, None where there is none."""
+        """The broker that leads, or None if there is no leader."""
         leader = self._registration().leader
         return None if leader == NO_LEADER else leader
 
@@ -62,12 +63,12 @@ class PartitionView:
 
     @property
     def partition_epoch(self) -> int:
-        """The version of what the controller has decided."""
+        """The version of the controller's decision about this partition."""
         return self._registration().partition_epoch
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """The brokers that have it, the preferred leader first."""
+        """The brokers with a replica, the preferred leader first."""
         return self._registration().replicas
 
     @property
@@ -77,7 +78,7 @@ class PartitionView:
 
     @property
     def elr(self) -> tuple[int, ...]:
-        """The brokers out of sync that have all that is committed nevertheless (KIP-966)."""
+        """The brokers outside the ISR that have all committed records nevertheless (KIP-966)."""
         return self._registration().elr
 
     @property
@@ -90,30 +91,34 @@ class PartitionView:
 
     @property
     def high_watermark(self) -> int:
-        """All below is committed. Raises NotLeaderOrFollower where no leader runs."""
+        """The offset below which all records are committed. Raises NotLeaderOrFollower if no leader runs."""
         return self._leading().high_watermark
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the leader's next record gets. Raises as `high_watermark`."""
+        """The offset of the leader's next record. Raises as `high_watermark` does."""
         return self._leading().local_log.log_end_offset
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset there is. Raises as `high_watermark`."""
+        """The leader's first offset. Raises as `high_watermark` does."""
         return self._leading().local_log.log_start_offset
 
     def why_not_in_isr(self, broker_id: int) -> OutOfIsr | None:
-        """Why the replica is not in sync: the rule that it does not meet now, with offsets and dates; None
-        where it is. Raises as `high_watermark`."""
+        """Return why the replica is out of sync, or None if it is in sync.
+
+        The reason is the rule that it does not meet now, with offsets and times. Raises as `high_watermark`
+        does.
+        """
         return self._leading().why_not_in_isr(broker_id)
 
     @property
     def isr_history(self) -> tuple[IsrChange, ...]:
-        """The last changes of the ISR, oldest first: each with its date, reason and offsets.
+        """The last changes of the ISR, oldest first, each with its time, reason and offsets.
 
-        Each leader notes the changes of its own time; here are those of all replicas that run in this
-        process. A node that starts again begins with none.
+        Each leader records the changes of its own term; this merges the records of all replicas that run in
+        this
+        process. A restarted node begins with an empty history.
         """
         found: dict[tuple[int, int, str], IsrChange] = {}
         for broker_id in self._registration().replicas:
@@ -135,7 +140,7 @@ class PartitionView:
         leader = self.leader
         node = None if leader is None else self._node(leader)
         if node is None or node.broker is None:
-            raise NotLeaderOrFollower(f"{self._at}: no leader runs")
+            raise NotLeaderOrFollower(f"{self._at}: its leader is not running")
         return node.broker.replica_manager.partitions.get_or_error(self._at)
 
     def __repr__(self) -> str:
@@ -148,7 +153,7 @@ class PartitionView:
 
 
 def describe_topics(metadata: ClusterMetadata) -> dict[str, dict[str, Any]]:
-    """Every topic with its partitions, as values that JSON has."""
+    """Return every topic with its partitions, as JSON-compatible values."""
     return {
         name: {
             "topic_id": str(topic.topic_id),

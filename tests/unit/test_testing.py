@@ -74,7 +74,7 @@ def test_replicas_that_differ_are_found(cluster, monkeypatch):
 def test_what_was_acknowledged_and_is_gone_is_found(cluster):
     put(cluster, b"a")
     cluster._promises._acknowledged[("orders", 0)] = 7
-    with pytest.raises(BrokenPromise, match="acknowledged up to 7, committed at the leader up to 1"):
+    with pytest.raises(BrokenPromise, match=r"acknowledged up to 7, but the leader's high watermark is 1"):
         cluster.check(timeout=0.2)
 
 

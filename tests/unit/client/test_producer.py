@@ -138,7 +138,7 @@ def test_it_gives_up_in_time_and_says_what_is_known(stage):
     never_sent = stage.produce(b"b", timeout_ms=500)
     stage.until_done(never_sent)
     assert isinstance(never_sent.exception(), errors.RequestTimedOut)
-    assert "nobody knows" in str(never_sent.exception())
+    assert "it is unknown whether it was appended" in str(never_sent.exception())
     assert isinstance(never_sent.exception().__cause__, errors.NetworkException)
 
 

@@ -354,7 +354,7 @@ def test_foreign_directories_are_refused(tmp_path):
     (tmp_path / "one" / "node-1").rename(tmp_path / "two" / "node-1")
     with pytest.raises(errors.InconsistentClusterId):
         Cluster(1, tmp_path / "two")
-    with pytest.raises(errors.InvalidConfig, match="has 0 controllers of their own, not 3"):
+    with pytest.raises(errors.InvalidConfig, match="has 0 dedicated controllers, not 3"):
         Cluster(1, tmp_path / "one", controllers=3)
 
 

@@ -17,7 +17,7 @@ def cluster(tmp_path):
 def test_one_record_by_itself_is_refused(cluster):
     cluster.create_topic("orders")
     for arguments in ((0, (b"k", b"v")), (0, b"v"), ((b"k", b"v"),), (b"v",), (None,), (0,), (True, [b"v"])):
-        with pytest.raises(TypeError, match=r"must be a list|a partition is an int"):
+        with pytest.raises(TypeError, match=r"must be a list|a partition must be an int"):
             cluster.append("orders", *arguments)
     with pytest.raises(errors.NoRecords):
         cluster.append("orders", [])
