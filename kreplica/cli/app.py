@@ -1,4 +1,4 @@
-"""The subcommands of `kreplica`: names, arguments, options. What they do stands in files of their own."""
+"""The subcommands of `kreplica`: names, arguments, options. Each is implemented in a file of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from kreplica.cli import cluster_app, serve_app
 
 app = typer.Typer(
-    help="A durable, replicated, partitioned log: look into its files, check them, run it.",
+    help="A durable, replicated, partitioned log: inspect its files, check them, run nodes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -31,14 +31,18 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     del version  # acted upon by its callback
 
 
-Paths = Annotated[list[Path], typer.Argument(exists=True, help="Files or directories.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(exists=True, help="Segments, other files of a log, or directories.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 
 class EngineName(StrEnum):
@@ -47,10 +51,13 @@ class EngineName(StrEnum):
 
 
 Engine = Annotated[
-    EngineName, typer.Option("--engine", help="This process alone, or Spark (kreplica[spark]).")
+    EngineName, typer.Option("--engine", help="Run in this process, or on Spark (needs kreplica[spark]).")
 ]
 Master = Annotated[
-    str, typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://...")
+    str,
+    typer.Option(
+        "--master", metavar="URL", help="Spark's master URL, such as local[4] or spark://host:7077."
+    ),
 ]
 DEFAULT_MASTER = "local[*]"
 
@@ -58,15 +65,20 @@ DEFAULT_MASTER = "local[*]"
 @app.command()
 def dump(
     paths: Paths,
-    deep: Annotated[bool, typer.Option("--deep", help="The records of segments, not only batches.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Print the records of segments too, not only the batches.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what stands in segments, indexes, snapshots, checkpoints and the small files beside them."""
+    """Print the contents of a log's files.
+
+    Reads segments, indexes, snapshots, checkpoints and the small files beside them.
+    """
     from kreplica.cli import dump as command
 
     for path in paths:
         if not command.is_known(path):
-            raise typer.BadParameter(f"{path} is no file of a log", param_hint="PATHS")
+            raise typer.BadParameter(f"{path} is not a file of a log", param_hint="PATHS")
     raise typer.Exit(command.run(list(map(str, paths)), deep, as_json))
 
 
@@ -77,15 +89,18 @@ def verify(
     master: Master = DEFAULT_MASTER,
     as_json: Json = False,
 ) -> None:
-    """Check every invariant of segments, partitions, log directories, or clusters' folders.
+    """Check logs for damage and contradictions.
 
-    Exit code 1 if one does not hold, 2 if there is nothing to check.
+    Takes segments, partitions, log directories, or the directory of a cluster. Changes nothing. Exits with 1
+    if it finds a problem, with 2 if there is nothing to check.
     """
     from kreplica.cli import verify as command
 
     for path in paths:
         if not command.is_log(path):
-            raise typer.BadParameter(f"{path} is no segment and holds no log", param_hint="PATHS")
+            raise typer.BadParameter(
+                f"{path} is neither a segment nor a directory with logs", param_hint="PATHS"
+            )
     command.tell_what_is_left_out(paths)
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
@@ -94,7 +109,10 @@ def verify(
     raise typer.Exit(command.run(list(map(str, paths)), as_json))
 
 
-Directory = Annotated[Path, typer.Argument(exists=True, file_okay=False, show_default=False)]
+Directory = Annotated[
+    Path,
+    typer.Argument(exists=True, file_okay=False, help="A partition or a log directory.", show_default=False),
+]
 
 
 @app.command()
@@ -102,24 +120,27 @@ def diff(
     left: Directory,
     right: Directory,
     by_record: Annotated[
-        bool, typer.Option("--records", help="Where batches differ, compare their records (compacted logs).")
+        bool, typer.Option("--records", help="Compare records where batches differ, as in compacted logs.")
     ] = False,
     engine: Engine = EngineName.LOCAL,
     master: Master = DEFAULT_MASTER,
     as_json: Json = False,
 ) -> None:
-    """Compare two replicas, by directories of a partition, of two nodes or two clusters.
+    """Compare two replicas byte by byte.
 
-    Exit code 1 if they differ, 2 if there is nothing to compare.
+    Takes two directories of one partition, of two nodes, or of two clusters. Exits with 1 if they differ,
+    with 2 if they have nothing in common to compare.
     """
     from kreplica.cli import diff as command
     from kreplica.cli.verify import tell_what_is_left_out
 
     pairs = command.pairs(left, right)
     if pairs is None:
-        raise typer.BadParameter("neither two partitions nor two nodes' log directories", param_hint="RIGHT")
+        raise typer.BadParameter(
+            "name two partitions, or the log directories of two nodes", param_hint="RIGHT"
+        )
     if not any(pair.left is not None and pair.right is not None for pair in pairs):
-        raise typer.BadParameter("they have no partition in common to compare", param_hint="RIGHT")
+        raise typer.BadParameter("the two sides have no partition in common", param_hint="RIGHT")
     tell_what_is_left_out((left, right))
     if engine is EngineName.SPARK:
         from kreplica.cli import spark
@@ -138,19 +159,24 @@ def repair(
             exists=True,
             file_okay=False,
             metavar="PEER",
-            help="The same directory of another replica: lost ranges are taken from it where both agree.",
+            help="The same directory of another replica, from which lost records are restored.",
         ),
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; else nothing is changed.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Make the changes. Without this, only print them.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Mend a partition or a log directory and throw no valid record away; exit code 1 if anything is left."""
+    """Mend damaged logs, and keep every valid record.
+
+    Without --apply it only prints what it would do. Exits with 1 if a problem is left.
+    """
     from kreplica.cli import repair as command
 
     if not command.is_log(directory):
-        raise typer.BadParameter(f"{directory} holds no log", param_hint="DIRECTORY")
+        raise typer.BadParameter(f"{directory} contains no log", param_hint="DIRECTORY")
     if peer is not None and not command.is_log(peer):
-        raise typer.BadParameter(f"{peer} holds no log", param_hint="--from")
+        raise typer.BadParameter(f"{peer} contains no log", param_hint="--from")
     raise typer.Exit(
         command.run(str(directory.absolute()), None if peer is None else str(peer.absolute()), apply, as_json)
     )
@@ -173,42 +199,58 @@ def export(
     directories: Annotated[
         list[Path],
         typer.Argument(
-            exists=True, file_okay=False, help="Partitions', or a node's with --topic.", show_default=False
+            exists=True,
+            file_okay=False,
+            help="Directories of partitions; or of nodes, with --topic.",
+            show_default=False,
         ),
     ],
-    to: Annotated[Format, typer.Option("--to", help="The format.", show_default=False)],
+    to: Annotated[Format, typer.Option("--to", help="The output format.", show_default=False)],
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="The file; - is standard output; on Spark a directory.")
+        str | None,
+        typer.Option("--out", "-o", help="Output file, or - for standard output. On Spark: a directory."),
     ] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Of a node's directory; may be repeated.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Which, with commas between them.")] = None,
-    from_offset: Annotated[int | None, typer.Option(min=0, help="The first offset.")] = None,
-    to_offset: Annotated[int | None, typer.Option(min=0, help="The offset to end before.")] = None,
-    from_time: Annotated[str | None, typer.Option(help="The least timestamp: ISO, or ms since 1970.")] = None,
-    to_time: Annotated[str | None, typer.Option(help="The timestamp to end before.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Topic to export from a node's directory; may be repeated.")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns to write, separated by commas.")] = None,
+    from_offset: Annotated[int | None, typer.Option(min=0, help="First offset to write.")] = None,
+    to_offset: Annotated[int | None, typer.Option(min=0, help="Offset to stop before.")] = None,
+    from_time: Annotated[
+        str | None, typer.Option(help="Earliest timestamp to write: ISO 8601, or ms since 1970.")
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option(help="Timestamp to stop before: ISO 8601, or ms since 1970.")
+    ] = None,
     isolation: Annotated[
         ReadIsolation | None,
         typer.Option(
-            help="log_end, on Spark high_watermark; txn_committed leaves out what was aborted or is open."
+            help="Which records count: all (log_end), replicated (high_watermark), or also without"
+            " open and aborted transactions (txn_committed). Default: log_end; on Spark high_watermark."
         ),
     ] = None,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Pass over what rotted.")] = False,
-    file_rows: Annotated[int | None, typer.Option(min=1, help="So many rows a file.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Skip damaged records with a warning.")
+    ] = False,
+    file_rows: Annotated[int | None, typer.Option(min=1, help="Maximum rows per file.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing output files.")] = False,
     latest: Annotated[
-        bool, typer.Option("--latest", help="On Spark: the last value of each key alone, to a new directory.")
+        bool,
+        typer.Option(
+            "--latest", help="On Spark: write only the last value of each key, into a new directory."
+        ),
     ] = False,
     engine: Engine = EngineName.LOCAL,
     master: Master = DEFAULT_MASTER,
-    as_json: Annotated[bool, typer.Option("--json", help="The summary as a JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as a JSON object.")] = False,
 ) -> None:
-    """Write the records of partitions to Parquet, Arrow (IPC file) or JSON lines.
+    """Export records to Parquet, Arrow or JSON lines.
 
-    In JSON lines, keys and values are strings where they are UTF-8, else key_base64 and value_base64. What
-    has rotted is an error, which names its offset and leaves no file behind.
+    In JSON lines, keys and values that are not UTF-8 become key_base64 and value_base64. A damaged record
+    is an error that names its offset; no file is left behind.
 
-    On Spark, --out is a directory of Parquet files by topic and partition. Each run adds what is new since
-    the last one, each record once.
+    On Spark, --out is a directory with Parquet files by topic and partition. Each run adds the records that
+    are new since the last run, each once.
     """
     from kreplica.cli import export as command
 
@@ -239,22 +281,26 @@ def export(
 def offsets(
     directories: Annotated[
         list[Path],
-        typer.Argument(exists=True, file_okay=False, help="Partitions', or nodes'.", show_default=False),
+        typer.Argument(
+            exists=True, file_okay=False, help="Directories of partitions or nodes.", show_default=False
+        ),
     ],
-    topic: Annotated[
-        list[str] | None, typer.Option(help="Only this of nodes' directories; may be repeated.")
-    ] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only this topic; may be repeated.")] = None,
     isolation: Annotated[
-        ReadIsolation, typer.Option(help="Which records count: as `export` has it.")
+        ReadIsolation, typer.Option(help="Which records count; as for `export`.")
     ] = ReadIsolation.HIGH_WATERMARK,
     group: Annotated[
-        str | None, typer.Option(help="A consumer group, as far as these directories know of it.")
+        str | None, typer.Option(help="Also show the offsets and lag of this consumer group.")
     ] = None,
     engine: Engine = EngineName.LOCAL,
     master: Master = DEFAULT_MASTER,
     as_json: Json = False,
 ) -> None:
-    """Count records, tell gaps, where each replica stands, how far it is behind, and how far a group is."""
+    """Count records and show how far replicas are behind.
+
+    Reads directories only, no running cluster. Shows gaps, each replica's offsets and lag, and with --group
+    those of a consumer group.
+    """
     from kreplica.cli import offsets as command
 
     paths = [str(path.resolve()) for path in directories]
@@ -269,12 +315,13 @@ def _refuse_on_spark(given: Mapping[str, object], to: Format, isolation: ReadIso
     for name, value in given.items():
         if value is not None:
             raise typer.BadParameter(
-                "a run on Spark adds what is new since the last one, all of it", param_hint=name
+                "does not work with --engine spark, which adds all records since its last run",
+                param_hint=name,
             )
     if to is not Format.PARQUET:
-        raise typer.BadParameter("Spark writes parquet", param_hint="--to")
+        raise typer.BadParameter("--engine spark writes parquet only", param_hint="--to")
     if isolation is ReadIsolation.LOG_END:
-        text = "what is not committed may be taken back, and Spark reads no further: high_watermark"
+        text = "--engine spark exports committed records only: use high_watermark or txn_committed"
         raise typer.BadParameter(text, param_hint="--isolation")
 
 
@@ -299,7 +346,7 @@ def _export_on_spark(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if out is None or out == "-":
-        raise typer.BadParameter("name a directory", param_hint="--out")
+        raise typer.BadParameter("name a directory; --engine spark writes several files", param_hint="--out")
     committed = isolation is ReadIsolation.TXN_COMMITTED
     wanted = spark.Wanted(found, names, committed, skip_damaged, file_rows)
     return spark.export(wanted, out, latest=latest, master=master, as_json=as_json)
@@ -313,29 +360,36 @@ class Driver(StrEnum):
 
 @app.command()
 def sim(
-    seed: Annotated[int, typer.Option(help="The first seed; all chance comes from it.")] = 1,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, one after the other.")] = 1,
+    seed: Annotated[int, typer.Option(help="First seed. A seed determines the whole run.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run, one after the other.")] = 1,
     minutes: Annotated[
-        float | None, typer.Option(min=0.001, help="Minutes of virtual time for each, of whole nodes.")
+        float | None,
+        typer.Option(min=0.001, help="Simulated minutes for each seed; only with --driver nodes."),
     ] = None,
-    events: Annotated[int, typer.Option(min=1, help="Or so many events for each.")] = 2_000,
+    events: Annotated[
+        int, typer.Option(min=1, help="Number of events for each seed, without --minutes.")
+    ] = 2_000,
     driver: Annotated[
-        Driver, typer.Option(help="Whole nodes, brokers under a scripted controller, or a quorum alone.")
+        Driver,
+        typer.Option(
+            help="What to simulate: whole nodes, brokers with a scripted controller, or only a quorum."
+        ),
     ] = Driver.NODES,
     reduce: Annotated[
-        float, typer.Option(min=0, help="Seconds to look for a shorter run that fails the same way.")
+        float, typer.Option(min=0, help="Seconds to search for a shorter run that fails in the same way.")
     ] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Run clusters under a virtual clock, with load and faults drawn from seeds, and every invariant checked.
+    """Test simulated clusters with random faults.
 
-    A violation ends it with exit code 1: its seed is told, and a short run that a person can read. Anything
-    else that goes wrong is exit code 2. The same seed gives the same event hash, in any process.
+    Load and faults are drawn from seeds, and every invariant is checked after each event. A violation exits
+    with 1, and prints its seed and a shortened run. Any other failure exits with 2. The same seed gives the
+    same event hash in every process.
     """
     from kreplica.cli import sim as command
 
     if minutes is not None and driver is not Driver.NODES:
-        raise typer.BadParameter("only runs of whole nodes go by minutes", param_hint="--minutes")
+        raise typer.BadParameter("needs --driver nodes", param_hint="--minutes")
     raise typer.Exit(command.run(driver, range(seed, seed + seeds), minutes, events, reduce, as_json))
 
 

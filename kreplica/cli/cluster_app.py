@@ -1,4 +1,4 @@
-"""The subcommands that talk to a cluster: names, arguments, options. What they do stands elsewhere."""
+"""The subcommands that talk to a cluster: names, arguments, options. They are implemented in other files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ import typer
 
 T = TypeVar("T")
 
-topic_app = typer.Typer(help="Topics of a Kafka-compatible cluster.", no_args_is_help=True)
-quorum_app = typer.Typer(help="The metadata quorum of a cluster.", no_args_is_help=True)
+topic_app = typer.Typer(help="Manage the topics of a Kafka-compatible cluster.", no_args_is_help=True)
+quorum_app = typer.Typer(help="Show and change the metadata quorum of a cluster.", no_args_is_help=True)
 transactions_app = typer.Typer(
-    help="Transactions that no coordinator ends: they hide what follows from readers of committed records.",
+    help="Find and abort abandoned transactions.",
     no_args_is_help=True,
 )
 
 Bootstrap = Annotated[
     str,
     typer.Option(
-        "--bootstrap", "-b", envvar="KREPLICA_BOOTSTRAP", metavar="HOST:PORT,...", help="Some of its brokers."
+        "--bootstrap",
+        "-b",
+        envvar="KREPLICA_BOOTSTRAP",
+        metavar="HOST:PORT,...",
+        help="Addresses of some brokers.",
     ),
 ]
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Name = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
-Names = Annotated[list[str], typer.Argument(help="The topics.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Name = Annotated[str, typer.Argument(help="Name of the topic.", show_default=False)]
+Names = Annotated[list[str], typer.Argument(help="Names of the topics.", show_default=False)]
 Properties = Annotated[
     list[str] | None,
-    typer.Option("--property", "-X", metavar="NAME=VALUE", help="A property of librdkafka; may be repeated."),
+    typer.Option(
+        "--property", "-X", metavar="NAME=VALUE", help="Set a property of librdkafka; may be repeated."
+    ),
 ]
 
 
@@ -57,10 +63,15 @@ def _parsed(parse: Callable[[], T], hint: str) -> T:
 @topic_app.command("list")
 def topic_list(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    internal: Annotated[bool, typer.Option("--internal", help="Those that begin with __, too.")] = False,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Include internal topics, whose names begin with __.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """All topics, with how many partitions have no leader or lack a replica."""
+    """List all topics.
+
+    Shows for each how many partitions have no leader, or fewer in-sync replicas than replicas.
+    """
     from kreplica.cli import topic as command
 
     raise typer.Exit(command.list_topics(bootstrap, internal, as_json))
@@ -68,7 +79,10 @@ def topic_list(
 
 @topic_app.command("describe")
 def topic_describe(names: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
-    """Each partition's leader, replicas, ISR and offsets, and what was set for the topic."""
+    """Show the partitions and settings of topics.
+
+    Shows the leader, replicas, in-sync replicas and offsets of each partition, and the topic's own settings.
+    """
     from kreplica.cli import topic as command
 
     raise typer.Exit(command.describe(bootstrap, names, as_json))
@@ -78,12 +92,20 @@ def topic_describe(names: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_js
 def topic_create(
     name: Name,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1)] = 1,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="Number of partitions.")] = 1,
     replicas: Annotated[
-        int, typer.Option("--replicas", "-r", min=-1, help="-1: the cluster's default.", show_default=True)
+        int,
+        typer.Option(
+            "--replicas",
+            "-r",
+            min=-1,
+            help="Number of replicas of each partition; -1: the cluster's default.",
+            show_default=True,
+        ),
     ] = -1,
     config: Annotated[
-        list[str] | None, typer.Option("--config", "-c", metavar="NAME=VALUE", help="May be repeated.")
+        list[str] | None,
+        typer.Option("--config", "-c", metavar="NAME=VALUE", help="Setting of the topic; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -97,7 +119,7 @@ def topic_create(
 
 @topic_app.command("delete")
 def topic_delete(names: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
-    """Delete topics, with all that is in them."""
+    """Delete topics and all their records."""
     from kreplica.cli import topic as command
 
     raise typer.Exit(command.delete(bootstrap, names, as_json))
@@ -106,11 +128,16 @@ def topic_delete(names: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json
 @topic_app.command("add-partitions")
 def topic_add_partitions(
     name: Name,
-    total: Annotated[int, typer.Argument(min=1, help="How many in all.", show_default=False)],
+    total: Annotated[
+        int, typer.Argument(min=1, help="New number of partitions in total.", show_default=False)
+    ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: Json = False,
 ) -> None:
-    """Give a topic more partitions; keys go elsewhere then."""
+    """Add partitions to a topic.
+
+    Afterwards new records with the same key may go to another partition than before.
+    """
     from kreplica.cli import topic as command
 
     raise typer.Exit(command.add_partitions(bootstrap, name, total, as_json))
@@ -119,14 +146,17 @@ def topic_add_partitions(
 @topic_app.command("config")
 def topic_config(
     name: Name,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings to change.")
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     drop: Annotated[
-        list[str] | None, typer.Option("--drop", metavar="NAME", help="Back to the default; may be repeated.")
+        list[str] | None,
+        typer.Option("--drop", metavar="NAME", help="Reset this setting to its default; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a topic's settings; without any, print them."""
+    """Change a topic's settings, or print them."""
     from kreplica.cli import stock_client
     from kreplica.cli import topic as command
 
@@ -142,34 +172,45 @@ def produce(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, help="Instead of standard input."),
+        typer.Option(
+            "--file", "-f", exists=True, dir_okay=False, help="Read this file instead of standard input."
+        ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Lines are JSON objects, as `consume --json` writes them.")
+        bool, typer.Option("--json", help="Read lines as JSON objects, as `consume --json` writes them.")
     ] = False,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-k", help="What stands between key and value.")
+        str | None,
+        typer.Option("--key-separator", "-k", help="Split each line into key and value at this text."),
     ] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="All into this one.")] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="Append all records to this partition.")
+    ] = None,
     keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="Each into the one that its JSON object names.")
+        bool,
+        typer.Option("--keep-partitions", help="Append each record to the partition in its JSON object."),
     ] = False,
     properties: Properties = None,
     summary_json: Annotated[
-        bool, typer.Option("--summary-json", help="The summary as a JSON object.")
+        bool, typer.Option("--summary-json", help="Print the summary as a JSON object.")
     ] = False,
 ) -> None:
-    """Append each line as a record; done once all are acknowledged by all in-sync replicas.
+    """Append each line of the input as a record.
 
-    Exit code 1 where some were not: the summary says how many.
+    Returns when all in-sync replicas have acknowledged all records. Exits with 1 if some were not
+    acknowledged; the summary says how many.
     """
     from kreplica.cli import produce as command
     from kreplica.cli import stock_client
 
     if json and key_separator is not None:
-        raise typer.BadParameter("a JSON object has its key", param_hint="--key-separator")
+        raise typer.BadParameter(
+            "cannot be used with --json, where each object has its own key", param_hint="--key-separator"
+        )
     if keep_partitions and (not json or partition is not None):
-        raise typer.BadParameter("needs --json, and no --partition", param_hint="--keep-partitions")
+        raise typer.BadParameter(
+            "needs --json, and cannot be used with --partition", param_hint="--keep-partitions"
+        )
     separator = key_separator.encode().decode("unicode_escape").encode() if key_separator else None
     lines = command.Lines(json, separator, keep_partitions)
     given = _parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
@@ -181,36 +222,47 @@ def produce(
 def consume(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="TOPIC|DIRECTORY...", help="A topic, or log directories.", show_default=False),
+        typer.Argument(
+            metavar="TOPIC|DIRECTORY...", help="A topic of a cluster, or log directories.", show_default=False
+        ),
     ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    topic: Annotated[list[str] | None, typer.Option(help="Of a node's directory; may be repeated.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Topic to read from a node's directory; may be repeated.")
+    ] = None,
     start: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="WHERE",
-            help="earliest, latest, an offset, -N (N before the end), or @ and a time.",
+            help="Where to start: earliest, latest, an offset, -N (N before the end), or @TIME.",
         ),
     ] = "earliest",
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this; may be repeated.")
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="Read only this partition; may be repeated."),
     ] = None,
     group: Annotated[
-        str | None, typer.Option("--group", "-g", help="As a member of this group, which commits.")
+        str | None,
+        typer.Option("--group", "-g", help="Read as a member of this consumer group, and commit offsets."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="So many records at most.")
+        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of records.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
-    uncommitted: Annotated[
-        bool, typer.Option("--uncommitted", help="Open and aborted transactions, too.")
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more records until Ctrl-C.")
     ] = False,
-    values: Annotated[bool, typer.Option("--values", help="Values alone, one a line.")] = False,
+    uncommitted: Annotated[
+        bool, typer.Option("--uncommitted", help="Include records of open and aborted transactions.")
+    ] = False,
+    values: Annotated[bool, typer.Option("--values", help="Print only the values, one a line.")] = False,
     properties: Properties = None,
     as_json: Json = False,
 ) -> None:
-    """Print records, from a cluster, or from the directories of nodes, running or not."""
+    """Print records of a cluster or of log directories.
+
+    Directories can be read whether or not a node runs on them.
+    """
     from kreplica.cli import consume as command
     from kreplica.cli import export, stock_client
 
@@ -219,14 +271,16 @@ def consume(
     show = command.printer(sources[0], as_json=as_json, values=values)
     if _are_directories(sources):
         if group is not None:
-            raise typer.BadParameter("directories have no groups", param_hint="--group")
+            raise typer.BadParameter("works with a cluster only, not with directories", param_hint="--group")
         paths = [Path(each) for each in sources]
         found = _parsed(lambda: command.directories(paths, topic or (), wanted.partitions), "DIRECTORY")
         raise typer.Exit(command.run_directories(found, wanted, show))
     if len(sources) > 1 or topic:
-        raise typer.BadParameter("one topic of a cluster, or directories", param_hint="TOPIC|DIRECTORY")
+        raise typer.BadParameter(
+            "name one topic of a cluster, or one or more directories", param_hint="TOPIC|DIRECTORY"
+        )
     if group is not None and (partition or start != "earliest"):
-        text = "a group gets its partitions and its offsets from the cluster"
+        text = "cannot be used with --partition or --from: the cluster assigns partitions and offsets"
         raise typer.BadParameter(text, param_hint="--group")
     given = _parsed(lambda: stock_client.parse_properties(properties or ()), "--property")
     raise typer.Exit(command.run(bootstrap, sources[0], group, wanted, given, show))
@@ -239,17 +293,24 @@ def _are_directories(sources: list[str]) -> bool:
 
 # ---- quorum ----------------------------------------------------------------------------------------------
 
-VoterId = Annotated[int, typer.Option("--node-id", min=0, help="The controller.", show_default=False)]
+VoterId = Annotated[
+    int, typer.Option("--node-id", min=0, help="Id of the controller node.", show_default=False)
+]
 VoterDirectory = Annotated[
     str,
-    typer.Option("--directory-id", help="The id of its metadata directory, as `describe` prints it."),
+    typer.Option(
+        "--directory-id", help="Id of the node's metadata directory, as `quorum describe` prints it."
+    ),
 ]
-ClusterId = Annotated[str | None, typer.Option("--cluster-id", help="Refuse another cluster.")]
+ClusterId = Annotated[str | None, typer.Option("--cluster-id", help="Fail if the cluster has another id.")]
 
 
 @quorum_app.command("describe")
 def quorum_describe(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
-    """The leader, the voters and the observers, and how far each is."""
+    """Show the leader, the voters and the observers.
+
+    Shows for each how far it has replicated the metadata log.
+    """
     from kreplica.cli import quorum as command
 
     raise typer.Exit(_parsed(lambda: command.describe(bootstrap, as_json), "--bootstrap"))
@@ -260,12 +321,18 @@ def quorum_add_voter(
     node_id: VoterId,
     directory_id: VoterDirectory,
     listener: Annotated[
-        list[str], typer.Option("--listener", metavar="NAME://HOST:PORT", help="Where it listens.")
+        list[str],
+        typer.Option(
+            "--listener", metavar="NAME://HOST:PORT", help="Listener of the controller; may be repeated."
+        ),
     ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     cluster_id: ClusterId = None,
 ) -> None:
-    """Make a controller that runs, and has caught up, a voter."""
+    """Make a running controller a voter.
+
+    The controller must have caught up with the metadata log.
+    """
     from kreplica.cli import quorum as command
 
     change = partial(command.add_voter, bootstrap, cluster_id, node_id, directory_id, listener)
@@ -279,7 +346,7 @@ def quorum_remove_voter(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     cluster_id: ClusterId = None,
 ) -> None:
-    """Let a voter be none any more."""
+    """Remove a voter from the quorum."""
     from kreplica.cli import quorum as command
 
     change = partial(command.remove_voter, bootstrap, cluster_id, node_id, directory_id)
@@ -292,20 +359,25 @@ def quorum_remove_voter(
 @transactions_app.command("find-hanging")
 def transactions_find_hanging(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="Only of this partition.")] = None,
-    broker_id: Annotated[int | None, typer.Option(help="Only of partitions that it leads.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Look only at this topic.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Look only at this partition.")] = None,
+    broker_id: Annotated[
+        int | None, typer.Option(help="Look only at partitions that this broker leads.")
+    ] = None,
     max_transaction_timeout: Annotated[
         int,
         typer.Option(
-            metavar="MINUTES", min=0, help="Those that were written to since are left out; 0: none are."
+            metavar="MINUTES",
+            min=0,
+            help="Show only transactions without a write for this time; 0 shows all.",
         ),
     ] = 15,
     as_json: Json = False,
 ) -> None:
-    """Open transactions, which hide the records behind them from readers of committed ones.
+    """List open transactions that seem abandoned.
 
-    Exit code 1 where a partition could not be looked at.
+    They hide all later records from readers of committed records. Exits with 1 if a partition could not be
+    checked.
     """
     from kreplica.cli import transactions as command
 
@@ -317,24 +389,25 @@ def transactions_find_hanging(
 
 @transactions_app.command("abort")
 def transactions_abort(
-    topic: Annotated[str, typer.Option(help="The topic.", show_default=False)],
-    partition: Annotated[int, typer.Option(min=0, help="The partition.", show_default=False)],
+    topic: Annotated[str, typer.Option(help="Topic of the transaction.", show_default=False)],
+    partition: Annotated[int, typer.Option(min=0, help="Partition of the transaction.", show_default=False)],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     start_offset: Annotated[
-        int | None, typer.Option(min=0, help="Where it begins, as find-hanging prints it.")
+        int | None, typer.Option(min=0, help="First offset of the transaction, as find-hanging prints it.")
     ] = None,
-    producer_id: Annotated[int | None, typer.Option(min=0, help="Whose it is.")] = None,
+    producer_id: Annotated[int | None, typer.Option(min=0, help="Id of the producer that began it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Abort an open transaction in one partition: its records stay hidden, those behind it do not.
+    """Abort an open transaction in one partition.
 
-    Only for a transaction whose producer and coordinator are gone: what they would still commit is lost.
+    Its records stay hidden for good; later records become visible. Use this only if no producer and no
+    coordinator will commit the transaction any more.
     """
     from kreplica.cli import transactions as command
     from kreplica.common.types import TopicPartition
 
     if start_offset is None and producer_id is None:
-        raise typer.BadParameter("name --start-offset or --producer-id", param_hint="--start-offset")
+        raise typer.BadParameter("give --start-offset or --producer-id", param_hint="--start-offset")
     at = TopicPartition(topic, partition)
     abort = partial(command.abort, bootstrap, at, start_offset, producer_id, as_json)
     raise typer.Exit(_parsed(abort, "--bootstrap"))

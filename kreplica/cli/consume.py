@@ -73,7 +73,7 @@ def parse_start(text: str, parse_time: Callable[[str], int | None]) -> Start:
     if text.startswith("-") and text[1:].isdecimal():
         return Start(last=int(text[1:]))
     if not text.isdecimal():
-        raise ValueError(f"{text!r} is not earliest, latest, an offset, -N or @ and a time")
+        raise ValueError(f"{text!r} is not earliest, latest, an offset, -N or @TIME")
     return Start(int(text))
 
 

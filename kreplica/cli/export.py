@@ -66,7 +66,7 @@ def parse_time(text: str | None) -> int | None:
         return None
     if text.lstrip("-").isdecimal():
         if abs(int(text)) > INT64_MAX:
-            raise ValueError(f"{text} is no time: it does not fit 64 bits")
+            raise ValueError(f"{text} is out of range: a time in ms since 1970 has 64 bits")
         return int(text)
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
@@ -119,18 +119,18 @@ def output_path(
     """
     if given == STANDARD_OUTPUT:
         if kind != "jsonl" or file_rows is not None or as_json:
-            raise ValueError("standard output takes JSON lines alone, in one piece and without a summary")
+            raise ValueError("standard output works with --to jsonl only, without --file-rows and --json")
         return given
     path = given or f"{_name_for(directories)}{SUFFIXES[kind]}"
     if os.path.isdir(path):
         raise ValueError(f"{path} is a directory, not a file")
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-        raise ValueError(f"{os.path.dirname(path)} is no directory")
+        raise ValueError(f"{os.path.dirname(path)} is not a directory")
     taken = path if file_rows is None else numbered(path, 0)
     if os.path.exists(taken) and not os.path.isfile(taken):
-        raise ValueError(f"{taken} is no regular file")
+        raise ValueError(f"{taken} is not a regular file")
     if os.path.exists(taken) and not overwrite:
-        raise ValueError(f"{taken} is there already; --overwrite replaces it")
+        raise ValueError(f"{taken} exists already; --overwrite replaces it")
     return path
 
 

@@ -38,7 +38,9 @@ def run(
     chance = random.SystemRandom()
     cluster_id = str(Uuid.generate(chance)) if cluster_id is None else cluster_id
     if not _CLUSTER_ID.fullmatch(cluster_id):
-        raise InvalidConfig(f"{cluster_id[:80]!r} is no cluster id: 1 to 64 letters, digits and signs")
+        raise InvalidConfig(
+            f"{cluster_id[:80]!r} is not a cluster id: use 1 to 64 printable ASCII characters"
+        )
     config = NodeConfig(node_id=node_id, cluster_id=cluster_id, directories=tuple(directories))
     storage = FileStorage()
     voters = None if initial_controllers is None else parse_controllers(initial_controllers)
@@ -77,9 +79,9 @@ def recover(directories: list[str], node_id: int, as_json: bool) -> int:
         print_json({"path": directories[0], "former_epoch": found.former_epoch, "epoch": found.epoch})
     elif found.is_changed:
         former = "an epoch that cannot be read" if found.former_epoch is None else str(found.former_epoch)
-        print(f"{directories[0]}: the quorum goes on from epoch {found.epoch}, instead of {former}")
+        print(f"{directories[0]}: lowered the quorum's epoch from {former} to {found.epoch}")
     else:
-        print(f"{directories[0]}: epoch {found.epoch} is sound; nothing is changed")
+        print(f"{directories[0]}: epoch {found.epoch} is in range; nothing was changed")
     return 0
 
 
@@ -92,11 +94,11 @@ def parse_controllers(text: str) -> VoterSet:
             configured = next(iter(VoterSet.parse(address, DEFAULT_CONTROLLER_LISTENER)))
             key = ReplicaKey(configured.voter_key.node_id, Uuid.parse(directory_id))
         except (InvalidConfig, InvalidRequest) as error:
-            what = f"--initial-controllers: {part[:80]!r} is no id@host:port:directory-id"
+            what = f"--initial-controllers: {part[:80]!r} is not id@host:port:directory-id"
             raise InvalidConfig(f"{what} ({error})") from None
         nodes.append(VoterNode(key, configured.endpoints, 0, KRAFT_VERSION))
     if len({node.voter_key.node_id for node in nodes}) < len(nodes):
-        raise InvalidConfig("--initial-controllers: a node comes twice")
+        raise InvalidConfig("--initial-controllers names a node twice")
     return VoterSet(nodes)
 
 
@@ -105,6 +107,6 @@ def _take_id(config: NodeConfig, storage: FileStorage, ids: dict[str, Uuid], dir
     path = config.metadata_directory
     if is_formatted(config, storage) and ids[path] != directory_id:
         raise InvalidConfig(
-            f"{path} is the directory {ids[path]}, and --initial-controllers names {directory_id}"
+            f"{path} has the directory id {ids[path]}, but --initial-controllers names {directory_id}"
         )
     ids[path] = directory_id

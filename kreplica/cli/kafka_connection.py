@@ -82,7 +82,7 @@ class KafkaConnection:
         for version in sorted(versions, reverse=True):
             if low <= version <= high:
                 return request_type(api_key, version)
-        raise UnsupportedVersion(f"{self._name} takes no version of API {api_key} that is known here")
+        raise UnsupportedVersion(f"{self._name} supports no version of API {api_key} that this program knows")
 
     def ask(self, request: Any) -> Any:
         """The broker's answer. Raises NetworkException, InvalidRequest."""
@@ -95,7 +95,7 @@ class KafkaConnection:
             raise NetworkException(f"{self._name}: {error}") from error
         reader = MessageReader(memoryview(frame))
         if reader.int32() != self._number:
-            raise InvalidRequest(f"{self._name} answered something else")
+            raise InvalidRequest(f"{self._name} sent an answer that does not fit the request")
         # ApiVersions alone is answered with the old header, since who asks may know no other.
         if kind.__flexible__ and kind.__api_key__ != ApiVersionsRequest.__api_key__:
             reader.skip_tags()

@@ -128,7 +128,7 @@ def _from_json(line: bytes, keep_partition: bool, number: int) -> dict[str, Any]
     try:
         fact = json.loads(line)
         if not isinstance(fact, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not a JSON object")
         record: dict[str, Any] = {"key": _bytes(fact, "key"), "value": _bytes(fact, "value")}
         headers = fact.get("headers") or []
         if headers:
@@ -138,7 +138,7 @@ def _from_json(line: bytes, keep_partition: bool, number: int) -> dict[str, Any]
         if keep_partition:
             record["partition"] = int(fact["partition"])
     except (ValueError, TypeError, AttributeError, KeyError, binascii.Error) as error:
-        raise InvalidRecord(f"line {number} is no record: {error!r}") from error
+        raise InvalidRecord(f"line {number} is not a record: {error!r}") from error
     return record
 
 

@@ -59,7 +59,7 @@ def remove_voter(bootstrap: str, cluster_id: str | None, node_id: int, directory
     change = request(
         cluster_id=cluster_id, voter_id=node_id, voter_directory_id=uuid_of(Uuid.parse(directory))
     )
-    return _change(bootstrap, change, f"node {node_id} is no voter any more")
+    return _change(bootstrap, change, f"node {node_id} is not a voter any longer")
 
 
 def parse_listener(text: str) -> Listener:

@@ -43,8 +43,8 @@ def _summary(findings: list[Finding], left: int, apply: bool) -> str:
         return "nothing to repair"
     blocked = sum(finding.action == BLOCKED for finding in findings)
     if blocked:
-        return f"{left} wrong, of which {blocked} cannot be repaired; nothing was changed"
-    return f"{left} to repair; nothing was changed, --apply does it"
+        return f"{left} problems, {blocked} of them cannot be repaired; nothing was changed"
+    return f"{left} to repair; nothing was changed: repeat with --apply"
 
 
 def is_log(path: Path) -> bool:

@@ -80,11 +80,11 @@ def run(
     ready.add_done_callback(lambda done: _announce(server, done, on_ready))
     end.wait()
     if end.failure is None:
-        LOGGER.info("stopping: what this node leads is handed over")
+        LOGGER.info("stopping: handing over the partitions that this node leads")
         try:
             server.begin_shutdown(CONTROLLED_SHUTDOWN_MS).result()
         except KreplicaError:
-            LOGGER.warning("nothing was handed over", exc_info=True)
+            LOGGER.warning("could not hand over leadership", exc_info=True)
     server.close()
     if metrics is not None:
         metrics.close()

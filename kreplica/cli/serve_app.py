@@ -1,4 +1,4 @@
-"""The subcommands that make nodes and run them: names, arguments, options. What they do stands elsewhere."""
+"""The subcommands `format` and `serve`: names, arguments, options. They are implemented in other files."""
 
 from __future__ import annotations
 
@@ -29,39 +29,46 @@ def register(app: typer.Typer) -> None:
 
 def format_directories(
     directory: Annotated[
-        list[Path], typer.Option(help="The first has the metadata log; may be repeated.", show_default=False)
+        list[Path],
+        typer.Option(
+            help="Log directory; may be repeated. The first holds the metadata log.", show_default=False
+        ),
     ],
-    node_id: Annotated[int, typer.Option(min=0, max=0x7FFFFFFF, help="The node's.", show_default=False)],
+    node_id: Annotated[int, typer.Option(min=0, max=0x7FFFFFFF, help="Id of the node.", show_default=False)],
     cluster_id: Annotated[
-        str | None, typer.Option(help="The same for all nodes; a new one if not given.")
+        str | None, typer.Option(help="Id of the cluster, the same on all nodes. Default: a new id.")
     ] = None,
     initial_controllers: Annotated[
         str | None,
         typer.Option(
             metavar="ID@HOST:PORT:DIRECTORY-ID,...",
-            help="The quorum's first voters, where they are to come and go; the same for all nodes.",
+            help="First voters of a quorum whose voters can change later; the same on all nodes.",
         ),
     ] = None,
     ignore_formatted: Annotated[
-        bool, typer.Option("--ignore-formatted", help="Leave a directory of this node as it is.")
+        bool,
+        typer.Option("--ignore-formatted", help="Skip directories that are already formatted for this node."),
     ] = False,
     is_recovery: Annotated[
         bool,
         typer.Option(
             "--recover",
-            help="Format nothing: mend an epoch of the quorum that is too large to be read or to go on from."
-            " For every voter, while none of them runs.",
+            help="Format nothing; lower a quorum epoch that has become too large. Stop all nodes, then run"
+            " this on every voter.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
-    """Make directories those of a node: each gets its meta.properties, as Kafka writes it."""
+    """Prepare directories for a node.
+
+    Each gets a meta.properties file with the ids of node and cluster, as Kafka writes it.
+    """
     from kreplica.cli import format as command
 
     paths = [str(path.absolute()) for path in directory]
     if is_recovery:
         if cluster_id is not None or initial_controllers is not None or ignore_formatted:
-            raise typer.BadParameter("--recover goes with --directory, --node-id and --json alone")
+            raise typer.BadParameter("--recover takes only --directory, --node-id and --json")
         raise typer.Exit(command.recover(paths, node_id, as_json))
     code = command.run(paths, node_id, cluster_id, ignore_formatted, as_json, initial_controllers)
     raise typer.Exit(code)
@@ -70,44 +77,59 @@ def format_directories(
 def serve(
     config: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="Kafka's properties, in a .toml or a .properties file."
-        ),
+        typer.Option(exists=True, dir_okay=False, help="File with Kafka's properties, .toml or .properties."),
     ] = None,
-    node_id: Annotated[int | None, typer.Option(min=0, max=0x7FFFFFFF, help="node.id.")] = None,
-    directory: Annotated[list[Path] | None, typer.Option(help="log.dirs; may be repeated.")] = None,
+    node_id: Annotated[
+        int | None, typer.Option(min=0, max=0x7FFFFFFF, help="Id of the node (node.id).")
+    ] = None,
+    directory: Annotated[
+        list[Path] | None, typer.Option(help="Log directory (log.dirs); may be repeated.")
+    ] = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where clients connect; 127.0.0.1:9092.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address to listen on for clients. Default: 127.0.0.1:9092."),
     ] = None,
     controller_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where the quorum does, if not there.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Address to listen on for the quorum. Default: that of --listen."
+        ),
     ] = None,
     quorum: Annotated[
-        str | None, typer.Option(metavar="ID@HOST:PORT,...", help="controller.quorum.voters.")
+        str | None,
+        typer.Option(metavar="ID@HOST:PORT,...", help="Voters of the quorum (controller.quorum.voters)."),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="What clients are told to connect to.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Address that clients are told to use (advertised.listeners)."
+        ),
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A property; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Set a property; overrides --config; may be repeated."
+        ),
     ] = None,
     brokers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="For development: so many nodes as processes, on ports from --listen upwards."
+            min=1, help="For development: run this number of nodes as processes, on ports from --listen on."
         ),
     ] = None,
     metrics_listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where Prometheus scrapes.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address for Prometheus metrics and health checks."),
     ] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="Of standard error.")] = LogFormat.TEXT,
-    log_level: Annotated[LogLevel, typer.Option(help="What is logged, and all that is worse.")] = (
-        LogLevel.INFO
-    ),
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Format of the log on standard error.")
+    ] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = (LogLevel.INFO),
 ) -> None:
-    """Run a node as this process, on directories that were formatted; or, with --brokers, a whole cluster.
+    """Run a node, or with --brokers a whole cluster.
 
-    A node prints a line when it is ready. SIGTERM or Ctrl-C ends it in order, a second one at once.
+    A node runs in this process, on directories that `kreplica format` has prepared; --brokers prepares its
+    own. A node prints a line when it is ready. SIGTERM or Ctrl-C stops it in order, a second one at once.
     """
     from kreplica.cli import serve as command
     from kreplica.cli import serve_properties
@@ -126,9 +148,9 @@ def serve(
                 ("--advertise", advertise),
             ):
                 if value is not None:
-                    raise ValueError(f"{name} is of one node, and --brokers makes several")
+                    raise ValueError(f"{name} belongs to one node and cannot be used with --brokers")
             if len(paths) != 1:
-                raise ValueError("--brokers needs one --directory")
+                raise ValueError("--brokers needs exactly one --directory")
         properties = serve_properties.from_flags(
             settings, node_id, paths, listen, controller_listen, quorum, advertise
         )

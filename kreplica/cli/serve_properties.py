@@ -17,7 +17,7 @@ def from_config(path: str | None, settings: Sequence[str]) -> dict[str, object]:
     for each in settings:
         name, separator, value = each.partition("=")
         if not name.strip() or not separator:
-            raise ValueError(f"--set {each}: no NAME=VALUE")
+            raise ValueError(f"--set {each}: expected NAME=VALUE")
         properties[name.strip()] = value.strip()
     return properties
 
@@ -35,7 +35,9 @@ def from_flags(
     if controller_listen is not None and listen is None and "listeners" not in properties:
         listen = "127.0.0.1:9092"
     if (listen is None) != (controller_listen is None) and "listeners" in properties:
-        raise ValueError("where the file has listeners, --listen and --controller-listen come together")
+        raise ValueError(
+            "the configuration file has listeners: give --listen and --controller-listen together, or neither"
+        )
     listeners = [f"PLAINTEXT://{listen}"] if listen is not None else []
     if controller_listen is not None:
         listeners.append(f"CONTROLLER://{controller_listen}")

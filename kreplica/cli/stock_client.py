@@ -79,7 +79,7 @@ class Connected:
     @property
     def cluster(self) -> str:
         """The cluster, for messages."""
-        return f"cluster {self.metadata.cluster_id or 'without an id'} at {self.bootstrap}"
+        return f"cluster {self.metadata.cluster_id or 'without id'} at {self.bootstrap}"
 
 
 class Problems:
@@ -96,7 +96,7 @@ class Problems:
     def __str__(self) -> str:
         if self._last is not None:
             return str(self._last.str())
-        return "connections were made and not answered; is it a listener for clients?"
+        return "connected, but got no answer: is this a listener for clients?"
 
 
 def connect(

@@ -55,7 +55,7 @@ def run(
     layout = extended(layout, brokers)
     ports = 2 * len(layout.roles)
     if not 0 < port <= 0xFFFF - ports:
-        raise InvalidConfig(f"--listen: {ports} ports from {port} on are wanted")
+        raise InvalidConfig(f"--listen: {ports} ports from {port} on are needed, and ports end at 65535")
     nodes = {
         node_id: _properties(layout, node_id, directory, host, port, settings) for node_id in layout.roles
     }
@@ -258,7 +258,7 @@ class _Supervisor:
             self._is_stopping = True
             self._send(signal.SIGTERM)
             return
-        LOGGER.warning("node %d ended, with %s; it is started again", node_id, how)
+        LOGGER.warning("node %d ended, with %s; restarting it", node_id, how)
         self._restarts[node_id] = time.monotonic() + RESTART_AFTER_S
 
     def _patience_s(self) -> float | None:

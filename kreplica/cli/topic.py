@@ -90,7 +90,7 @@ def _wait_until_known(brokers: Iterable[Any], name: str) -> None:
         if not late:
             return
         if time.monotonic() > deadline:
-            text = f"{name} is created, and after {TIMEOUT_S:g} s not known to {', '.join(late)}"
+            text = f"{name} was created, but {TIMEOUT_S:g} s later it was still unknown to {', '.join(late)}"
             raise RequestTimedOut(f"{text}: clients that ask there find no leader")
         time.sleep(LOOK_AGAIN_S)
 

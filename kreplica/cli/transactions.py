@@ -96,7 +96,7 @@ class Leaders:
         if topic is not None:
             topics = (import_module(kind.__module__).MetadataRequestTopic(name=topic),)
         answer = self._seed.ask(kind(topics=topics, allow_auto_topic_creation=False))
-        self.cluster_id = answer.cluster_id or "without an id"
+        self.cluster_id = answer.cluster_id or "without id"
         self._addresses = {each.node_id: (each.host, each.port) for each in answer.brokers}
         leaders = {}
         for found in answer.topics:
@@ -236,7 +236,7 @@ def find_hanging(
             soft_wrap=True,
         )
     for at, error in failures:
-        errors.print(f"{at}: not looked at: {error}", markup=False, soft_wrap=True)
+        errors.print(f"{at}: not checked: {error}", markup=False, soft_wrap=True)
     return 1 if failures else 0
 
 

@@ -78,4 +78,4 @@ def tell_what_is_left_out(paths: Iterable[Path]) -> None:
     if len(left_out) > LISTED:
         left_out[LISTED:] = [f"and {len(left_out) - LISTED:,} more"]
     for each in left_out:
-        console(stderr=True).print(f"not looked at: {each}", markup=False, soft_wrap=True)
+        console(stderr=True).print(f"not checked: {each}", markup=False, soft_wrap=True)

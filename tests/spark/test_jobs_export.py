@@ -189,7 +189,7 @@ def test_what_rotted_can_be_passed_over(spark: SparkSession, damaged: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--to", "jsonl"], "Spark writes parquet"),
+        (["--to", "jsonl"], "writes parquet only"),
         (["--to", "parquet", "--isolation", "log_end"], "--isolation"),
         (["--to", "parquet", "--from-offset", "3"], "--from-offset"),
         (["--to", "parquet", "--overwrite"], "--overwrite"),

@@ -105,7 +105,7 @@ def test_the_folders_of_two_clusters(tmp_path: Path) -> None:
     assert result.exit_code == 1
     outcomes = {fact["partition"]: fact["outcome"] for fact in map(json.loads, result.stdout.splitlines())}
     assert outcomes == {"node-1/t-0": "agree", "node-2/t-0": "unread"}
-    assert f"not looked at: {last}: holds no segment" in result.stderr
+    assert f"not checked: {last}: holds no segment" in result.stderr
 
 
 def test_empty_replicas_are_equal(tmp_path: Path) -> None:

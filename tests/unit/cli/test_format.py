@@ -94,7 +94,7 @@ def test_a_cluster_whose_epochs_are_used_up_comes_back_with_all_its_records(
         with pytest.raises(InvalidFile, match="format --recover"):
             Cluster(brokers=3, directory=tmp_path)
     for node_id in (1, 2, 3):
-        assert "goes on from epoch" in recover(tmp_path / f"node-{node_id}", node_id)
+        assert "lowered the quorum's epoch" in recover(tmp_path / f"node-{node_id}", node_id)
         # What is sound stays as it is.
         assert json.loads(recover(tmp_path / f"node-{node_id}", node_id, "--json"))["epoch"] < 2**22
     with Cluster(brokers=3, directory=tmp_path) as cluster:

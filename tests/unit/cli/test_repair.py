@@ -24,7 +24,7 @@ def test_first_it_only_says_what_it_would_do(damaged: Path) -> None:
     before = {file.name: file.read_bytes() for file in damaged.iterdir()}
     result = CliRunner().invoke(app, ["repair", str(damaged)])
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1] == "1 to repair; nothing was changed, --apply does it"
+    assert result.stdout.splitlines()[-1] == "1 to repair; nothing was changed: repeat with --apply"
     assert {file.name: file.read_bytes() for file in damaged.iterdir()} == before
 
 
@@ -35,7 +35,7 @@ def test_it_does_not_promise_what_a_peer_keeps_it_from(damaged: Path, tmp_path: 
     for options in ([], ["--apply"]):
         result = CliRunner().invoke(app, ["repair", str(damaged), "--from", str(peer), *options])
         assert result.exit_code == 1
-        assert "--apply does it" not in result.stdout
+        assert "repeat with --apply" not in result.stdout
     assert result.stdout.splitlines()[-1] == "0 repaired, 1 left"
 
 

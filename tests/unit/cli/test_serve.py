@@ -42,11 +42,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         (["serve", *GOOD, "--directory", "other"], 1, "other: of node 2, not 1"),
         (["serve", *GOOD, "--directory", "foreign"], 1, "foreign: of cluster another, not " + CLUSTER),
         (["serve", *GOOD, "--set", "num.partitons=3"], 1, "'num.partitons'; is it 'num.partitions'?"),
-        (["serve", *GOOD, "--set", "num.partitions"], 2, "no NAME=VALUE"),
+        (["serve", *GOOD, "--set", "num.partitions"], 2, "expected NAME=VALUE"),
         (["serve", *GOOD, "--quorum", "1@nowhere"], 1, "'1@nowhere' is no id@host:port"),
         (["serve", *GOOD[:-2]], 1, "controller.quorum.voters"),
         (["serve", *GOOD, "--listen", "nowhere"], 1, "'nowhere' is no host:port"),
-        (["serve", "--brokers", "3", *GOOD[:2], *GOOD[-2:]], 2, "--quorum is of one node"),
+        (["serve", "--brokers", "3", *GOOD[:2], *GOOD[-2:]], 2, "--quorum belongs to one node"),
         (["serve", "--brokers", "3"], 2, "one --directory"),
         (["serve", "--brokers", "3", *GOOD[:2], "--listen", ":65535"], 1, "6 ports from 65535 on"),
         (["serve", "--brokers", "3", *GOOD[:2], "--set", "log.dri=x"], 1, "is it 'log.dir'?"),
@@ -55,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         (["format", *GOOD[:4], "--cluster-id", CLUSTER], 1, "formatted already"),
         (["format", *GOOD[:2], *FORMAT, "2"], 1, "good: of node 1, not 2"),
         (["format", *GOOD[:2], *FORMAT, "-1"], 2, "--node-id"),
-        (["format", *GOOD[:2], "--node-id", "1", "--cluster-id", "a b"], 1, "is no cluster id"),
+        (["format", *GOOD[:2], "--node-id", "1", "--cluster-id", "a b"], 1, "is not a cluster id"),
     ],
 )
 def test_what_is_refused_says_why_and_changes_nothing(

@@ -52,7 +52,7 @@ def test_where_nothing_is_checked_nothing_is_said_to_be_sound(tmp_path: Path, na
     junk.write_bytes(b"rubble")
     for path in (junk, tmp_path):
         result = CliRunner().invoke(app, ["verify", str(path)])
-        assert (result.exit_code, "holds no log" in result.stderr) == (2, True), path
+        assert (result.exit_code, "with logs" in result.stderr) == (2, True), path
         assert result.stdout == ""
 
 
@@ -83,7 +83,7 @@ def test_a_clusters_folder_is_walked(cluster: Path) -> None:
     assert result.exit_code == 0, result.output
     each = [CliRunner().invoke(app, ["verify", str(cluster / name)]) for name in ("node-1", "node-2")]
     assert size_in(result.stdout) == sum(size_in(one.stdout) for one in each) > 0
-    left_out = [line.removeprefix("not looked at: ") for line in result.stderr.splitlines()]
+    left_out = [line.removeprefix("not checked: ") for line in result.stderr.splitlines()]
     assert sorted(left_out) == [
         f"{cluster}/node-1/empty-0: holds no segment and no log directory",
         f"{cluster}/node-1/t-0/copy.log: no segment is named so: twenty digits and .log",
