@@ -1,11 +1,11 @@
-"""ClassicGroup: a group of the classic protocol: its members, their votes, its generation, its offsets.
+"""ClassicGroup: a group of the classic protocol: members, protocol votes, generation and offsets.
 
     Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──leader's sync──▶ Stable
       ▲                    │  ▲                                │                                │
-      └──nobody is left────┘  └────────────a member comes, goes, or changes its protocols───────┘
+      └───no member left───┘  └────────a member joins, leaves, or changes its protocols─────────┘
 
-Dead is a group that was unloaded or has nothing left. The group decides nothing and sends nothing:
-GroupRebalances and GroupOffsets do. It belongs to the coordinator's loop.
+A Dead group was unloaded or deleted. This class makes no decisions and sends nothing; GroupRebalances and
+GroupOffsets do. It belongs to the coordinator's loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VERSION_BYTES = 2
 
 
 class GroupState(enum.Enum):
-    """See the module; the values are what Kafka's tools show."""
+    """A group's state in the diagram above; the values are the names shown by Kafka's tools."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -45,14 +45,14 @@ class GroupState(enum.Enum):
 
 
 class Protocol(NamedTuple):
-    """A way to divide the work that a member knows, and what it tells the group's leader for it."""
+    """A protocol to divide the work that a member supports, and the member's data for the group's leader."""
 
     name: str
     metadata: bytes
 
 
 class JoinedMember(NamedTuple):
-    """What the leader of a generation is told of a member."""
+    """A member as described to the leader of a generation."""
 
     member_id: str
     group_instance_id: str | None
@@ -60,9 +60,9 @@ class JoinedMember(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The answer to a member that has joined: the generation, and for its leader the members.
+    """The response to a member that has joined: the generation, and for its leader the members.
 
-    `skip_assignment`: the leader came back, and what it assigned before still holds.
+    `skip_assignment`: a static leader has returned, and its earlier assignment still applies.
     """
 
     generation_id: int
@@ -75,7 +75,7 @@ class Joined(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """The answer to a member that asks what it has to do."""
+    """The response to a member's SyncGroup: its assignment."""
 
     protocol_type: str | None
     protocol_name: str | None
@@ -83,14 +83,14 @@ class Synced(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset. `log_offset`: of its record in __consumer_offsets."""
+    """A committed offset. `log_offset`: the offset of its record in __consumer_offsets."""
 
     value: OffsetCommitValue
     log_offset: int
 
 
 class Member:
-    """A member; timeouts in ms. `join` and `sync` are its requests that wait for an answer."""
+    """A member; timeouts in ms. `join` and `sync` are the futures of its pending requests."""
 
     __slots__ = (
         "assignment",
@@ -134,12 +134,15 @@ class Member:
         self.timer: Cancellable | None = None
 
     def metadata_of(self, protocol_name: str | None) -> bytes:
-        """What the member tells for that protocol; nothing for one that it has not."""
+        """Return the member's data for a protocol; empty if it does not support the protocol."""
         return next((each.metadata for each in self.protocols if each.name == protocol_name), b"")
 
 
 class ClassicGroup:
-    """See the module. Generations are counted from 1; `state_timestamp`: ms since 1970."""
+    """Members, protocols, generation and offsets of one group.
+
+    Generations are counted from 1; `state_timestamp`: ms since 1970.
+    """
 
     def __init__(self, group_id: str, now_ms: int) -> None:
         self.group_id = group_id
@@ -151,14 +154,16 @@ class ClassicGroup:
         self.leader_id: str | None = None
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}
-        # Ids that were given out and did not join yet (KIP-394); members of whom no sync has come yet.
+        # Member ids handed out but not joined yet (KIP-394); members of this generation that have not synced
+        # yet.
         self.pending: dict[str, Cancellable] = {}
         self.pending_sync: set[str] = set()
-        # While a group that was empty waits for others to come (KIP-134), and whether one has come.
+        # Whether a group that was empty is waiting for more members (KIP-134), and whether one has joined
+        # since.
         self.is_delayed = self.new_member_added = False
         self.rebalance_timer: Cancellable | None = None
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-        # Of how many commits that are on their way each partition is part.
+        # For each partition the number of pending commits that include it.
         self.pending_commits: Counter[TopicPartition] = Counter()
         self._supported: Counter[str] = Counter()
 
@@ -166,7 +171,7 @@ class ClassicGroup:
         return self.state in states
 
     def move_to(self, state: GroupState, now_ms: int) -> None:
-        """Take another state; nothing leaves Dead."""
+        """Change the state; a Dead group stays Dead."""
         if self.state is not GroupState.DEAD:
             self.state = state
             self.state_timestamp = now_ms
@@ -174,7 +179,7 @@ class ClassicGroup:
     # ---- members ------------------------------------------------------------------------------------------
 
     def add(self, member: Member, protocol_type: str) -> None:
-        """Add a member; the first one leads, and its type of protocol is the group's."""
+        """Add a member. The first one becomes leader and sets the group's protocol type."""
         if not self.members:
             self.protocol_type = protocol_type
         self.members[member.member_id] = member
@@ -185,7 +190,7 @@ class ClassicGroup:
             self.leader_id = member.member_id
 
     def remove(self, member_id: str) -> None:
-        """Take a member out; another one leads where it led."""
+        """Remove a member; if it was the leader, another member becomes leader."""
         member = self.members.pop(member_id)
         self._supported.subtract({each.name for each in member.protocols})
         if member.group_instance_id is not None:
@@ -195,7 +200,7 @@ class ClassicGroup:
             self.leader_id = next(iter(self.members), None)
 
     def rename(self, member: Member, member_id: str) -> None:
-        """Let a static member have another id, in the place where it was."""
+        """Give a static member a new id, in its old position."""
         old = member.member_id
         self.members = {member_id if each == old else each: known for each, known in self.members.items()}
         member.member_id = member_id
@@ -208,14 +213,14 @@ class ClassicGroup:
             self.leader_id = member_id
 
     def update(self, member: Member, protocols: Sequence[Protocol]) -> None:
-        """Let the member have other protocols."""
+        """Replace the member's protocols."""
         self._supported.subtract({each.name for each in member.protocols})
         member.protocols = tuple(protocols)
         self._supported.update({each.name for each in member.protocols})
 
     @property
     def size(self) -> int:
-        """Members, and those who were given an id."""
+        """The number of members plus handed-out member ids."""
         return len(self.members) + len(self.pending)
 
     @property
@@ -224,20 +229,20 @@ class ClassicGroup:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """That of the member with the longest."""
+        """The longest rebalance timeout of any member."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     # ---- protocols ----------------------------------------------------------------------------------------
 
     def supports(self, protocol_type: str, protocols: Sequence[Protocol]) -> bool:
-        """Whether a member with these may be in the group: all have one in common."""
+        """Whether a member with these protocols may join: all members must have one in common."""
         if not self.members:
             return bool(protocol_type and protocols)
         candidates = self._candidates()
         return protocol_type == self.protocol_type and any(each.name in candidates for each in protocols)
 
     def selected_protocol(self) -> str:
-        """That of the most votes; each member votes for the first of its protocols that all have."""
+        """Return the protocol with most votes; each member votes for its first one that all support."""
         candidates = self._candidates()
         votes = Counter(
             next(each.name for each in member.protocols if each.name in candidates)
@@ -251,7 +256,7 @@ class ClassicGroup:
     # ---- generations --------------------------------------------------------------------------------------
 
     def begin_generation(self, now_ms: int) -> None:
-        """The members are complete: the next generation, without assignments yet."""
+        """Start the next generation with the current members; assignments follow."""
         self.generation_id += 1
         self.pending_sync.clear()
         if self.members:
@@ -263,7 +268,7 @@ class ClassicGroup:
             self.move_to(GroupState.EMPTY, now_ms)
 
     def joined(self, member: Member, *, skip_assignment: bool = False) -> Joined:
-        """What a member of the generation is told; the leader hears who the others are."""
+        """Return the JoinGroup response of a member; the leader's includes all members."""
         is_leader = member.member_id == self.leader_id
         members = tuple(
             JoinedMember(each.member_id, each.group_instance_id, each.metadata_of(self.protocol_name))
@@ -280,11 +285,11 @@ class ClassicGroup:
         )
 
     def synced(self, member: Member) -> Synced:
-        """What a member of the generation has to do."""
+        """Return the SyncGroup response of a member."""
         return Synced(self.protocol_type, self.protocol_name, member.assignment)
 
     def subscribed_topics(self) -> set[str] | None:
-        """The topics that a group of consumers reads; None where its members do not tell."""
+        """Return the topics that a group of consumers reads; None if the members' metadata does not say."""
         if self.protocol_type != CONSUMER or self.protocol_name is None:
             return None
         topics: set[str] = set()
@@ -297,10 +302,10 @@ class ClassicGroup:
                 return None
         return topics
 
-    # ---- its record ---------------------------------------------------------------------------------------
+    # ---- the group's record -------------------------------------------------------------------------------
 
     def record(self, assignments: dict[str, bytes]) -> tuple[bytes, bytes]:
-        """Key and value of the group in this generation, with these assignments by member id."""
+        """Return key and value of the group's record, with these assignments by member id."""
         value = GroupMetadataValue(
             protocol_type=self.protocol_type or "",
             generation=self.generation_id,
@@ -325,7 +330,7 @@ class ClassicGroup:
 
     @classmethod
     def of_record(cls, group_id: str, value: GroupMetadataValue, now_ms: int) -> ClassicGroup:
-        """The group as a record tells it: stable, or empty."""
+        """Return the group described by a record, in state Stable or Empty."""
         group = cls(group_id, now_ms)
         group.generation_id = value.generation
         group.protocol_name = value.protocol

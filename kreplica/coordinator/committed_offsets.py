@@ -1,6 +1,6 @@
-"""The offsets that a group has committed, read from a replica of __consumer_offsets without its coordinator.
+"""Reads the offsets committed by a group from a replica of __consumer_offsets, without its coordinator.
 
-Thread rule: pure functions; the log is the caller's.
+Thread rule: pure functions; the log belongs to the caller.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from kreplica.record import Record
 
 
 def committed_offsets(log: UnifiedLog, group: str) -> dict[TopicPartition, int]:
-    """What `group` has committed in this log, a partition of __consumer_offsets, up to its last stable
-    offset.
+    """Return the offsets that `group` has committed in this log, a partition of __consumer_offsets.
 
-    A record that is of no known kind is none of the group's. Raises DamagedLog, CorruptMessage,
+    Reads up to the last stable offset and skips records of unknown types. Raises DamagedLog, CorruptMessage,
     KafkaStorageError.
     """
     found: dict[TopicPartition, int] = {}
     name = group.encode()
     for batch in log.batches(log.log_start_offset, isolation="txn_committed"):
         for record in () if batch.is_control else batch:
-            # The group's name stands in the key as it is; most records are of other groups.
+            # The key contains the group's name verbatim; this skips most records of other groups cheaply.
             if record.key is not None and name in record.key:
                 _take(found, group, record)
     return found

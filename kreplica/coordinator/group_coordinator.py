@@ -1,12 +1,12 @@
-"""GroupCoordinator: the consumer groups of one broker, of the classic protocol.
+"""GroupCoordinator: the consumer groups of one broker, for the classic protocol.
 
     group_apis ──post──▶ GroupCoordinator ──▶ GroupRebalances: members, generations, sessions
                               │          └──▶ GroupOffsets: commits, expiry
                               └─▶ GroupStore: shards of __consumer_offsets, by append and read of their logs
 
-A group belongs to the partition of __consumer_offsets that the hash of its id names, and to the broker that
-leads that partition. Thread rule: any thread may call; the work is done in the coordinator's one loop, which
-owns all state, and futures are resolved there. They fail with what a KreplicaError has a code for.
+The hash of a group's id determines its partition of __consumer_offsets; the leader of that partition is the
+group's coordinator. Thread rule: any thread may call; the work is done in the coordinator's one loop, which
+owns all state and resolves the futures. They fail with a KreplicaError.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ LOGGER = logging.getLogger(__name__)
 
 
 class LeavingMember(NamedTuple):
-    """A member that leaves; a static one may be named by its instance alone."""
+    """A member to remove; a static member may be named by its instance id alone."""
 
     member_id: str
     group_instance_id: str | None = None
 
 
 class ListedGroup(NamedTuple):
-    """A group as a list shows it."""
+    """A group in the response to ListGroups."""
 
     group_id: str
     protocol_type: str
@@ -77,7 +77,7 @@ class DescribedMember(NamedTuple):
 
 
 class DescribedGroup(NamedTuple):
-    """A group as Kafka's tools show it; one that is not there is Dead."""
+    """A group as Kafka's tools show it; a group that does not exist is Dead."""
 
     group_id: str
     state: str
@@ -87,7 +87,7 @@ class DescribedGroup(NamedTuple):
 
 
 def partition_for(group_id: str, partition_count: int) -> int:
-    """The partition of __consumer_offsets that has the group: by the hash that Java gives its id."""
+    """Return the group's partition of __consumer_offsets, by Java's hash of its id."""
     units = group_id.encode("utf-16-be", "surrogatepass")
     value = 0
     for high, low in zip(units[::2], units[1::2], strict=True):
@@ -97,7 +97,10 @@ def partition_for(group_id: str, partition_count: int) -> int:
 
 
 class GroupCoordinator:
-    """See the module. `partition_count()`: of __consumer_offsets, None while there is no such topic."""
+    """Coordinates the groups of one broker.
+
+    `partition_count()`: the partitions of __consumer_offsets, or None while the topic does not exist.
+    """
 
     def __init__(
         self,
@@ -119,36 +122,39 @@ class GroupCoordinator:
         self._rebalances = GroupRebalances(config, self._store, clock=clock, loop=loop, random=random)
         self._offsets = GroupOffsets(config, self._store, self._rebalances, clock=clock, loop=loop)
 
-    # ---- life ---------------------------------------------------------------------------------------------
+    # ---- life cycle ---------------------------------------------------------------------------------------
 
     def startup(self) -> None:
-        """Begin the periodic work."""
+        """Start the periodic work."""
         self._loop.post(self._offsets.expire_later)
 
     def elect(self, partition: int, leader_epoch: int) -> None:
-        """This broker leads that partition of __consumer_offsets from the epoch on."""
+        """Load that partition of __consumer_offsets: this broker leads it from `leader_epoch` on."""
         self._loop.post(partial(self._store.elect, partition, leader_epoch))
 
     def resign(self, partition: int) -> None:
-        """This broker does not lead that partition."""
+        """Unload that partition: this broker does not lead it."""
         self._loop.post(partial(self._store.resign, partition))
 
     def delete_topics(self, topics: Iterable[str]) -> None:
-        """These topics are gone, and so are the offsets in them."""
+        """Delete the offsets of deleted topics."""
         self._loop.post(partial(self._offsets.delete_topics, tuple(topics)))
 
     def _loaded(self, shard: Shard, group: ClassicGroup) -> None:
-        # Its members may have been heard by the last coordinator only: their sessions begin anew.
+        # The members may have sent heartbeats to the previous coordinator only, so their sessions start
+        # again.
         for member in group.members.values():
             self._rebalances.watch(shard, group, member, member.session_timeout_ms)
 
     def _unloaded(self, group: ClassicGroup) -> None:
-        self._rebalances.unload(group, NotCoordinator(f"group {group.group_id} is another broker's by now"))
+        self._rebalances.unload(
+            group, NotCoordinator(f"group {group.group_id} has moved to another coordinator")
+        )
 
     # ---- members ------------------------------------------------------------------------------------------
 
     def join(self, asked: JoinRequest) -> Future[Joined]:
-        """JoinGroup: done when the group's next generation is complete."""
+        """Handle JoinGroup; done when the group's next generation is complete."""
         return self._in_loop(partial(self._join, asked))
 
     def _join(self, asked: JoinRequest, future: Future[Joined]) -> None:
@@ -156,7 +162,9 @@ class GroupCoordinator:
         config = self._config
         least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
         if not least <= asked.session_timeout_ms <= most:
-            raise InvalidSessionTimeout(f"{asked.session_timeout_ms} ms, not in [{least}, {most}]")
+            raise InvalidSessionTimeout(
+                f"session.timeout.ms={asked.session_timeout_ms} must be from {least} to {most}"
+            )
         group = shard.groups.get(asked.group_id)
         if group is None:
             if asked.member_id:
@@ -169,21 +177,21 @@ class GroupCoordinator:
                 shard.groups.setdefault(asked.group_id, group)
 
     def sync(self, asked: SyncRequest) -> Future[Synced]:
-        """SyncGroup: done when the leader has told what everybody has to do."""
+        """Handle SyncGroup; done when the leader has sent the assignments."""
         return self._in_loop(partial(self._sync, asked))
 
     def _sync(self, asked: SyncRequest, future: Future[Synced]) -> None:
         try:
             shard = self._shard(asked.group_id)
         except CoordinatorLoadInProgress as error:
-            # The last coordinator may not have kept the generation: it has to begin anew.
+            # The previous coordinator may not have stored the generation: the member must join again.
             raise RebalanceInProgress(str(error)) from None
         self._rebalances.sync(shard, self._member_group(shard, asked.group_id), asked, future)
 
     def heartbeat(
         self, group_id: str, generation_id: int, member_id: str, group_instance_id: str | None
     ) -> Future[None]:
-        """Heartbeat: fails with RebalanceInProgress where the member has to join again."""
+        """Handle Heartbeat; fails with RebalanceInProgress if the member must join again."""
         return self._in_loop(partial(self._heartbeat, group_id, generation_id, member_id, group_instance_id))
 
     def _heartbeat(
@@ -197,7 +205,7 @@ class GroupCoordinator:
         try:
             shard = self._shard(group_id)
         except CoordinatorLoadInProgress:
-            # Its session begins anew when the group is loaded.
+            # Its session starts again when the group is loaded.
             future.set_result(None)
             return
         group = self._member_group(shard, group_id)
@@ -205,11 +213,11 @@ class GroupCoordinator:
         require_generation(group, generation_id)
         self._rebalances.touch(member)
         if group.is_in(GroupState.PREPARING_REBALANCE):
-            raise RebalanceInProgress(f"group {group_id} rebalances")
+            raise RebalanceInProgress(f"group {group_id} is rebalancing")
         future.set_result(None)
 
     def leave(self, group_id: str, members: Sequence[LeavingMember]) -> Future[list[KreplicaError | None]]:
-        """LeaveGroup: each member's error, or None."""
+        """Handle LeaveGroup; the result is each member's error, or None."""
         return self._in_loop(partial(self._leave, group_id, members))
 
     def _leave(
@@ -243,7 +251,7 @@ class GroupCoordinator:
     # ---- offsets ------------------------------------------------------------------------------------------
 
     def commit_offsets(self, asked: CommitRequest) -> Future[CommitResults]:
-        """OffsetCommit: each partition's error, or None; done when all in-sync replicas have them."""
+        """Handle OffsetCommit; each partition's error or None, once all in-sync replicas have the offsets."""
         return self._in_loop(partial(self._commit_offsets, asked))
 
     def _commit_offsets(self, asked: CommitRequest, future: Future[CommitResults]) -> None:
@@ -258,7 +266,7 @@ class GroupCoordinator:
     def fetch_offsets(
         self, group_id: str, partitions: Collection[TopicPartition] | None
     ) -> Future[dict[TopicPartition, OffsetAndMetadata]]:
-        """OffsetFetch: what is committed of these partitions, of all for None."""
+        """Handle OffsetFetch: the committed offsets of these partitions, or of all for None."""
         return self._in_loop(partial(self._fetch_offsets, group_id, partitions))
 
     def _fetch_offsets(
@@ -275,8 +283,10 @@ class GroupCoordinator:
             future.set_result({at: offsets[at] for at in partitions if at in offsets})
 
     def delete_offsets(self, group_id: str, partitions: Collection[TopicPartition]) -> Future[CommitResults]:
-        """OffsetDelete (KIP-496): each partition's error, or None. Fails with GroupIdNotFound,
-        NonEmptyGroup."""
+        """Handle OffsetDelete (KIP-496); the result is each partition's error, or None.
+
+        Fails with GroupIdNotFound, NonEmptyGroup.
+        """
         return self._in_loop(partial(self._delete_offsets, group_id, partitions))
 
     def _delete_offsets(
@@ -288,10 +298,10 @@ class GroupCoordinator:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         self._offsets.delete(shard, group, partitions, future)
 
-    # ---- what tools ask -----------------------------------------------------------------------------------
+    # ---- for tools ----------------------------------------------------------------------------------------
 
     def list_groups(self, states: Collection[str] = ()) -> Future[tuple[bool, list[ListedGroup]]]:
-        """ListGroups: whether partitions are being loaded, and the groups in these states, all for none."""
+        """Handle ListGroups: whether partitions are loading, and the groups in these states (or in any)."""
         return self._in_loop(partial(self._list_groups, {state.lower() for state in states}))
 
     def _list_groups(self, states: set[str], future: Future[tuple[bool, list[ListedGroup]]]) -> None:
@@ -304,7 +314,7 @@ class GroupCoordinator:
         future.set_result((self._store.is_loading, groups))
 
     def describe_group(self, group_id: str) -> Future[DescribedGroup]:
-        """DescribeGroups, for one of them."""
+        """Handle DescribeGroups for one group."""
         return self._in_loop(partial(self._describe_group, group_id))
 
     def _describe_group(self, group_id: str, future: Future[DescribedGroup]) -> None:
@@ -330,7 +340,7 @@ class GroupCoordinator:
         )
 
     def delete_group(self, group_id: str) -> Future[None]:
-        """DeleteGroups, for one of them: fails with GroupIdNotFound, NonEmptyGroup."""
+        """Handle DeleteGroups for one group; fails with GroupIdNotFound, NonEmptyGroup."""
         return self._in_loop(partial(self._delete_group, group_id))
 
     def _delete_group(self, group_id: str, future: Future[None]) -> None:
@@ -353,10 +363,10 @@ class GroupCoordinator:
 
     def _shard(self, group_id: str) -> Shard:
         if not group_id:
-            raise InvalidGroupId("a group's id is not empty")
+            raise InvalidGroupId("the group id is empty: set group.id")
         count = self._partition_count()
         if count is None:
-            raise CoordinatorNotAvailable("there is no __consumer_offsets yet")
+            raise CoordinatorNotAvailable("the topic __consumer_offsets does not exist yet: retry")
         return self._store.shard(partition_for(group_id, count))
 
     def _in_loop(self, step: Callable[[Future[T]], None]) -> Future[T]:

@@ -1,10 +1,10 @@
-"""GroupOffsets: what groups have committed: OffsetCommit, OffsetFetch, and the end of what nobody needs.
+"""GroupOffsets: commits, deletes and expires the offsets of groups.
 
-An offset counts once its record is on all in-sync replicas; of two commits the one that is later in the log
-counts. Offsets of a group without members expire `offsets.retention.minutes` after the group was left (those
-of consumers that assign partitions themselves: after their commit); of a group with members, those of topics
-that it reads no longer (KIP-211). What goes is taken back in the log by a record without a value. Thread
-rule: everything runs in the coordinator's loop.
+An offset is committed once its record is on all in-sync replicas; of two commits the later one in the log
+counts. Offsets of a group without members expire `offsets.retention.minutes` after its last member left, or
+after their commit for consumers that assign partitions themselves. In a group with members, offsets of topics
+that it no longer reads expire (KIP-211). Deleted offsets get a tombstone in the log. Thread rule: everything
+runs in the coordinator's loop.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from kreplica.coordinator.group_records import (
 from kreplica.coordinator.group_store import GroupStore, Record, Shard
 
 NO_GENERATION = -1
-# Of records without a value in one batch, and of groups that are looked at in one step.
+# Tombstones in one batch, and groups examined in one step.
 TOMBSTONES_A_BATCH = 500
 GROUPS_A_STEP = 100
 
 
 class CommittedOffset(NamedTuple):
-    """An offset that is to be kept for a partition; `leader_epoch` -1 where the reader does not know it."""
+    """An offset to commit for a partition; `leader_epoch` is -1 if the reader does not know it."""
 
     offset: int
     leader_epoch: int = -1
@@ -56,7 +56,7 @@ class CommittedOffset(NamedTuple):
 
 
 class CommitRequest(NamedTuple):
-    """Offsets of a group. A reader that is no member has generation -1 and no id."""
+    """The offsets to commit for a group. A reader that is not a member has generation -1 and no member id."""
 
     group_id: str
     generation_id: int
@@ -65,12 +65,12 @@ class CommitRequest(NamedTuple):
     offsets: Mapping[TopicPartition, CommittedOffset]
 
 
-# The error of each partition, None where its offset is kept.
+# The error of each partition, or None if its offset was committed.
 CommitResults = dict[TopicPartition, KreplicaError | None]
 
 
 class GroupOffsets:
-    """See the module."""
+    """Commits, deletes and expires offsets of the groups in a store."""
 
     def __init__(
         self,
@@ -92,15 +92,20 @@ class GroupOffsets:
     def commit(
         self, shard: Shard, group: ClassicGroup, asked: CommitRequest, future: Future[CommitResults]
     ) -> None:
-        """Keep the offsets. Raises UnknownMemberId, IllegalGeneration, FencedInstanceId,
-        RebalanceInProgress."""
+        """Commit the offsets.
+
+        Raises UnknownMemberId, IllegalGeneration, FencedInstanceId, RebalanceInProgress.
+        """
         self._check(group, asked)
         now_ms = self._clock.time_ms()
         results: CommitResults = {}
         values: dict[TopicPartition, OffsetCommitValue] = {}
         for at, each in asked.offsets.items():
             if len(each.metadata.encode()) > self._config.offset_metadata_max_bytes:
-                results[at] = OffsetMetadataTooLarge(f"{at}: {len(each.metadata)} characters of metadata")
+                results[at] = OffsetMetadataTooLarge(
+                    f"{at}: metadata of {len(each.metadata.encode())} bytes exceeds"
+                    f" offset.metadata.max.bytes={self._config.offset_metadata_max_bytes}"
+                )
                 continue
             results[at] = None
             values[at] = OffsetCommitValue(
@@ -119,7 +124,7 @@ class GroupOffsets:
     def _check(self, group: ClassicGroup, asked: CommitRequest) -> None:
         if asked.generation_id < 0 and not asked.member_id:
             if not group.is_in(GroupState.EMPTY):
-                raise UnknownMemberId(f"group {group.group_id} has members, and commits by them only")
+                raise UnknownMemberId(f"group {group.group_id} has members: only they may commit its offsets")
             return
         if group.is_in(GroupState.EMPTY) and not group.generation_id:
             raise IllegalGeneration(f"group {group.group_id} has no generation {asked.generation_id}")
@@ -127,7 +132,7 @@ class GroupOffsets:
         require_generation(group, asked.generation_id)
         self._rebalances.touch(member)
         if group.is_in(GroupState.COMPLETING_REBALANCE):
-            raise RebalanceInProgress(f"group {group.group_id} rebalances")
+            raise RebalanceInProgress(f"group {group.group_id} is rebalancing")
 
     def _committed(
         self,
@@ -150,10 +155,10 @@ class GroupOffsets:
                 group.offsets[at] = OffsetAndMetadata(value, log_offset)
         future.set_result(results)
 
-    # ---- what goes ----------------------------------------------------------------------------------------
+    # ---- deletion and expiry ------------------------------------------------------------------------------
 
     def expire_later(self) -> None:
-        """Look for offsets that have expired, every offsets.retention.check.interval.ms from now on."""
+        """Schedule the next check for expired offsets, after offsets.retention.check.interval.ms."""
         self._loop.post_later(self._expire, self._config.offsets_retention_check_interval_ms)
 
     def _expire(self) -> None:
@@ -197,7 +202,7 @@ class GroupOffsets:
         return expired
 
     def delete_topics(self, topics: Iterable[str]) -> None:
-        """These topics are gone: so are the offsets in them."""
+        """Delete the offsets of deleted topics."""
         gone = frozenset(topics)
         for shard in self._store.active_shards():
             for group in list(shard.groups.values()):
@@ -210,13 +215,15 @@ class GroupOffsets:
         partitions: Iterable[TopicPartition],
         future: Future[CommitResults],
     ) -> None:
-        """Take offsets back that no member reads on from. Raises NonEmptyGroup for a group that is none of
-        consumers and has members."""
+        """Delete offsets of topics that no member reads.
+
+        Raises NonEmptyGroup if the group has members that are not consumers.
+        """
         subscribed: set[str] | None = set()
         if not group.is_in(GroupState.EMPTY):
             subscribed = group.subscribed_topics()
             if subscribed is None:
-                raise NonEmptyGroup(f"group {group.group_id} has members, who read nobody knows what")
+                raise NonEmptyGroup(f"group {group.group_id} has members, and it is unknown what they read")
         results: CommitResults = {}
         for at in partitions:
             is_read = at.topic in (subscribed or ())
@@ -227,7 +234,7 @@ class GroupOffsets:
 
         def taken_back(error: KreplicaError | None) -> None:
             if error is not None and shard.is_current:
-                # What was committed meanwhile counts.
+                # Offsets committed meanwhile take precedence.
                 group.offsets = {**taken, **group.offsets}
             future.set_result({**results, **dict.fromkeys(gone, error)} if error else results)
 
@@ -239,7 +246,7 @@ class GroupOffsets:
     def delete_group(
         self, shard: Shard, group: ClassicGroup, then: Callable[[KreplicaError | None], None]
     ) -> None:
-        """Take the group back, with all its offsets; it stays as it was where that fails."""
+        """Delete the group with all its offsets; if that fails, restore it."""
 
         def taken_back(error: KreplicaError | None) -> None:
             if error is not None and shard.is_current and group.group_id not in shard.groups:
@@ -247,7 +254,7 @@ class GroupOffsets:
                 shard.groups[group.group_id] = group
             then(error)
 
-        # What is committed at this moment is in the log before what takes it back.
+        # Include pending commits: their records precede the tombstones in the log.
         keys = [_key(group, at) for at in group.offsets.keys() | group.pending_commits.keys()]
         self._take_back(shard, group, sorted(keys), taken_back)
 
@@ -278,7 +285,7 @@ class GroupOffsets:
     def _append_tombstones(
         self, shard: Shard, keys: list[bytes], then: Callable[[KreplicaError | None], None]
     ) -> None:
-        """In order; `then` gets the error of the last batch, which has the group itself where it goes."""
+        """Append tombstones in order; `then` gets the error of the last batch, with the group's own one."""
         for start in range(0, len(keys), TOMBSTONES_A_BATCH):
             some: list[Record] = [(key, None) for key in keys[start : start + TOMBSTONES_A_BATCH]]
             is_last = start + TOMBSTONES_A_BATCH >= len(keys)
@@ -290,7 +297,7 @@ def _key(group: ClassicGroup, at: TopicPartition) -> bytes:
 
 
 def _ignore(error: KreplicaError | None) -> None:
-    """What could not be taken back in the log is there again after the next load, and expires again."""
+    """Ignore the error: what was not deleted in the log is loaded again later, and expires again."""
 
 
 def _then(then: Callable[[KreplicaError | None], None], error: KreplicaError | None, _offset: int) -> None:

@@ -1,12 +1,13 @@
-"""GroupRebalances: how members come to a generation together: JoinGroup, SyncGroup, sessions, and the timers.
+"""GroupRebalances: forms generations of members: JoinGroup, SyncGroup, sessions, and timers.
 
-A rebalance waits for every member to join again, but no longer than the longest of their rebalance timeouts,
-and, where a group was empty, for `group.initial.rebalance.delay.ms` in case others come. Who did not join by
-then is out; static members (KIP-345) stay until their session ends. Who does not sync within the rebalance
-timeout is out, too. A member that comes without an id is given one and has to come again with it (KIP-394).
+A rebalance waits until every member has joined again, at most for the members' longest rebalance timeout. If
+the group was empty, it also waits `group.initial.rebalance.delay.ms` for more members. Members that have not
+joined by then are removed; static members (KIP-345) stay until their session ends. Members that do not sync
+within the rebalance timeout are removed, too. A member that joins without an id gets one, and must join again
+with it (KIP-394).
 
-An alarm that comes late means that this coordinator stood still and could hear nobody: sessions begin anew.
-Thread rule: everything runs in the coordinator's loop, and futures are resolved there.
+A late timer means that this coordinator was stalled and could not receive heartbeats: sessions start again.
+Thread rule: everything runs in the coordinator's loop, which also resolves the futures.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from kreplica.coordinator.group_store import GroupStore, Shard
 EMPTY, DEAD, STABLE = GroupState.EMPTY, GroupState.DEAD, GroupState.STABLE
 PREPARING, COMPLETING = GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE
 
-# So long a new member may wait for its first generation.
+# How long a new member may wait for its first generation.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-# An alarm that is later than this tells that the process stood still.
+# A timer later than this means that the process was stalled.
 LATE_MS = 500
 
 
 class JoinRequest(NamedTuple):
-    """A member that wants to be in the next generation; timeouts in ms."""
+    """A member's request to be in the next generation; timeouts in ms."""
 
     group_id: str
     member_id: str
@@ -57,7 +58,7 @@ class JoinRequest(NamedTuple):
 
 
 class SyncRequest(NamedTuple):
-    """A member that asks what it has to do; the leader's tells it for all, by member id."""
+    """A member's request for its assignment; the leader's carries all assignments, by member id."""
 
     group_id: str
     generation_id: int
@@ -69,7 +70,7 @@ class SyncRequest(NamedTuple):
 
 
 class GroupRebalances:
-    """See the module."""
+    """Handles joins, syncs, sessions and timers of the groups in a store."""
 
     def __init__(
         self, config: GroupConfig, store: GroupStore, *, clock: Clock, loop: Loop, random: Random
@@ -83,18 +84,21 @@ class GroupRebalances:
     # ---- joining ------------------------------------------------------------------------------------------
 
     def join(self, shard: Shard, group: ClassicGroup, asked: JoinRequest, future: Future[Joined]) -> None:
-        """Let the member join; the future is resolved when the generation is complete.
+        """Add the member to the next generation; the future is resolved when that is complete.
 
         Raises MemberIdRequired, UnknownMemberId, FencedInstanceId, InconsistentGroupProtocol,
         GroupMaxSizeReached.
         """
         if not group.supports(asked.protocol_type, asked.protocols):
-            raise InconsistentGroupProtocol(f"group {group.group_id}: {asked.protocol_type}")
+            raise InconsistentGroupProtocol(
+                f"group {group.group_id}: not all members support one of the protocols of type"
+                f" {asked.protocol_type!r}"
+            )
         if not asked.member_id:
             self._join_new(shard, group, asked, future)
         elif asked.member_id in group.pending:
             if asked.group_instance_id is not None:
-                raise UnknownMemberId(f"group {group.group_id}: {asked.member_id} is no static member")
+                raise UnknownMemberId(f"group {group.group_id}: {asked.member_id} is not a static member")
             group.pending.pop(asked.member_id).cancel()
             self._add(shard, group, asked.member_id, asked, future)
         else:
@@ -107,7 +111,9 @@ class GroupRebalances:
         instance = asked.group_instance_id
         old = None if instance is None else group.static_members.get(instance)
         if old is None and group.size >= self._config.group_max_size:
-            raise GroupMaxSizeReached(f"group {group.group_id} has {group.size} members")
+            raise GroupMaxSizeReached(
+                f"group {group.group_id} already has group.max.size={self._config.group_max_size} members"
+            )
         member_id = f"{instance or asked.client_id}-{Uuid.generate(self._random)}"
         if old is not None:
             self._replace(shard, group, group.members[old], member_id, asked, future)
@@ -129,7 +135,7 @@ class GroupRebalances:
         is_same = member.protocols == asked.protocols
         leads = member.member_id == group.leader_id
         if is_same and (group.is_in(COMPLETING) or (group.is_in(STABLE) and not leads)):
-            # Its answer was lost, or it did not hear that there is nothing new.
+            # The response was lost, or the member did not notice that its generation is current.
             self.touch(member)
             future.set_result(group.joined(member))
             return
@@ -167,7 +173,7 @@ class GroupRebalances:
         member.session_timeout_ms = asked.session_timeout_ms
         former, member.join = member.join, future
         if former is not None:
-            former.set_exception(RebalanceInProgress(f"{member.member_id} has asked again"))
+            former.set_exception(RebalanceInProgress(f"{member.member_id} has sent the request again"))
 
     # ---- static members -----------------------------------------------------------------------------------
 
@@ -180,9 +186,9 @@ class GroupRebalances:
         asked: JoinRequest,
         future: Future[Joined],
     ) -> None:
-        """A static member has come back: it takes the place it had, and who had it is fenced (KIP-345)."""
+        """Let a static member take over its former place; the earlier instance is fenced (KIP-345)."""
         former_id, former_protocols = member.member_id, member.protocols
-        fenced = FencedInstanceId(f"{asked.group_instance_id} is {member_id} by now")
+        fenced = FencedInstanceId(f"{asked.group_instance_id} now has the member id {member_id}")
         _fail(member, fenced)
         group.rename(member, member_id)
         self._take_up(group, member, asked, future)
@@ -190,7 +196,7 @@ class GroupRebalances:
         if not group.is_in(STABLE) or group.selected_protocol() != group.protocol_name:
             self._prepare_or_complete(shard, group)
             return
-        # Nothing changes for the others; the group's record has to have the id before anybody relies on it.
+        # Nothing changes for the others, but the new id must be stored before the member may rely on it.
         member.join = None
         generation_id = group.generation_id
         assignments = {each.member_id: each.assignment for each in group.members.values()}
@@ -219,10 +225,10 @@ class GroupRebalances:
         if group.generation_id == generation_id and group.is_in(STABLE):
             _resolve(future, group.joined(member, skip_assignment=True))
         elif group.is_in(PREPARING) and group.members.get(member.member_id) is member and not member.join:
-            member.join = future  # it has come for that one, then
+            member.join = future  # the member takes part in the new rebalance
             self._complete_if_all_joined(shard, group)
         else:
-            _refuse(future, RebalanceInProgress(f"group {group.group_id} rebalances"))
+            _refuse(future, RebalanceInProgress(f"group {group.group_id} is rebalancing"))
 
     # ---- a rebalance --------------------------------------------------------------------------------------
 
@@ -233,9 +239,9 @@ class GroupRebalances:
             self._prepare(shard, group)
 
     def _prepare(self, shard: Shard, group: ClassicGroup) -> None:
-        """Begin a rebalance."""
+        """Start a rebalance."""
         if group.is_in(COMPLETING):
-            self._drop_assignments(group, RebalanceInProgress(f"group {group.group_id} rebalances"))
+            self._drop_assignments(group, RebalanceInProgress(f"group {group.group_id} is rebalancing"))
         was_empty = group.is_in(EMPTY)
         _stop_timer(group)
         group.move_to(PREPARING, self._clock.time_ms())
@@ -251,7 +257,7 @@ class GroupRebalances:
         self._complete_if_all_joined(shard, group)
 
     def _delay(self, shard: Shard, group: ClassicGroup, delay_ms: int, left_ms: int) -> None:
-        """Wait for others to come to a group that was empty; as long again while they do (KIP-134)."""
+        """Wait for more members of a group that was empty; wait again while members join (KIP-134)."""
 
         def over() -> None:
             if not (shard.is_current and group.is_in(PREPARING)):
@@ -276,7 +282,7 @@ class GroupRebalances:
             self._complete(shard, group)
 
     def _complete(self, shard: Shard, group: ClassicGroup) -> None:
-        """The members are those who have joined; static ones who did not stay in."""
+        """Complete the rebalance with the members that have joined, and absent static members."""
         _stop_timer(group)
         missing = [member for member in group.members.values() if member.join is None]
         for member in missing:
@@ -284,7 +290,7 @@ class GroupRebalances:
                 self._forget(group, member)
         joined = [member for member in group.members.values() if member.join is not None]
         if group.members and not joined:
-            # Only static members are left, who are away: until one comes, or their sessions end.
+            # Only absent static members are left: wait until one joins, or their sessions end.
             group.rebalance_timer = self._loop.post_later(
                 partial(self._rebalance_expired, shard, group), group.rebalance_timeout_ms
             )
@@ -308,7 +314,7 @@ class GroupRebalances:
     # ---- syncing ------------------------------------------------------------------------------------------
 
     def sync(self, shard: Shard, group: ClassicGroup, asked: SyncRequest, future: Future[Synced]) -> None:
-        """Tell the member what it has to do, once the leader has told.
+        """Return the member's assignment, once the leader has sent the assignments.
 
         Raises UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol,
         RebalanceInProgress.
@@ -319,9 +325,12 @@ class GroupRebalances:
             None,
             group.protocol_name,
         ):
-            raise InconsistentGroupProtocol(f"{group.group_id}: {asked.protocol_type} {asked.protocol_name}")
+            raise InconsistentGroupProtocol(
+                f"group {group.group_id} uses {group.protocol_type} {group.protocol_name},"
+                f" not {asked.protocol_type} {asked.protocol_name}"
+            )
         if group.is_in(PREPARING):
-            raise RebalanceInProgress(f"group {group.group_id} rebalances")
+            raise RebalanceInProgress(f"group {group.group_id} is rebalancing")
         group.pending_sync.discard(member.member_id)
         self.touch(member)
         if group.is_in(STABLE):
@@ -329,7 +338,7 @@ class GroupRebalances:
             return
         former, member.sync = member.sync, future
         if former is not None:
-            former.set_exception(RebalanceInProgress(f"{member.member_id} has asked again"))
+            former.set_exception(RebalanceInProgress(f"{member.member_id} has sent the request again"))
         if member.member_id == group.leader_id:
             self._store_assignments(shard, group, asked.assignments)
 
@@ -339,7 +348,7 @@ class GroupRebalances:
 
         def stored(error: KreplicaError | None, _offset: int) -> None:
             if not group.is_in(COMPLETING) or group.generation_id != generation_id:
-                return  # another rebalance has begun, and answered those who waited
+                return  # another rebalance has begun and has failed the waiting requests
             if error is not None:
                 self._drop_assignments(group, error)
                 self._prepare(shard, group)
@@ -373,10 +382,10 @@ class GroupRebalances:
             self._forget(group, group.members[member_id])
         self._prepare(shard, group)
 
-    # ---- members that go ----------------------------------------------------------------------------------
+    # ---- removing members ---------------------------------------------------------------------------------
 
     def remove(self, shard: Shard, group: ClassicGroup, member: Member) -> None:
-        """The member left, or its session ended; the others divide its work."""
+        """Remove a member that left or whose session ended, and rebalance."""
         self._forget(group, member)
         if group.is_in(STABLE, COMPLETING):
             self._prepare(shard, group)
@@ -384,7 +393,7 @@ class GroupRebalances:
             self._complete_if_all_joined(shard, group)
 
     def remove_pending(self, shard: Shard, group: ClassicGroup, member_id: str) -> None:
-        """Who was given that id will not come."""
+        """Discard a member id that was handed out but not used."""
         group.pending.pop(member_id).cancel()
         if group.is_in(PREPARING):
             self._complete_if_all_joined(shard, group)
@@ -393,7 +402,7 @@ class GroupRebalances:
         group.remove(member.member_id)
         if member.timer is not None:
             member.timer.cancel()
-        _fail(member, UnknownMemberId(f"group {group.group_id}: {member.member_id} is out"))
+        _fail(member, UnknownMemberId(f"group {group.group_id}: member {member.member_id} was removed"))
 
     def _pending_expired(self, shard: Shard, group: ClassicGroup, member_id: str) -> None:
         if shard.is_current and member_id in group.pending:
@@ -402,16 +411,16 @@ class GroupRebalances:
     # ---- sessions -----------------------------------------------------------------------------------------
 
     def touch(self, member: Member) -> None:
-        """The member was heard."""
+        """Extend the member's session, because the member was heard from."""
         member.deadline_ms = self._now_ms() + member.session_timeout_ms
 
     def watch(self, shard: Shard, group: ClassicGroup, member: Member, timeout_ms: int) -> None:
-        """Begin to watch the member's session, which is `timeout_ms` long for now."""
+        """Start watching the member's session, which first lasts `timeout_ms`."""
         member.deadline_ms = self._now_ms() + timeout_ms
         self._look_later(shard, group, member)
 
     def _look_later(self, shard: Shard, group: ClassicGroup, member: Member) -> None:
-        # A session shorter than the one it is in now may begin meanwhile.
+        # The session may be replaced by a shorter one meanwhile.
         delay_ms = min(max(member.deadline_ms - self._now_ms(), 1), member.session_timeout_ms)
         look = partial(self._look, shard, group, member, self._now_ms() + delay_ms)
         member.timer = self._loop.post_later(look, delay_ms)
@@ -425,14 +434,14 @@ class GroupRebalances:
         if not member.is_new and any(
             each is not None and not each.done() for each in (member.join, member.sync)
         ):
-            self.touch(member)  # it waits for this coordinator, unless its connection is gone
+            self.touch(member)  # it is waiting for this coordinator
         if now_ms < member.deadline_ms:
             self._look_later(shard, group, member)
         else:
             self.remove(shard, group, member)
 
     def unload(self, group: ClassicGroup, error: KreplicaError) -> None:
-        """Answer all who wait, and stop the timers."""
+        """Fail all pending requests, and stop the timers."""
         _stop_timer(group)
         for timer in group.pending.values():
             timer.cancel()
@@ -447,13 +456,13 @@ class GroupRebalances:
 
 
 def known_member(group: ClassicGroup, member_id: str, group_instance_id: str | None) -> Member:
-    """The member. Raises UnknownMemberId, and FencedInstanceId where another one is that static member."""
+    """Return the member. Raises UnknownMemberId, and FencedInstanceId for a replaced static member."""
     if group_instance_id is not None:
         current = group.static_members.get(group_instance_id)
         if current is not None and current != member_id:
-            raise FencedInstanceId(f"group {group.group_id}: {group_instance_id} is {current} by now")
+            raise FencedInstanceId(f"group {group.group_id}: {group_instance_id} is now member {current}")
         if current is None:
-            raise UnknownMemberId(f"group {group.group_id} has no {group_instance_id}")
+            raise UnknownMemberId(f"group {group.group_id} has no static member {group_instance_id}")
     member = group.members.get(member_id)
     if member is None:
         raise UnknownMemberId(f"group {group.group_id} has no member {member_id!r}")
@@ -461,9 +470,11 @@ def known_member(group: ClassicGroup, member_id: str, group_instance_id: str | N
 
 
 def require_generation(group: ClassicGroup, generation_id: int) -> None:
-    """Raises IllegalGeneration for another than the group's."""
+    """Raises IllegalGeneration if the group is in another generation."""
     if generation_id != group.generation_id:
-        raise IllegalGeneration(f"group {group.group_id}: {group.generation_id}, not {generation_id}")
+        raise IllegalGeneration(
+            f"group {group.group_id} is in generation {group.generation_id}, not {generation_id}"
+        )
 
 
 def _stop_timer(group: ClassicGroup) -> None:

@@ -1,9 +1,9 @@
-"""The records of __consumer_offsets, as Kafka 4.3 publishes their schemas for groups of the classic protocol.
+"""The records of __consumer_offsets, in Kafka 4.3's published schemas for groups of the classic protocol.
 
-A key is an int16 that tells its kind (0 and 1: an offset of a group, 2: a group) and a message; a value is an
-int16, the version of its schema, and a message. A record without a value takes back what its key names.
-Bytes come from disks: what does not fit is an InvalidRecord, a version that is not known an
-UnsupportedVersion. Records are immutable; any thread may share them.
+A key is an int16 type (0 and 1: an offset of a group, 2: a group) and a message. A value is an int16 schema
+version and a message. A record without a value deletes what its key names. The bytes come from disk:
+malformed
+ones raise InvalidRecord, unknown versions UnsupportedVersion. Records are immutable; threads may share them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NEVER = 1 << 15
 OFFSET_COMMIT_KINDS = (0, 1)
 GROUP_METADATA_KIND = 2
 HIGHEST_VERSION = 4
-# What every Kafka reads; 4, which 4.3 writes, has the topic's id besides.
+# All Kafka versions read this one; version 4, which 4.3 writes, adds the topic id.
 WRITTEN_VERSION = 3
 _PREFIX = struct.Struct(">h")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitKey(Message):
-    """Names the offset that a group has committed for a partition."""
+    """The key of the offset that a group has committed for a partition."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
@@ -40,7 +40,7 @@ class OffsetCommitKey(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitValue(Message):
-    """A committed offset; times in ms since 1970. `expire_timestamp` is of clients older than 0.9."""
+    """A committed offset; times in ms since 1970. `expire_timestamp` is only set by clients before 0.9."""
 
     FLEXIBLE_SINCE: ClassVar[int] = 4
 
@@ -54,7 +54,7 @@ class OffsetCommitValue(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMetadataKey(Message):
-    """Names a group."""
+    """The key of a group."""
 
     FLEXIBLE_SINCE: ClassVar[int] = NEVER
 
@@ -82,7 +82,7 @@ Members: TypeAlias = Annotated[tuple[MemberMetadata, ...], Array(Structure(Membe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMetadataValue(Message):
-    """A group in one generation, with what its members have to do."""
+    """A group in one generation, with its members' assignments."""
 
     FLEXIBLE_SINCE: ClassVar[int] = 4
 
@@ -100,18 +100,18 @@ M = TypeVar("M", bound=Message)
 
 
 def encode_key(key: Key) -> bytes:
-    """The key's bytes. Raises InvalidRecord where a name does not fit."""
+    """Encode a key. Raises InvalidRecord for a name that is too long."""
     kind = GROUP_METADATA_KIND if isinstance(key, GroupMetadataKey) else OFFSET_COMMIT_KINDS[-1]
     return _encode(kind, 0, key)
 
 
 def encode_value(value: Value, version: int = WRITTEN_VERSION) -> bytes:
-    """The value's bytes. Raises InvalidRecord, and UnsupportedVersion for a field that it has not."""
+    """Encode a value. Raises InvalidRecord, and UnsupportedVersion for a field that the version lacks."""
     return _encode(version, version, value)
 
 
 def decode_key(data: bytes) -> Key | None:
-    """The key; None for a kind of other groups than those of the classic protocol."""
+    """Decode a key; None for record types of other groups than those of the classic protocol."""
     kind = _prefix(data)
     if kind in OFFSET_COMMIT_KINDS:
         return _decode(data, OffsetCommitKey, 0)
@@ -119,18 +119,20 @@ def decode_key(data: bytes) -> Key | None:
 
 
 def decode_value(key: Key, data: bytes) -> Value:
-    """The value of a record with that key."""
+    """Decode the value of a record with that key."""
     version = _prefix(data)
     if not 0 <= version <= HIGHEST_VERSION:
-        raise UnsupportedVersion(f"version {version} of the value of {type(key).__name__}")
+        raise UnsupportedVersion(f"version {version} of the value of {type(key).__name__} is unknown")
     if isinstance(key, OffsetCommitKey):
         return _decode(data, OffsetCommitValue, version)
     return _decode(data, GroupMetadataValue, version)
 
 
 def to_json(key_data: bytes, data: bytes | None) -> dict[str, object] | None:
-    """A record's type, its value's version, key and value, as Kafka's tools show them; no version and value
-    where it takes something back. None for a kind that is not known. Raises as `decode_key`, `decode_value`.
+    """Return a record's type, value version, key and value, in the form of Kafka's tools.
+
+    Version and value are None for a tombstone. Returns None for an unknown type. Raises what `decode_key` and
+    `decode_value` raise.
     """
     key = decode_key(key_data)
     if key is None:
@@ -163,5 +165,5 @@ def _decode(data: bytes, kind: type[M], version: int) -> M:
     reader.take(_PREFIX.size)
     message = layout_of(kind, version).read(reader)
     if reader.left:
-        raise InvalidRecord(f"{reader.left} bytes behind a {kind.__name__}", where=reader.position)
+        raise InvalidRecord(f"{reader.left} unexpected bytes after a {kind.__name__}", where=reader.position)
     return message

@@ -1,10 +1,10 @@
-"""GroupStore: the groups of the partitions of __consumer_offsets that this broker leads, as their log tells.
+"""GroupStore: the groups in the partitions of __consumer_offsets that this broker leads, loaded from the log.
 
-A partition is loaded when the broker begins to lead it, step by step, from its log's start to its end: what a
-leader has is committed, or its followers will have it before anything that comes later. Until then its groups
-are not to be had (CoordinatorLoadInProgress). Each leadership has a Shard of its own, which is given up as a
-whole: an append that comes back to a shard which was given up counts for nothing (NotCoordinator), and one
-with the leader epoch of another shard is refused by the log.
+When the broker becomes leader of a partition, the store loads it in steps, from the log start to the log end.
+All the leader's records count: they are committed, or followers get them before anything later. Until then,
+its groups are unavailable (CoordinatorLoadInProgress). Each leadership has its own Shard, which is dropped as
+a whole. An append that completes after its shard was dropped fails with NotCoordinator; the log refuses an
+append with the leader epoch of another shard.
 
 Transactional offsets, which Kafka's producers may have left in the log, count once their transaction is
 committed. Thread rule: everything runs in the coordinator's loop.
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
-# The broker hears of its leadership here and in its replicas by two ways.
+# The store and the replicas are notified of leadership on different ways, so one may be earlier.
 ROLE_RETRY_MS = 10
 LOAD_RETRY_MS = 1_000
-# Groups that become active in one step.
+# Groups activated in one step.
 GROUPS_A_STEP = 500
 COMMIT_MARKER = 1
 
 Record = tuple[bytes, bytes | None]
-# What is told when an append is through: its error, and the offset of its first record.
+# The callback of an append: its error, and the offset of its first record.
 Appended = Callable[[KreplicaError | None, int], None]
 
 
 class LogChunk(NamedTuple):
-    """Whole batches of a partition's log; None where there are none. Offsets of the log."""
+    """Whole batches of a partition's log; `records` is None if there are none. Offsets of the log."""
 
     records: Buffer | None
     log_start_offset: int
@@ -74,20 +74,24 @@ class LogChunk(NamedTuple):
 
 
 class OffsetsLog(Protocol):
-    """The logs of __consumer_offsets on this broker. Both raise, or fail with, FencedLeaderEpoch or
-    NotLeaderOrFollower where it does not lead the partition in that leader epoch."""
+    """The logs of __consumer_offsets on this broker.
+
+    Both methods raise, or their futures fail with, FencedLeaderEpoch or NotLeaderOrFollower if this broker
+    does
+    not lead the partition in that leader epoch.
+    """
 
     def append(self, partition: int, leader_epoch: int, batch: bytes) -> Future[int]:
         """Append with acks=all; the future gets the base offset once all in-sync replicas have it."""
         ...
 
     def read(self, partition: int, leader_epoch: int, offset: int | None, max_bytes: int) -> LogChunk:
-        """What is at `offset`, None: at the log's start; one batch at least, committed or not."""
+        """Read from `offset` (None: the log start), at least one batch, committed or not."""
         ...
 
 
 class Shard:
-    """One leadership of a partition, with its groups. `is_current` until it is given up."""
+    """The groups of one partition during one leadership. `is_current` until the shard is dropped."""
 
     def __init__(self, partition: int, leader_epoch: int) -> None:
         self.partition = partition
@@ -95,11 +99,11 @@ class Shard:
         self.is_active = False
         self.is_current = True
         self.groups: dict[str, ClassicGroup] = {}
-        # By producer id what an open transaction has written.
+        # Producer id -> records written by its open transaction.
         self._open: dict[int, list[tuple[Record, int]]] = {}
 
     def replay(self, batch: RecordBatch, now_ms: int) -> None:
-        """Take in what the batch says. Records of other kinds, or that cannot be read, are passed over."""
+        """Apply the records of a batch. Records of other types, and unreadable ones, are skipped."""
         if batch.is_control:
             written = self._open.pop(batch.producer_id, [])
             if batch.control_type == COMMIT_MARKER:
@@ -122,7 +126,9 @@ class Shard:
             key = decode_key(key_data)
             value = None if key is None or data is None else decode_value(key, data)
         except (InvalidRecord, UnsupportedVersion) as error:
-            LOGGER.error("__consumer_offsets-%d: the record at %d: %s", self.partition, offset, error)
+            LOGGER.error(
+                "__consumer_offsets-%d: skipped the record at offset %d: %s", self.partition, offset, error
+            )
             return
         if isinstance(key, OffsetCommitKey):
             at = TopicPartition(key.topic, key.partition)
@@ -140,21 +146,21 @@ class Shard:
                 self.group(key.group, now_ms).offsets = offsets
 
     def group(self, group_id: str, now_ms: int) -> ClassicGroup:
-        """The group, made where it is not there."""
+        """Return the group; create it if it does not exist."""
         found = self.groups.get(group_id)
         if found is None:
             found = self.groups[group_id] = ClassicGroup(group_id, now_ms)
         return found
 
     def drop_empty(self) -> None:
-        """Forget groups of which nothing is left."""
+        """Drop groups without offsets and generation."""
         gone = [name for name, group in self.groups.items() if not group.offsets and not group.generation_id]
         for name in gone:
             del self.groups[name]
 
 
 class GroupStore:
-    """See the module. `on_loaded(group)` and `on_unloaded(group)` are called for each group of a shard."""
+    """Loads and stores groups. `on_loaded` and `on_unloaded` are called for each group of a shard."""
 
     def __init__(
         self,
@@ -175,11 +181,13 @@ class GroupStore:
         self._on_unloaded = on_unloaded
 
     def shard(self, partition: int) -> Shard:
-        """The partition's shard. Raises NotCoordinator where another broker leads it,
-        CoordinatorLoadInProgress while it is loaded."""
+        """Return the partition's shard.
+
+        Raises NotCoordinator if another broker leads it, CoordinatorLoadInProgress while it is loading.
+        """
         shard = self.shards.get(partition)
         if shard is None:
-            raise NotCoordinator(f"__consumer_offsets-{partition} is not led here")
+            raise NotCoordinator(f"__consumer_offsets-{partition} is led by another broker")
         if not shard.is_active:
             raise CoordinatorLoadInProgress(f"__consumer_offsets-{partition} is being loaded")
         return shard
@@ -194,7 +202,7 @@ class GroupStore:
     # ---- leadership ---------------------------------------------------------------------------------------
 
     def elect(self, partition: int, leader_epoch: int) -> None:
-        """This broker leads the partition from that epoch on: load it."""
+        """Load the partition, because this broker leads it from that epoch on."""
         known = self.shards.get(partition)
         if known is not None and known.leader_epoch >= leader_epoch:
             return
@@ -203,7 +211,7 @@ class GroupStore:
         self._step(shard, self._loading(shard))
 
     def resign(self, partition: int) -> None:
-        """This broker leads the partition no longer."""
+        """Drop the partition, because this broker no longer leads it."""
         shard = self.shards.pop(partition, None)
         if shard is None:
             return
@@ -220,7 +228,7 @@ class GroupStore:
             self._loop.post_later(partial(self._step, shard, steps), delay_ms)
 
     def _loading(self, shard: Shard) -> Iterator[int]:
-        """Load the shard; each time after how many ms to go on."""
+        """Load the shard in steps; each yields the delay in ms before the next one."""
         offset: int | None = None
         stop: int | None = None
         while stop is None or offset is None or offset < stop:
@@ -237,8 +245,9 @@ class GroupStore:
             except (NotLeaderOrFollower, FencedLeaderEpoch, UnknownTopicOrPartition):
                 yield ROLE_RETRY_MS
             except KreplicaError:
-                # Rot may be mended from another replica, a disk may come back; nobody is answered until then.
-                LOGGER.exception("__consumer_offsets-%d cannot be loaded yet", shard.partition)
+                # Damage may be repaired from another replica, or a disk may recover; the shard stays
+                # unavailable until then.
+                LOGGER.exception("__consumer_offsets-%d cannot be loaded; trying again", shard.partition)
                 yield LOAD_RETRY_MS
         shard.drop_empty()
         for count, group in enumerate(list(shard.groups.values()), 1):
@@ -252,8 +261,8 @@ class GroupStore:
     def append(self, shard: Shard, records: Sequence[Record], then: Appended) -> None:
         """Append the records as one batch, and call `then` in the loop once all in-sync replicas have it.
 
-        Its error is one for the group's members: CoordinatorNotAvailable, NotCoordinator, MessageTooLarge,
-        or whatever else was wrong.
+        `then` gets an error suitable for the group's members: CoordinatorNotAvailable, NotCoordinator,
+        MessageTooLarge, or another KreplicaError.
         """
         try:
             batch = BatchBuilder().build(
@@ -261,7 +270,7 @@ class GroupStore:
             )
             future = self._log.append(shard.partition, shard.leader_epoch, batch)
         except KreplicaError as error:
-            self._loop.post(partial(then, self._told(shard, error), -1))
+            self._loop.post(partial(then, self._error_for_members(shard, error), -1))
             return
         future.add_done_callback(lambda done: self._loop.post(partial(self._appended, shard, then, done)))
 
@@ -270,10 +279,10 @@ class GroupStore:
         if error is None and shard.is_current:
             then(None, done.result())
         else:
-            then(self._told(shard, error), -1)
+            then(self._error_for_members(shard, error), -1)
 
-    def _told(self, shard: Shard, error: BaseException | None) -> KreplicaError:
-        text = f"__consumer_offsets-{shard.partition}: {error or 'led elsewhere by now'}"
+    def _error_for_members(self, shard: Shard, error: BaseException | None) -> KreplicaError:
+        text = f"__consumer_offsets-{shard.partition}: {error or 'another broker leads it now'}"
         if not shard.is_current or isinstance(
             error, (NotLeaderOrFollower, FencedLeaderEpoch, KafkaStorageError)
         ):

@@ -1,7 +1,7 @@
-"""Where the replicas in some directories stand: offsets, counts, how far one is behind, and how far a group.
+"""Reports the offsets of replicas in directories: counts, how far each is behind, and a group's lag.
 
-What `kreplica offsets` tells, on one machine and on Spark. Nothing is written, and logs may have live
-writers. Thread rule: pure functions.
+It is the core of `kreplica offsets`, on one machine and on Spark. Nothing is written, and the logs may have
+live writers. Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kreplica.log.unified_log import UnifiedLog
 
 
 class Replica(NamedTuple):
-    """A partition's directory."""
+    """A replica: its partition and directory."""
 
     at: TopicPartition
     directory: str
@@ -34,13 +34,15 @@ class Replica(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """One replica. Offsets are exclusive but for log_start_offset, first_offset and last_offset.
+    """The offsets of one replica. Exclusive, except log_start_offset, first_offset and last_offset.
 
-    Of [log_start_offset, stop), `stop` being the bound of the isolation that was asked for: `records` that a
-    reader sees, the `first_offset` and `last_offset` of them, `missing` offsets in `gaps` runs that have
-    none (markers, aborted, compacted, lost), `damaged` ranges. `behind`: how far this log ends below the
-    longest of the same partition in these directories. `committed_offset` of the group, and its `lag` behind
-    the furthest stop among the replicas; None where it has committed nothing, or no group was named.
+    For [log_start_offset, stop), where `stop` is the bound of the requested isolation: `records` is the
+    number
+    of visible records, from `first_offset` to `last_offset`; `missing` is the number of offsets without a
+    record (markers, aborted, compacted, lost), in `gaps` runs; `damaged` is the number of damaged ranges.
+    `behind`: how far this log ends below the longest replica of the partition in these directories.
+    `committed_offset` of the group, and its `lag` behind the furthest stop among the replicas; None if it has
+    committed nothing, or no group was named.
     """
 
     topic: str
@@ -62,10 +64,11 @@ class PartitionOffsets:
 
 
 def replicas(storage: Storage, paths: Iterable[str], topics: Sequence[str] = ()) -> list[Replica]:
-    """The replicas in `paths`, partitions' directories or those that hold several, each once.
+    """Return the replicas in `paths`, which are partition directories or contain some, without duplicates.
 
-    Of the latter only `topics`, where some are named; else all but Kafka's own. Raises InvalidFile for a path
-    that holds none.
+    Directories that contain partitions are restricted to `topics` if given, else to topics that are not
+    Kafka's
+    internal ones. Raises InvalidFile for a path without replicas.
     """
     found: dict[str, Replica] = {}
     for path in paths:
@@ -82,7 +85,7 @@ def replicas(storage: Storage, paths: Iterable[str], topics: Sequence[str] = ())
         for directory in inside:
             at = parse_directory_name(os.path.basename(directory))
             if at is None:
-                raise InvalidFile(f"{directory}: no partition's directory is named so, as topic-0 would be")
+                raise InvalidFile(f"{directory}: is not named like a partition's directory (topic-0)")
             found[directory] = Replica(at, directory)
     return sorted(found.values())
 
@@ -95,15 +98,17 @@ def _is_wanted(directory: str, topics: Sequence[str]) -> bool:
 
 
 def open_replica(storage: Storage, clock: Clock, replica: Replica) -> UnifiedLog:
-    """Its log, read-only; the caller closes it. Raises InvalidFile, KafkaStorageError."""
+    """Open a replica's log read-only; the caller closes it. Raises InvalidFile, KafkaStorageError."""
     return LiveReader(replica.directory, replica.at, LogConfig(), storage, clock).open()
 
 
 def group_offsets(
     storage: Storage, clock: Clock, paths: Iterable[str], group: str
 ) -> dict[TopicPartition, int]:
-    """What `group` has committed, from the longest replica of each partition of __consumer_offsets in
-    `paths`. Raises InvalidFile where there is none, DamagedLog, CorruptMessage, KafkaStorageError."""
+    """Return the group's committed offsets, from the longest replica of each offsets partition.
+
+    Raises InvalidFile if `paths` contain no such replica, DamagedLog, CorruptMessage, KafkaStorageError.
+    """
     topic = CONSUMER_OFFSETS_DIRECTORY.rstrip("-")
     longest: dict[TopicPartition, tuple[int, dict[TopicPartition, int]]] = {}
     for replica in replicas(storage, paths, [topic]):
@@ -119,7 +124,7 @@ def group_offsets(
 def table(
     found: Sequence[tuple[Replica, LogBounds, RecordCounts]], committed: Mapping[TopicPartition, int]
 ) -> list[PartitionOffsets]:
-    """What was found of each replica, with how far it is behind; `committed`: a group's offsets."""
+    """Combine what was found of each replica with how far it is behind; `committed`: a group's offsets."""
     ends: dict[TopicPartition, int] = {}
     stops: dict[TopicPartition, int] = {}
     for (at, _), bounds, _ in found:

@@ -70,7 +70,7 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
         assert text in str(result.exception)
     shutil.copytree(KAFKA / "segments-0", tmp_path / "unnamed")
     result = CliRunner().invoke(app, ["offsets", str(tmp_path / "unnamed")])
-    assert "no partition's directory is named so" in str(result.exception)
+    assert "is not named like a partition's directory" in str(result.exception)
 
 
 @pytest.mark.parametrize("name", ["pyarrow"])
