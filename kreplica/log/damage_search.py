@@ -336,6 +336,8 @@ def remembered(local: LocalLog, epochs: LeaderEpochFileCache) -> Damages:
     segments = local.segments
 
     def is_there(damage: Damage) -> bool:
+        if damage.first_offset < segments[0].base_offset:
+            return damage.next_offset == segments[0].base_offset
         index = segments.index_for(damage.first_offset)
         if index < 0 or segments[index].region.path != damage.path:
             return False

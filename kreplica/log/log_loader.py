@@ -18,7 +18,7 @@ from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.log import damage_search, leftovers, producer_batches, truncation
+from kreplica.log import damage_search, leftovers, missing_segments, producer_batches, truncation
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damages
 from kreplica.log.file_names import (
@@ -47,9 +47,10 @@ class OpenOptions:
     log end. `scan_from`: read the segments through from there on, though they were flushed.
     `producer_id_expiration_ms`: a producer that has written nothing for so long is not taken over.
 
+    Of a log that kreplica has not written yet: `known_start`, what a checkpoint says of its start where no
+    other program writes it; `is_settled`: it was closed in order, as far as its directory tells.
     For readers: `standing`, what the log's writer has published; `end_bound`, beside a live Kafka, the offset
-    up to which (exclusive) its log may be read; `known_start`, what a checkpoint says of a log that nobody
-    writes; `is_settled`: it was closed in order, as far as its directory tells.
+    up to which (exclusive) its log may be read.
     """
 
     read_only: bool = False
@@ -171,7 +172,7 @@ class _LogLoader:
         )
         start = max(self.options.log_start_offset, standing.log_start_offset if standing else 0)
         if segments:
-            start = max(start, segments[0].base_offset)
+            start = max(start, self._first_offset(segments[0]))
             self._find_end(segments, start)
         elif self.options.read_only:
             raise InvalidFile(f"{self.local.directory}: no segment of a log in this directory")
@@ -193,6 +194,26 @@ class _LogLoader:
             # What it said is found again by whoever comes to it.
             self.recovery.unreadable.append(str(error))
             return NO_DAMAGE
+
+    def _first_offset(self, first: LogSegment) -> int:
+        """Where the segments begin or, in a writer's log whose first ones are missing, where those began."""
+        base, standing = first.base_offset, self.standing
+        if self.options.read_only:
+            return base  # a reader compares the two where it comes to the start
+        earliest, known = self.epochs.earliest_entry, self.scan.known.at(base - 1)
+        if known is not None:
+            start = max(known.first_offset, -1 if standing is None else standing.log_start_offset)
+        elif standing is None:
+            start = self._known_start(base)
+        elif missing_segments.lacks_start(standing, base, earliest, boot_id=self.storage.boot_id()):
+            start = standing.log_start_offset
+        else:
+            return base
+        start = max(start, self.options.log_start_offset)
+        self.scan.known = self.scan.known.only(lambda damage: damage.first_offset >= base)
+        if start < base:
+            self.scan.known = self.scan.known.with_added(missing_segments.missing_start(start, first))
+        return min(start, base)
 
     # ---- how far it is good -------------------------------------------------------------------------------
 
@@ -388,7 +409,7 @@ class _LogLoader:
         return log
 
     def _known_start(self, first: int) -> int:
-        """Where a log that nobody writes is known to start; it may have lost the segments up to `first`."""
+        """Where a log without a state is known to start; it may have lost the segments up to `first`."""
         options, earliest = self.options, self.epochs.earliest_entry
         if options.known_start is not None:
             return options.known_start

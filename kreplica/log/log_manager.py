@@ -201,6 +201,8 @@ class LogManager:
                 recovery_point=points.get(partition, 0),
                 log_start_offset=starts.get(partition, 0),
                 high_watermark=marks.get(partition, 0),
+                known_start=starts.get(partition),
+                is_settled=directory.previous_broker_epoch is not None,
             )
             load = partial(self._open_log, directory, partition, options)
             tasks.append(partial(self._guarded, directory, load))

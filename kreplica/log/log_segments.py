@@ -55,8 +55,9 @@ class LogSegments:
         return LogSegments(tuple(s for s in self._segments if s.base_offset not in gone))
 
     def with_replaced(self, old: Sequence[LogSegment], new: Sequence[LogSegment]) -> LogSegments:
-        """The collection with `new` in the place of `old`, which follow one another in it."""
-        first = self._segments.index(old[0])
+        """The collection with `new` in the place of `old`, which follow one another in it; without `old`,
+        before all others."""
+        first = self._segments.index(old[0]) if old else 0
         assert self._segments[first : first + len(old)] == tuple(old)
         return LogSegments((*self._segments[:first], *new, *self._segments[first + len(old) :]))
 

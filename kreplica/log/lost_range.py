@@ -57,7 +57,9 @@ class Wanted:
         most = RecordBatch(self.after).leader_epoch if self.after else None
         if not batch.crc_valid:
             raise PeerDisagrees(f"the peer's batch at offset {base} rotted, too")
-        if base < offset or (base > offset and not self.may_have_gaps):
+        # A log may begin inside of a batch.
+        is_first = offset == self.first_offset == self.log_start and batch.next_offset > offset
+        if (base < offset and not is_first) or (base > offset and not self.may_have_gaps):
             raise PeerDisagrees(f"the peer has a batch at offset {base} where one at {offset} is missing")
         if batch.next_offset > self.next_offset:
             raise PeerDisagrees(f"the peer's batch at offset {base} reaches beyond the range")
@@ -269,7 +271,7 @@ def _after(log: UnifiedLog, damage: Damage) -> bytes | None:
     if damage.next_offset is None or log.damages.at(damage.next_offset) is not None:
         return None
     segments = log.local.segments
-    index = segments.index_for(damage.first_offset)
+    index = max(0, segments.index_for(damage.first_offset))  # of a missing start, the first one
     segment, position = segments[index], damage.end_position
     if position >= segment.size:
         if index + 1 == len(segments):

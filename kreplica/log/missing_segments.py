@@ -21,6 +21,8 @@ from kreplica.log.damage import Damage
 from kreplica.log.log_segments import LogSegments
 
 if TYPE_CHECKING:
+    from kreplica._core.log_state import LogStanding
+    from kreplica.log.checkpoint import EpochEntry
     from kreplica.log.unified_log import UnifiedLog
 
 MISSING_START = "the segments before it are missing"
@@ -50,11 +52,30 @@ def note_gaps(log: UnifiedLog, segments: LogSegments, start: int, stop: int) -> 
 
 
 def note_missing_start(log: UnifiedLog, segments: LogSegments) -> None:
-    """Let a reader's log know where its first segment begins above the log's start. (In a writer's log
-    retention moves the start before it removes a segment, and opening it takes the later one.)"""
+    """Let a reader's log know where its first segment begins above the log's start. (A writer's log has
+    looked at that when it was opened.)"""
     first, start = segments[0], log.log_start_offset
     if log.local.read_only and start < first.base_offset and log.damages.at(start) is None:
-        _add(log, Damage(start, first.base_offset, first.region.path, 0, 0, MISSING_START))
+        _add(log, missing_start(start, first))
+
+
+def missing_start(start: int, first: LogSegment) -> Damage:
+    """The range of a log that begins at `start` and whose first segments, up to `first`, are gone."""
+    return Damage(start, first.base_offset, first.region.path, 0, 0, MISSING_START)
+
+
+def lacks_start(standing: LogStanding, first_base: int, earliest: EpochEntry | None, *, boot_id: str) -> bool:
+    """Whether the segments below offset `first_base` were lost, and not deleted.
+
+    A log's start is on disk before retention removes a segment, and the end of a log that is to begin anew
+    lower before its first segment goes. Another program that deletes segments changes no state file, but
+    moves the first leader epoch (`earliest`) to where the log begins then. `boot_id`: of this life of the
+    machine; a power cut may have taken segments that were never flushed.
+    """
+    start = standing.log_start_offset
+    is_safe = standing.clean or standing.boot_id == boot_id or standing.flush_offset > start
+    was_deleted = earliest is not None and earliest.start_offset >= first_base
+    return is_safe and start < first_base <= standing.log_end_offset and not was_deleted
 
 
 def _add(log: UnifiedLog, damage: Damage) -> None:

@@ -80,7 +80,7 @@ def replace(log: UnifiedLog, new: Sequence[LogSegment], old: Sequence[LogSegment
         for segment in reversed(new):
             _rename(local, segment, IN_ORDER[:-1], CLEANED_SUFFIX, SWAP_SUFFIX)
         with log.lock, log.step:
-            _require_same(log, old, cuts)
+            _require_same(log, new, old, cuts)
             for segment in old:
                 _hold(local, segment)
             return _put_in_place(log, new, old)
@@ -95,10 +95,13 @@ def replace(log: UnifiedLog, new: Sequence[LogSegment], old: Sequence[LogSegment
         raise
 
 
-def _require_same(log: UnifiedLog, old: Sequence[LogSegment], cuts: int) -> None:
+def _require_same(log: UnifiedLog, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
     segments = list(log.local.segments)
-    first = segments.index(old[0]) if old[0] in segments else len(segments)
-    same = segments[first : first + len(old)] == list(old) and old[-1] is not segments[-1]
+    if old:
+        first = segments.index(old[0]) if old[0] in segments else len(segments)
+        same = segments[first : first + len(old)] == list(old) and old[-1] is not segments[-1]
+    else:
+        same = new[-1].base_offset < segments[0].base_offset
     if not log.is_writable or log.state.cuts != cuts or not same:
         raise LogCleaningAborted(f"{log.topic_partition}: the log changed while it was cleaned")
 

@@ -15,12 +15,14 @@ from kreplica._core.log_state import LogStanding, LogState, read_standing
 from kreplica._core.records import batches
 from kreplica._core.segment_scan import scan
 from kreplica.common.errors import InvalidFile, LogCleaningAborted
-from kreplica.log import damage_search, segment_replacement
+from kreplica.common.types import INT32_MAX
+from kreplica.log import damage_search, producer_batches, segment_replacement
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import DELETED_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import MAX_SEGMENT_BYTES
 from kreplica.log.lost_range import PeerDisagrees
+from kreplica.log.producer_state_manager import ProducerStateManager
 from kreplica.log.repair import rewrite
 
 if TYPE_CHECKING:
@@ -39,12 +41,16 @@ def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
     """
     with log.lock:
         cuts, segments = log.state.cuts, log.local.segments
-        index = segments.index_for(damage.first_offset)
-        if damage not in log.damages or index < 0 or segments[index].region.path != damage.path:
+        is_start = damage.first_offset < segments[0].base_offset
+        index = 0 if is_start else segments.index_for(damage.first_offset)
+        if damage not in log.damages or segments[index].region.path != damage.path:
             raise LogCleaningAborted(f"{log.topic_partition}: the log changed while it was healed")
         old = segments[index]
         others = [each for each in log.damages if each.path == damage.path and each != damage]
         is_settled = old is not log.active
+    if is_start:
+        _put_before(log, damage, data, cuts)
+        return
     if not is_settled:
         # The disk had no room for another segment when the range was found.
         damage_search.settle(log, old)
@@ -70,6 +76,49 @@ def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
     log.replace_segments([new], [old], cuts)
     with log.lock:
         damage_search.forget(log, lambda known: known != damage)
+
+
+def _put_before(log: UnifiedLog, damage: Damage, data: bytes, cuts: int) -> None:
+    """Let segments of `data` come before the log's first one: those that were there are gone."""
+    parts = _parted(data, damage.first_offset, log.config.segment_bytes)
+    new: list[LogSegment] = []
+    # What was aborted in them is found by their markers. No transaction goes on from before a log's start.
+    producers = ProducerStateManager(log.local.storage, log.local.directory, ())
+    try:
+        for base_offset, part in parts:
+            segment = segment_replacement.open_cleaned(log.local, base_offset, len(part))
+            new.append(segment)
+            segment.region.ensure(len(part))
+            segment.region.write(0, part)
+            segment.region.publish(len(part))
+            segment.limit_to(len(part))
+            if _index(segment, []) is not None:
+                raise PeerDisagrees(f"{damage.path}: the batches from offset {base_offset} on do not join")
+            for batch in batches(part):
+                producer_batches.feed(producers, log.local, segment, batch)
+    except BaseException:
+        for segment in new:
+            segment.close()
+        segment_replacement.discard(log.local, [base_offset for base_offset, _ in parts])
+        raise
+    log.replace_segments(new, [], cuts)
+    with log.lock:
+        damage_search.forget(log, lambda known: known != damage)
+
+
+def _parted(data: bytes, first_offset: int, most_bytes: int) -> list[tuple[int, bytes]]:
+    """The batches in parts for one segment each, with the offsets at which these begin."""
+    parts: list[tuple[int, bytearray]] = []
+    for batch in batches(data):
+        if not parts:
+            # The log may begin inside of a batch; compaction may have left nothing at its start.
+            parts.append((min(first_offset, batch.base_offset), bytearray()))
+        base_offset, part = parts[-1]
+        if (part and len(part) + batch.size > most_bytes) or batch.last_offset - base_offset > INT32_MAX:
+            part = bytearray()
+            parts.append((batch.base_offset, part))
+        part += memoryview(batch)
+    return [(base_offset, bytes(part)) for base_offset, part in parts] or [(first_offset, b"")]
 
 
 def _require_room(old: LogSegment, shift: int) -> None:

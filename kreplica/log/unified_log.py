@@ -508,8 +508,9 @@ class UnifiedLog:
         return cut
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
-        """Put cleaned segments in the place of those they were made of: see segment_replacement, which makes
-        the new ones. `cuts`: what `state.cuts` was when the work began.
+        """Put cleaned segments in the place of those they were made of, or before all others where `old` is
+        empty: see segment_replacement, which makes the new ones. `cuts`: what `state.cuts` was when the work
+        began.
 
         Raises LogCleaningAborted, KafkaStorageError; the new segments' files are gone then, unless the disk
         failed in the middle of the change: the log is offline then, and the next opening finishes it.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.errors import KreplicaError
+from kreplica.log import missing_segments
 from kreplica.log.careful_append import LARGEST_GAP
-from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, LeaderEpochCheckpointFile
+from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.producer_snapshot import offset_of, parse_snapshot
 from kreplica.log.quarantine import is_note, parse_note
@@ -91,7 +92,8 @@ class PartitionVerifier:
         yield from self._read_standing()
         self._names = {self._only} if self._only else set(self._storage.list_directory(self._directory))
         self._bases = self._segments()
-        yield from self._read_epochs()
+        entries = yield from self._read_epochs()
+        yield from self._missing_start(entries)
         yield from self._read_quarantines()
         yield from self._read_settings()
         yield from self._walk()
@@ -218,15 +220,33 @@ class PartitionVerifier:
             text = f"the log went to {end} and ends at {self.next_offset}"
             yield Problem(path, "OffsetBeyondLog", text, self.next_offset)
 
-    def _read_epochs(self) -> Iterator[Problem]:
-        if LEADER_EPOCH_CHECKPOINT not in self._names:
+    def _missing_start(self, epochs: Sequence[EpochEntry]) -> Iterator[Problem]:
+        """The first segments are there, unless they were deleted."""
+        standing, state_file = self._standing, f"{self._directory}/{STATE_FILE}"
+        if standing is None or not self._bases:
             return
+        if self._bound is not None:
+            # A writer moves the log's start, then removes a segment: it may have done so meanwhile.
+            standing = read_standing(self._storage.read_file(state_file)) or standing
+        first = self._bases[0]
+        if missing_segments.lacks_start(
+            standing, first, epochs[0] if epochs else None, boot_id=self._storage.boot_id()
+        ):
+            start = standing.log_start_offset
+            text = f"offsets {start} to {first - 1} are in no segment"
+            yield Problem(self._path(first, ".log"), "MissingOffsets", text, start, 0)
+
+    def _read_epochs(self) -> Generator[Problem, None, Sequence[EpochEntry]]:
+        if LEADER_EPOCH_CHECKPOINT not in self._names:
+            return ()
         path = f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}"
         try:
             entries = LeaderEpochCheckpointFile.parse(self._storage.read_file(path), path)
             self._epochs = EpochCheck(path, entries)
         except KreplicaError as error:
             yield _unreadable(path, error)
+            return ()
+        return entries
 
     def _read_settings(self) -> Iterator[Problem]:
         if self._only is None:

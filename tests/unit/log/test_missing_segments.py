@@ -12,10 +12,13 @@ import bindings
 from kreplica import Log
 from kreplica.common.errors import DamagedLog
 from kreplica.common.types import TopicPartition
-from kreplica.log.checkpoint import OffsetCheckpointFile
+from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile, OffsetCheckpointFile
 from kreplica.log.column_reader import ColumnReader
 from kreplica.log.file_names import STATE_FILE
+from kreplica.log.log_loader import OpenOptions
+from kreplica.log.verify import verify
 from kreplica.runtime.storage import FileStorage
+from tests.support.logs import OtherBoot, open_log
 
 COUNT = 60
 SETTINGS = {"segment_bytes": 4000}
@@ -233,3 +236,95 @@ def test_retention_is_no_loss(tmp_path):
     shutil.copytree(path, tmp_path / "copied" / "t-0")
     by_kafka(tmp_path / "copied" / "t-0")
     assert scan(tmp_path / "copied" / "t-0")[-1] == COUNT - 1
+
+
+# ---- a writer whose first segments are gone ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"durability": "fsync"}])
+def test_a_writer_without_its_first_segments_knows_what_is_lost(tmp_path, settings):
+    path = tmp_path / "t-0"
+    _, stop = lose_first(filled(path, **settings))
+    for _ in range(2):  # the second opening finds it again
+        with Log.open(path, **SETTINGS) as log:
+            assert [(each.first_offset, each.stop_offset) for each in log.damages] == [(0, stop)]
+            with pytest.raises(DamagedLog, match=f"offsets 0 to {stop - 1} "):
+                list(log.read(0))
+            assert [record.offset for record in log.read(stop)][-1] == log.append([b"on"]).base_offset - 1
+    with pytest.raises(DamagedLog):
+        read(path)
+    (found,) = verify(FileStorage(), str(path))
+    assert (found.kind, found.offset) == ("MissingOffsets", 0)
+
+
+def test_a_writer_that_was_killed_without_its_first_segments_knows_what_is_lost(tmp_path):
+    path = tmp_path / "t-0"
+    log = Log.open(path, **SETTINGS)
+    for number in range(COUNT):
+        log.append([b"%03d" % number * 100])
+    shutil.copytree(path, tmp_path / "killed" / "t-0")
+    log.close()
+    path = tmp_path / "killed" / "t-0"
+    _, stop = lose_first(sorted(path.glob("*.log")))
+    with Log.open(path, **SETTINGS) as log:
+        assert [(each.first_offset, each.stop_offset) for each in log.damages] == [(0, stop)]
+
+
+def test_the_first_segments_that_only_a_power_cut_can_have_taken_are_not_missed(tmp_path):
+    path = tmp_path / "t-0"
+    log = open_log(path, segment_bytes=4000)
+    for number in range(COUNT):
+        log.append_records([b"%03d" % number * 100])
+    shutil.copytree(path, tmp_path / "cut" / "t-0")
+    log.close()
+    _, stop = lose_first(sorted((tmp_path / "cut" / "t-0").glob("*.log")))
+    log = open_log(tmp_path / "cut" / "t-0", storage=OtherBoot())
+    assert (log.log_start_offset, list(log.damages)) == (stop, [])
+    log.close()
+
+
+def test_records_deleted_from_a_log_without_its_first_segments_are_lost_no_more(tmp_path):
+    path = tmp_path / "t-0"
+    _, stop = lose_first(filled(path))
+    with Log.open(path, **SETTINGS) as log:
+        log.delete_records(stop)
+        assert log.log_start_offset == stop
+        assert next(record.offset for record in log.read()) == stop
+    with Log.open(path, **SETTINGS) as log:
+        assert not log.damages
+    assert not list(verify(FileStorage(), str(path)))
+
+
+def test_a_log_without_its_first_segments_is_cut_into_them(tmp_path):
+    path = tmp_path / "t-0"
+    _, stop = lose_first(filled(path))
+    with Log.open(path, **SETTINGS) as log:
+        log.truncate_to(stop - 1)
+        assert (log.log_start_offset, log.log_end_offset, log.damages) == (0, 0, [])
+        assert log.append([b"anew"]).base_offset == 0
+    assert read(path) == [0]
+
+
+def test_segments_that_another_program_deleted_are_not_missed(tmp_path):
+    path = tmp_path / "t-0"
+    _, stop = lose_first(filled(path))
+    LeaderEpochCheckpointFile(FileStorage(), str(path)).write((EpochEntry(0, stop),))
+    with Log.open(path, **SETTINGS) as log:
+        assert (log.log_start_offset, log.damages) == (stop, [])
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_an_adopted_log_without_its_first_segments(tmp_path, settled):
+    """Kafka deletes segments before its checkpoints tell; so after a crash nothing is known of the start."""
+    path = tmp_path / "t-0"
+    segments = filled(path)
+    by_kafka(path)
+    _, stop = lose_first(segments)
+    options = OpenOptions(is_settled=settled)
+    for _ in range(2):
+        log = open_log(path, options=options, segment_bytes=4000)
+        lost = [(each.first_offset, each.stop_offset) for each in log.damages]
+        assert lost == ([(0, stop)] if settled else [])
+        assert log.log_start_offset == (0 if settled else stop)
+        log.close()
+        options = OpenOptions()

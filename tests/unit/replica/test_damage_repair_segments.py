@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -16,7 +17,7 @@ from kreplica.record.control import EndTransactionMarker, build_end_transaction_
 from kreplica.replica.produce import ACKS_LEADER
 from tests.support.batches import build
 from tests.support.replicas import Replicas
-from tests.unit.replica.test_damage_repair import T0, flip, image, place
+from tests.unit.replica.test_damage_repair import T0, Died, flip, image, place
 
 NOW_MS = 1_600_000_000_000
 PRODUCER = 7
@@ -187,3 +188,114 @@ def test_a_deleted_key_does_not_come_back_from_a_peer_that_is_not_cleaned_yet() 
     at.pass_time(3_000)
     assert latest(at, 2) == before
     assert set(at.partition(1).isr) == {1, 2, 3}
+
+
+# ---- missing at the log's start ----------------------------------------------------------------------------
+
+SMALL = {"segment.bytes": 1000, "segment.index.bytes": 4096, "max.message.bytes": 900}
+
+
+def lose_first(at: Replicas, broker: int, count: int = 1) -> int:
+    """Remove the files of a killed broker's first segments, and start it; what its log begins with then."""
+    segments = log_of(at, broker).local.segments
+    at.cluster.kill(broker)
+    storage = at.cluster.brokers[broker].storage
+    for segment in segments[:count]:
+        directory, _, name = segment.region.path.rpartition("/")
+        for each in storage.list_directory(directory):
+            if each.startswith(name.removesuffix(".log")):
+                storage.remove(f"{directory}/{each}")
+        storage.sync_directory(directory)
+    at.cluster.start(broker)
+    at.tell(at.controller.decide(T0))
+    return segments[count].base_offset
+
+
+def follower_filled() -> Replicas:
+    at = Replicas(settings=SMALL)
+    for number in range(30):
+        put(at, build([b"%03d" % number * 50], now_ms=NOW_MS))
+    return at
+
+
+@pytest.mark.parametrize("broker", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_log_without_its_first_segments_takes_them_from_a_peer(broker: int, count: int) -> None:
+    at = follower_filled()
+    whole = image(at, broker)
+    stop = lose_first(at, broker, count)
+    assert [(each.first_offset, each.stop_offset) for each in log_of(at, broker).damages] == [(0, stop)]
+    assert log_of(at, broker).log_start_offset == 0
+    at.pass_time(3_000)
+    assert image(at, broker) == whole
+    assert sound(at, broker)
+    assert set(at.partition(1).isr) == {1, 2, 3}
+    at.cluster.kill(broker)
+    at.cluster.start(broker)
+    at.tell(at.controller.decide(T0))
+    at.settle()
+    assert image(at, broker) == whole
+    assert not log_of(at, broker).damages
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("step", range(0, 24, 2))
+def test_a_crash_while_a_logs_first_segments_are_put_back(step: int, power: bool) -> None:
+    at = follower_filled()
+    log_of(at, 2).flush()
+    whole = image(at, 2)
+    lose_first(at, 2, 2)
+    left = [step]
+
+    def fault(operation: str, path: str) -> None:
+        if ".cleaned" in path or ".swap" in path or left[0] < step:
+            left[0] -= 1
+        if left[0] < 0:
+            raise Died(operation, path)
+
+    at.cluster.set_disk_fault(2, fault)
+    with suppress(Died):
+        at.pass_time(1_000)
+    at.cluster.set_disk_fault(2, None)
+    (at.cluster.power_cut if power else at.cluster.kill)(2)
+    at.cluster.start(2)
+    at.tell(at.controller.decide(T0))
+    at.pass_time(10_000)
+    assert image(at, 2) == whole
+    assert set(at.partition(1).isr) == {1, 2, 3}
+
+
+def test_a_missing_start_whose_log_begins_inside_of_a_batch() -> None:
+    at = Replicas(settings=SMALL)
+    for _ in range(4):
+        put(at, build([b"%03d" % number * 50 for number in range(5)], now_ms=NOW_MS))
+    at.pass_time(100)
+    log_of(at, 1).maybe_increment_log_start_offset(3)
+    put(at, build([b"last"], now_ms=NOW_MS))
+    at.settle()
+    whole = image(at, 2)
+    assert log_of(at, 2).log_start_offset == 3
+    assert lose_first(at, 2) == 5
+    at.pass_time(3_000)
+    assert image(at, 2) == whole
+    assert log_of(at, 2).log_start_offset == 3
+    assert sound(at, 2)
+
+
+def test_what_was_aborted_in_a_missing_start_stays_hidden() -> None:
+    at = Replicas()
+    put(at, build([b"plain"], now_ms=NOW_MS))
+    in_transaction(at, 0)
+    in_transaction(at, 1)
+    end_transaction(at, commit=False)
+    in_transaction(at, 2)
+    end_transaction(at, commit=True)
+    roll(at)
+    put(at, build([b"last"], now_ms=NOW_MS))
+    at.settle()
+    whole, seen = image(at, 2), committed(at, 2)
+    lose_first(at, 2)
+    at.pass_time(3_000)
+    assert image(at, 2) == whole
+    assert committed(at, 2) == seen
+    assert [value for _, value in seen] == [b"plain", b"2", b"last"]
