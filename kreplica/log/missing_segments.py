@@ -4,6 +4,12 @@ A log's segments follow one another: kreplica's cleaner leaves no gap between th
 that Kafka wrote a gap is damage only if nothing tells of compaction: neither the reader's cleanup.policy, nor
 the directory's cleaner-offset-checkpoint, nor a batch that lacks offsets inside of a segment.
 
+First segments that are gone show by where the log is known to start: the state file, Kafka's
+log-start-offset-checkpoint unless its node runs or, in a directory that was closed in order, the first entry
+of leader-epoch-checkpoint. A reader compares at the start of its way, a writer when it opens the log.
+Retention and DeleteRecords have moved the start on the disk before a segment goes, so a crash in the middle
+of them is no loss. Spark's JVM reader goes by the same rules.
+
 No cost where nothing is missing: a reader asks once a segment, with the offset it has come to.
 """
 

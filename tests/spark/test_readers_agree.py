@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import struct
@@ -13,7 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import kreplica
-from kreplica.common.types import AppendOrigin
+from kreplica.common.types import AppendOrigin, TopicPartition
+from kreplica.log.checkpoint import OffsetCheckpointFile
+from kreplica.log.file_names import STATE_FILE
 from kreplica.log.log_loader import OpenOptions
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
 from kreplica.runtime.storage import FileStorage
@@ -322,3 +325,86 @@ def test_several_directories_of_one_partition(
     frame = spark.read.format("kreplica").options(**reader)
     paths: Any = [str(tmp_path / name) for name in ("a", "b", "c")]
     assert offsets(frame.load(paths)) == list(range(5))
+
+
+# ---- what is missing of a log that Kafka wrote -----------------------------------------------------------
+
+
+def written_by_kafka(path: Path) -> list[Path]:
+    """The segments of a log with a record at each offset below 60, in which nothing of kreplica's lies."""
+    with kreplica.Log.open(path, segment_bytes=4000) as log:
+        for number in range(60):
+            log.append([b"%03d" % number * 100])
+    (path / STATE_FILE).unlink()
+    segments = sorted(path.glob("*.log"))
+    assert len(segments) > 4
+    return segments
+
+
+def lose_end(segments: list[Path]) -> tuple[int, int]:
+    """A closed segment ends with its first batch."""
+    os.truncate(segments[2], 12 + int.from_bytes(segments[2].read_bytes()[8:12], "big"))
+    return int(segments[2].stem) + 1, int(segments[3].stem)
+
+
+def lose_middle(segments: list[Path]) -> tuple[int, int]:
+    for each in segments[2].parent.glob(segments[2].stem + ".*"):
+        each.unlink()
+    return int(segments[2].stem), int(segments[3].stem)
+
+
+def lose_first(segments: list[Path]) -> tuple[int, int]:
+    for each in segments[0].parent.glob(segments[0].stem + ".*"):
+        each.unlink()
+    return 0, int(segments[1].stem)
+
+
+@pytest.mark.parametrize("loss", [lose_end, lose_middle, lose_first])
+@pytest.mark.parametrize("adopted", [False, True])
+def test_what_is_missing_of_a_log_of_kafkas_is_an_error(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path, loss: Any, adopted: bool
+) -> None:
+    segments = written_by_kafka(tmp_path / "t-0")
+    if adopted:
+        with kreplica.Log.open(tmp_path / "t-0", segment_bytes=4000):
+            pass
+    assert len(offsets(read(spark, tmp_path, reader))) == 60
+    first, stop = loss(segments)
+    with pytest.raises(PySparkException, match=f"{first} to {stop - 1}"):
+        offsets(read(spark, tmp_path, reader))
+    with pytest.raises(PySparkException, match=f"{first} to {stop - 1}"):
+        read(spark, tmp_path, reader).count()
+    skipping = read(spark, tmp_path, reader, skipDamaged="true")
+    assert offsets(skipping) == [*range(first), *range(stop, 60)]
+
+
+@pytest.mark.parametrize("told_by", ["checkpoint", "batches"])
+def test_gaps_that_compaction_explains_are_none(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path, told_by: str
+) -> None:
+    segments = written_by_kafka(tmp_path / "t-0")
+    first, stop = lose_end(segments)
+    expected = [*range(first), *range(stop, 60)]
+    if told_by == "checkpoint":
+        checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "cleaner-offset-checkpoint"))
+        checkpoint.write({TopicPartition("t", 0): 30})
+    else:
+        whole = segments[1].read_bytes()
+        size = 12 + int.from_bytes(whole[8:12], "big")
+        segments[1].write_bytes(whole[:size] + whole[2 * size :])
+        expected.remove(int(segments[1].stem) + 1)
+    assert offsets(read(spark, tmp_path, reader)) == expected
+    assert read(spark, tmp_path, reader).count() == len(expected)
+
+
+def test_a_log_start_that_a_checkpoint_knows_of(
+    spark: SparkSession, reader: dict[str, str], tmp_path: Path
+) -> None:
+    segments = written_by_kafka(tmp_path / "t-0")
+    (tmp_path / "t-0" / "leader-epoch-checkpoint").unlink()
+    _, stop = lose_first(segments)
+    assert offsets(read(spark, tmp_path, reader)) == list(range(stop, 60))  # nothing tells
+    checkpoint = OffsetCheckpointFile(FileStorage(), str(tmp_path / "log-start-offset-checkpoint"))
+    checkpoint.write({TopicPartition("t", 0): 3})
+    with pytest.raises(PySparkException, match=f"3 to {stop - 1}"):
+        offsets(read(spark, tmp_path, reader))

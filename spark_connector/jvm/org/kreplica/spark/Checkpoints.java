@@ -16,8 +16,21 @@ final class Checkpoints {
         return read(parent, "recovery-point-offset-checkpoint", at);
     }
 
+    /** Where a log begins; -1 where that is not noted. */
     static long logStartOffset(String parent, TopicPartition at) throws IOException {
-        return read(parent, "log-start-offset-checkpoint", at);
+        return find(parent, "log-start-offset-checkpoint", at);
+    }
+
+    /** Whether a cleaner has been there. */
+    static boolean wasCleaned(String parent, TopicPartition at) throws IOException {
+        return find(parent, "cleaner-offset-checkpoint", at) >= 0;
+    }
+
+    /** The offset at which the first leader epoch of the log in `directory` begins; -1 where that is not noted. */
+    static long firstEpochStart(String directory) throws IOException {
+        String[] lines = lines(directory, "leader-epoch-checkpoint");
+        String[] row = lines.length > 2 ? lines[2].trim().split(" ") : lines;
+        return row.length == 2 ? number(row[1], directory + "/leader-epoch-checkpoint: " + lines[2]) : -1;
     }
 
     /** Below it all is committed. */
@@ -26,26 +39,40 @@ final class Checkpoints {
     }
 
     private static long read(String parent, String name, TopicPartition at) throws IOException {
-        byte[] bytes;
-        try {
-            bytes = Files.readAllBytes(Paths.get(parent, new String[] {name}));
-        } catch (NoSuchFileException error) {
-            return 0;
-        }
-        String[] lines = new String(bytes, StandardCharsets.UTF_8).split("\n");
-        if (!lines[0].trim().equals("0")) {
-            throw new ReadException(parent + "/" + name + ": version " + lines[0]);
-        }
+        return Math.max(0, find(parent, name, at));
+    }
+
+    private static long find(String parent, String name, TopicPartition at) throws IOException {
+        String[] lines = lines(parent, name);
         for (int i = 2; i < lines.length; i++) {
             String[] row = lines[i].trim().split(" ");
             if (row.length == 3 && row[0].equals(at.topic) && row[1].equals(String.valueOf(at.partition))) {
-                try {
-                    return Long.parseLong(row[2]);
-                } catch (NumberFormatException error) {
-                    throw new ReadException(parent + "/" + name + ": line " + (i + 1) + ": " + lines[i], error);
-                }
+                return number(row[2], parent + "/" + name + ": line " + (i + 1) + ": " + lines[i]);
             }
         }
-        return 0;
+        return -1;
+    }
+
+    private static long number(String text, String where) {
+        try {
+            return Long.parseLong(text);
+        } catch (NumberFormatException error) {
+            throw new ReadException(where, error);
+        }
+    }
+
+    /** The file's lines: its version, the number of rows, and these; no line where there is no file. */
+    private static String[] lines(String directory, String name) throws IOException {
+        byte[] bytes;
+        try {
+            bytes = Files.readAllBytes(Paths.get(directory, new String[] {name}));
+        } catch (NoSuchFileException error) {
+            return new String[0];
+        }
+        String[] lines = new String(bytes, StandardCharsets.UTF_8).split("\n");
+        if (!lines[0].trim().equals("0")) {
+            throw new ReadException(directory + "/" + name + ": version " + lines[0]);
+        }
+        return lines;
     }
 }

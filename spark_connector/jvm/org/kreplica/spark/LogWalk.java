@@ -41,7 +41,7 @@ final class LogWalk {
         number = log.segmentOf(start);
         Segment segment = log.segments[number];
         nextOffset = segment.baseOffset;
-        if (number == 0 && log.lacksStart()) {
+        if (number == 0 && log.lacksStart) {
             note(new LostRange(log.logStartOffset, nextOffset, segment.path, 0, 0,
                 "the segments before it are missing"));
         }

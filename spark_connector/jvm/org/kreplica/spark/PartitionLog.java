@@ -26,6 +26,8 @@ final class PartitionLog {
     private static final int HELD = 256;
     /** As kreplica.log.careful_append has it: behind more than that a follower begins a segment elsewhere. */
     private static final long LARGEST_GAP = 1L << 30;
+    /** Kafka's marker of a clean shutdown. */
+    private static final String CLOSED = ".kafka_cleanshutdown";
 
     final TopicPartition at;
     final String directory;
@@ -33,8 +35,12 @@ final class PartitionLog {
     /** Null for a log of Kafka's. */
     final LogStanding standing;
     final long logStartOffset;
+    /** Whether the segments at the log's start are gone, though no retention took them: it moves the start first. */
+    final boolean lacksStart;
     /** Segments below this offset are held. */
     private final long stop;
+    /** Whether gaps between segments are what a cleaner leaves; null before that was looked at. */
+    private Boolean isCompacted;
 
     private PartitionLog(TopicPartition at, String directory, LogStanding standing, Segment[] segments, long stop)
         throws IOException {
@@ -43,9 +49,24 @@ final class PartitionLog {
         this.standing = standing;
         this.segments = segments;
         this.stop = stop;
-        long noted = standing == null
-            ? Checkpoints.logStartOffset(new File(directory).getParent(), at) : standing.logStartOffset;
-        logStartOffset = lacksStart() ? noted : Math.max(noted, segments[0].baseOffset);
+        long begin = segments[0].baseOffset;
+        long noted = standing == null ? notedStart(at, directory, begin) : standing.logStartOffset;
+        lacksStart = noted < begin && (standing == null || begin - noted <= LARGEST_GAP);
+        logStartOffset = lacksStart ? noted : Math.max(noted, begin);
+    }
+
+    /** Where a log of Kafka's begins, of which the first segment is at `begin`. As kreplica.log.log_loader has it. */
+    private static long notedStart(TopicPartition at, String directory, long begin) throws IOException {
+        String parent = new File(directory).getParent();
+        long noted = Checkpoints.logStartOffset(parent, at);
+        if (isTaken(parent)) {
+            // Kafka deletes segments first, and notes later where the log begins.
+            return Math.max(noted, begin);
+        }
+        if (noted < 0 && (!new File(parent, "meta.properties").exists() || new File(parent, CLOSED).exists())) {
+            noted = Checkpoints.firstEpochStart(directory);
+        }
+        return noted < 0 ? begin : noted;
     }
 
     /** The log as it stands now. Raises NotForThisReader, ReadException where there is none. */
@@ -89,15 +110,15 @@ final class PartitionLog {
         boolean isOpen = false;
         try {
             int known = standing == null || standing.segments == 0 ? log.segments.length : standing.segments;
-            // Where there are no gaps, the walk finds the place of one that is missing.
-            if (log.segments.length > known || log.segments.length < known && standing.hasGaps) {
+            // The walk finds the place of one that is missing.
+            if (log.segments.length > known) {
                 throw new NotForThisReader(directory + ": " + log.segments.length + " segments, where "
                     + known + " were closed");
             }
             log.hold(log.segmentOf(start));
             LogStanding now = standing == null ? null : LogStanding.read(directory);
             boolean same = standing == null || now != null && now.cuts == standing.cuts
-                && (now.logStartOffset == standing.logStartOffset || !log.lacksStart());
+                && (now.logStartOffset == standing.logStartOffset || !log.lacksStart);
             // A file that was renamed while the directory was listed may be missing under both of its names.
             if (!same || !bases(directory, names(directory), standing).equals(bases)) {
                 throw replaced(directory);
@@ -229,15 +250,49 @@ final class PartitionLog {
     /**
      * Whether the offsets from `end`, where a segment ends, to `following`, where the next one begins, are lost. In a
      * log that kreplica alone wrote segments follow each other, compacted or not, but for what a follower's leader
-     * left out. In one of Kafka's compaction may have taken them.
+     * left out. In one of Kafka's compaction may have taken them, where anything tells of it.
      */
-    boolean isLost(long end, long following) {
-        return standing != null && !standing.hasGaps && end < following && following - end <= LARGEST_GAP;
+    boolean isLost(long end, long following) throws IOException {
+        boolean isGap = end < following && following - end <= LARGEST_GAP && following > logStartOffset;
+        return isGap && (standing != null && !standing.hasGaps || !wasCompacted());
     }
 
-    /** Whether the segments at the log's start are gone, though no retention took them: it moves the start first. */
-    boolean lacksStart() {
-        long begin = segments[0].baseOffset;
-        return standing != null && standing.logStartOffset < begin && begin - standing.logStartOffset <= LARGEST_GAP;
+    /** As kreplica.log.missing_segments has it: by the cleaner's checkpoint, or offsets missing inside of a segment. */
+    private boolean wasCompacted() throws IOException {
+        if (isCompacted == null) {
+            boolean found = Checkpoints.wasCleaned(new File(directory).getParent(), at);
+            for (int i = 0; !found && i < segments.length; i++) {
+                found = lacksOffsets(segments[i]);
+            }
+            isCompacted = Boolean.valueOf(found);
+        }
+        return isCompacted.booleanValue();
+    }
+
+    /** Whether offsets are missing in a batch or between two; producers leave none out. */
+    private boolean lacksOffsets(Segment segment) throws IOException {
+        SegmentWindow window = new SegmentWindow();
+        try {
+            // Of its own: what the walk holds stays open.
+            window.open(new Segment(directory, segment.baseOffset, segment.size));
+            return lacksOffsets(window, segment.size);
+        } catch (NoSuchFileException error) {
+            return false;
+        } finally {
+            window.close();
+        }
+    }
+
+    private static boolean lacksOffsets(SegmentWindow window, int size) throws IOException {
+        BatchHeader header = new BatchHeader();
+        long expected = -1;
+        for (int at = 0; header.read(window, at, size - at) == null; at += header.size) {
+            if (header.recordCount <= header.lastOffset - header.baseOffset
+                || expected >= 0 && header.baseOffset > expected) {
+                return true;
+            }
+            expected = header.lastOffset + 1;
+        }
+        return false;
     }
 }
