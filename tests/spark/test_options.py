@@ -121,7 +121,7 @@ OF_A_CLUSTER = [
     ("kafka.group.id", "mine", "not supported: no consumer group is joined"),
     ("kafkaConsumer.pollTimeoutMs", "60000", "not supported: no consumer of Kafka's is used"),
     ("fetchOffset.numRetries", "2", "not supported: no consumer of Kafka's is used"),
-    ("kafka.max.request.size", "1", "not supported: it would set nothing"),
+    ("kafka.max.request.size", "1", "not supported: it has no effect"),
     ("skipDamaged", "true", "has no effect in a .*, only in reads of log directories. Remove it"),
     ("includeheader", "true", "format kreplica has no such option"),
 ]
