@@ -45,7 +45,7 @@ keeps the limit of earlier versions of Kafka. `log.retention.ms` cannot be 0.
 NODES = """
 ## Nodes
 
-Nearly all defaults are Kafka's. Other defaults of `kreplica serve` or of a `Cluster` follow after a semicolon.
+Nearly all defaults are Kafka's. Other defaults of `kreplica serve` or of a `Cluster` stand after a semicolon.
 AlterConfigs can change *live* settings, for one broker or for all; the others take effect when a node starts.
 
 These combinations are refused:
