@@ -97,8 +97,10 @@ class Broker:
         self._disk_watch = DiskWatch(
             self.log_manager, new_loop("disk-watch"), self.replica_manager.handle_log_directory_failure
         )
+        apis = KafkaApis(self.replica_manager, metadata_cache)
+        self.handle_produce = apis.handle_produce
         self.handlers: dict[type[Any], Callable[[Any], Future[Any]]] = {
-            **KafkaApis(self.replica_manager, metadata_cache).handlers,
+            **apis.handlers,
             **ReplicaApis(self.replica_manager).handlers,
             **TransactionMarkerApis(self.replica_manager, clock).handlers,
         }

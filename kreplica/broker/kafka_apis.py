@@ -44,6 +44,7 @@ from kio.schema.produce.v11.response import (
 from kio.serial.readers import tz_aware_from_i64
 from kio.static.primitive import i64
 
+from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.common.errors import InvalidRequest, InvalidTxnState, KreplicaError, UnknownTopicId
 from kreplica.common.future import Future, MadeFuture, resolved
 from kreplica.common.types import TopicPartition, Uuid
@@ -94,7 +95,9 @@ class KafkaApis:
 
     # ---- Produce ------------------------------------------------------------------------------------------
 
-    def handle_produce(self, request: ProduceRequest) -> Future[ProduceResponse | None]:
+    def handle_produce(
+        self, request: ProduceRequest, context: RequestContext = IN_PROCESS
+    ) -> Future[ProduceResponse | None]:
         """Produce (0): append each partition's batch. With acks=0 there is no answer: None.
 
         Where that would have been an error the future fails with it, so that the connection is closed: no
@@ -120,6 +123,7 @@ class KafkaApis:
             required_acks=request.acks,
             timeout_ms=min(request.timeout // MILLISECOND, LONGEST_WAIT_MS),
             future=MadeFuture(partial(_produce_answered, request.acks, refused)),
+            connection=context.connection,
         )
 
     # ---- Fetch --------------------------------------------------------------------------------------------

@@ -467,6 +467,8 @@ class Node:
             return self._raft.handle_inbound(request)
         if kind in DATA_REQUESTS and self._knows_cluster and self.broker is not None:
             # Of what is asked for each record nothing else has a part.
+            if kind is ProduceRequest:
+                return self.broker.handle_produce(request, context)
             return self.broker.handlers[kind](request)
         if self._controller_apis is not None and self._controller_apis.takes(request):
             return self._controller_apis.handle(request)

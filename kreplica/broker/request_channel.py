@@ -114,22 +114,30 @@ class RequestChannel:
         self.serve(frame, client_host, partial(_resolve, answer))
         return answer
 
-    def serve(self, frame: memoryview, client_host: str, answered: Answered) -> Future[Any] | None:
+    def serve(
+        self, frame: memoryview, client_host: str, answered: Answered, connection: object = None
+    ) -> Future[Any] | None:
         """Let `answered` have the answer to one frame, which is given without its size.
 
-        `client_host`: the client's address, after a slash. The error is InvalidRequest, UnsupportedVersion,
+        `client_host`: the client's address, after a slash; `connection`: see RequestContext. The error is
+        InvalidRequest, UnsupportedVersion,
         or the handler's; never raises. No future is made for it, which counts with small requests. Returns
         what is under way, to be cancelled when the client is gone; None where nothing is.
         """
         try:
-            return self._serve(MessageReader(frame), frame, client_host, answered)
+            return self._serve(MessageReader(frame), frame, client_host, answered, connection)
         except Exception as error:
             # A handler's own failure is its client's too: whoever holds the connection tells of it.
             answered(None, error)
             return None
 
     def _serve(
-        self, reader: MessageReader, frame: memoryview, client_host: str, answered: Answered
+        self,
+        reader: MessageReader,
+        frame: memoryview,
+        client_host: str,
+        answered: Answered,
+        connection: object,
     ) -> Future[Any] | None:
         api_key, version, correlation_id = reader.int16(), reader.int16(), reader.int32()
         known = self._ranges.get(api_key)
@@ -153,14 +161,20 @@ class RequestChannel:
             opened.add_done_callback(partial(self._answer, header, None, answered))
             return opened
         if api_key not in FORWARDED or self._forwarding is None or self._forwarding.is_here:
-            return self._answer_by_handler(header, request, known.handled, client_host, answered)
+            return self._answer_by_handler(header, request, known.handled, client_host, answered, connection)
         handle = partial(self._answer_by_handler, header, request, known.handled, client_host, answered)
         done = self._forwarding.forward(frame, client_host)
         done.add_done_callback(partial(_pass_back, answered, handle))
         return done
 
     def _answer_by_handler(
-        self, header: RequestHeader, request: Any, handled: int, client_host: str, answered: Answered
+        self,
+        header: RequestHeader,
+        request: Any,
+        handled: int,
+        client_host: str,
+        answered: Answered,
+        connection: object = None,
     ) -> Future[Any]:
         remembered = None
         if request.__version__ != handled:
@@ -170,7 +184,7 @@ class RequestChannel:
             raise InvalidRequest(
                 f"{type(request).__name__} of a replica, on a listener that is for clients alone"
             )
-        context = RequestContext(header.api_version, header.client_id or "", client_host)
+        context = RequestContext(header.api_version, header.client_id or "", client_host, connection)
         made = self._handle(request, context)
         made.add_done_callback(partial(self._answer, header, remembered, answered))
         return made

@@ -8,11 +8,16 @@ NEWEST_VERSION = (1 << 15) - 1
 
 
 class RequestContext(NamedTuple):
-    """`client_host`: its address after a slash, as Kafka shows it; "" for who asks from this process."""
+    """`client_host`: its address after a slash, as Kafka shows it; "" for who asks from this process.
+
+    `connection`: any object that stands for the connection, whose requests stay in their order; None where
+    it is not known.
+    """
 
     api_version: int
     client_id: str
     client_host: str
+    connection: object = None
 
 
 IN_PROCESS = RequestContext(NEWEST_VERSION, "consumer", "")

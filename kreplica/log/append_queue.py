@@ -5,11 +5,13 @@
                   └─────────────────┘ those behind it come back, too
 
 A batch whose records take long to decompress and check is checked aside, by a thread that holds up neither
-the loop nor the disk; appends to the same log wait for it, and others do not.
+the loop nor the disk. It is set aside meanwhile, with what must not overtake it: later appends of the same
+connection, of the same producer id, and those that come from no connection. All others pass. What depends on
+the log's end, offsets and sequence numbers, is decided when its turn comes again.
 
 An append that needs a decision (a roll, a transaction, a new leader epoch) is made by its owner in the
-loop, once nothing of the log is under way, and before any that came after it. So appends never overtake
-each other.
+loop, once nothing of the log is under way, and before any that came after it. So appends of one connection
+or producer never overtake each other.
 
 Any other change of the log's end or its segments is made under `UnifiedLog.lock`, which here is a SettledLock
 (_core/log_lock.pxd): no append is under way then, and what they leave to be noted (producers' states) is
@@ -39,7 +41,16 @@ if TYPE_CHECKING:
 
 
 class QueuedAppend(Protocol):
-    """An append on its way."""
+    """An append on its way.
+
+    `connection`: where it came from; None keeps it in order with all others. `producer_id`: -1 for none.
+    """
+
+    @property
+    def connection(self) -> object: ...
+
+    @property
+    def producer_id(self) -> int: ...
 
     def make_job(self, queue: AppendQueue) -> DiskJob | None:
         """What the disk thread is to do; None where it takes a decision. Under the log's lock."""
@@ -86,13 +97,16 @@ class AppendQueue:
     """See the module."""
 
     __slots__ = (
+        "_connections_set_aside",
         "_disk",
         "_in_flight",
         "_is_going_on",
         "_is_publishing",
         "_lane",
         "_log",
+        "_producers_set_aside",
         "_returned",
+        "_set_aside",
         "_waiting",
         "end",
         "producers",
@@ -107,6 +121,11 @@ class AppendQueue:
         # Came back undone, in their order; before those that wait.
         self._returned: list[_Entry] = []
         self._waiting: deque[_Entry] = deque()
+        # In check, or to follow one that is; in their order, and before those that wait. With the
+        # connections and producer ids that they are of.
+        self._set_aside: list[_Entry] = []
+        self._connections_set_aside: set[object] = set()
+        self._producers_set_aside: set[int] = set()
         self._is_going_on = False
         self._is_publishing = False
         # Where the log will end when all that is under way is done; None where that cannot be told. And the
@@ -123,7 +142,7 @@ class AppendQueue:
     @property
     def is_idle(self) -> bool:
         """Whether no append is under way, or waits."""
-        return not self._in_flight and not self._waiting and not self._returned
+        return not (self._in_flight or self._waiting or self._returned or self._set_aside)
 
     @property
     def is_under_way(self) -> bool:
@@ -142,6 +161,7 @@ class AppendQueue:
 
     def give_up(self, error: KreplicaError) -> None:
         """The log is offline, and what is under way may never end: tell all who wait."""
+        self._take_back()
         left = [*self._in_flight, *self._returned, *self._waiting]
         self._returned.clear()
         self._waiting.clear()
@@ -164,6 +184,8 @@ class AppendQueue:
                 # Those behind it are not all back.
                 return
             self._disk.free(self._lane)
+            # Those set aside may have to follow one that came back.
+            self._take_back()
             self._waiting.extendleft(reversed(self._returned))
             self._returned.clear()
         self._is_going_on = True
@@ -174,10 +196,11 @@ class AppendQueue:
             self._is_going_on = False
 
     def _take_next(self) -> bool:
-        """Begin the next append; False where it has to wait for those under way."""
+        """Begin the next append, or set it aside; False where it has to wait for those under way."""
         entry = self._waiting[0]
-        if entry.is_in_check:
-            return False
+        if entry.is_in_check or (self._set_aside and self._must_follow(entry.append)):
+            self._put_aside()
+            return True
         with self._log.offsets_lock:
             if not self._in_flight:
                 self.end = self._log.state.log_end_offset
@@ -193,15 +216,40 @@ class AppendQueue:
         if check is not None:
             entry.is_in_check = True
             self._disk.aside(check, partial(self._checked, entry))
-            return False
+            self._put_aside()
+            return True
         if self._in_flight:
             return False
         self._waiting.popleft()
         entry.append.make_carefully()
         return True
 
+    def _must_follow(self, append: QueuedAppend) -> bool:
+        """Whether one that is set aside has to be made before it."""
+        connections = self._connections_set_aside
+        return (
+            append.connection is None
+            or None in connections
+            or append.connection in connections
+            or (append.producer_id >= 0 and append.producer_id in self._producers_set_aside)
+        )
+
+    def _put_aside(self) -> None:
+        entry = self._waiting.popleft()
+        self._set_aside.append(entry)
+        self._connections_set_aside.add(entry.append.connection)
+        self._producers_set_aside.add(entry.append.producer_id)
+
+    def _take_back(self) -> None:
+        """Let those set aside wait for their turn, before all that came later."""
+        self._waiting.extendleft(reversed(self._set_aside))
+        self._set_aside.clear()
+        self._connections_set_aside.clear()
+        self._producers_set_aside.clear()
+
     def _checked(self, entry: _Entry) -> None:
         entry.is_in_check = False
+        self._take_back()
         if not self._is_going_on:
             self._go_on()
 

@@ -27,12 +27,17 @@ if TYPE_CHECKING:
     from kreplica.log.unified_log import UnifiedLog
 
 
+# Where a batch's header has the producer id: see docs/FORMATS.md.
+PRODUCER_ID_BYTES = 8
+PRODUCER_ID = slice(43, 43 + PRODUCER_ID_BYTES)
+
+
 class LeaderAppend:
     """A producer's batch for a log that is led in `leader_epoch`.
 
     `may_be_made()`: whether the log's owner would still make it, asked when its turn comes. `appended(info)`
     is called once it is in the log, or with the error for which nobody waits for that any more; `declined()`
-    where the caller has to append it, or to refuse it.
+    where the caller has to append it, or to refuse it. `connection`: see QueuedAppend.
     """
 
     __slots__ = (
@@ -47,6 +52,7 @@ class LeaderAppend:
         "_producer",
         "_records",
         "check",
+        "connection",
     )
 
     def __init__(
@@ -58,6 +64,7 @@ class LeaderAppend:
         appended: Callable[[LogAppendInfo | KreplicaError], None],
         declined: Callable[[], None],
         may_be_made: Callable[[], bool] = lambda: True,
+        connection: object = None,
     ) -> None:
         self._log = log
         self._records = records
@@ -71,6 +78,14 @@ class LeaderAppend:
         # Set where the records are to be checked aside; then what came of it.
         self.check: Callable[[], None] | None = None
         self._checked: list[ValidBatch] | KreplicaError | None = None
+        self.connection = connection
+
+    @property
+    def producer_id(self) -> int:
+        """The first batch's, as its header says before it is checked; -1 where it is too short to have
+        one."""
+        field = memoryview(self._records).cast("B")[PRODUCER_ID]
+        return int.from_bytes(field, "big", signed=True) if len(field) == PRODUCER_ID_BYTES else -1
 
     def _check(self) -> None:
         # Any thread: it reads the records and the validator, which nobody changes.
@@ -101,6 +116,11 @@ class LeaderAppend:
             except DecompressionTooLarge:
                 pass
             self.check = self._check
+            return None
+        if self._checked[0].append_time >= 0:
+            # Others have been appended since the check.
+            now_ms = self._log.time_ms()
+            self._checked = [each._replace(append_time=now_ms) for each in self._checked]
         return self._checked
 
     def make_job(self, queue: AppendQueue) -> AppendJob | None:
@@ -177,8 +197,9 @@ class LeaderAppend:
         if isinstance(self._checked, KreplicaError):
             self._appended(self._checked)
             return
-        if self._checked is not None:
-            self._log.validator.expect(self._records, self._checked)
+        found = None if self._checked is None else self._valid()
+        if found is not None:
+            self._log.validator.expect(self._records, found)
         self._declined()
 
 
@@ -191,6 +212,8 @@ class FollowerAppend:
     """
 
     check = None  # the leader has checked it
+    connection = None  # in order with all others
+    producer_id = -1
 
     __slots__ = ("_appended", "_declined", "_info", "_job", "_leader_epoch", "_log", "_rest", "_with_care")
 

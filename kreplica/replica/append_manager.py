@@ -187,11 +187,14 @@ class AppendManager:
         internal_topics_allowed: bool = False,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         future: Future[Any] | None = None,
+        connection: object = None,
     ) -> Future[Any]:
         """Append one batch to each partition; the future gets each one's answer, errors included, as a dict.
 
         With acks=all it is done when every partition is, or after `timeout_ms`; with acks=1 or 0 at once. A
         request whose partitions all failed does not wait. `future`: the one to resolve, a new one for None.
+        `connection`: where the request came from, whose appends to a partition stay in their order; None for
+        one that stays in order with all others.
         """
         if self._disk_loop is not None:
             queued = QueuedProduce(
@@ -203,6 +206,7 @@ class AppendManager:
                 origin,
                 internal_topics_allowed=internal_topics_allowed,
                 future=future,
+                connection=connection,
             )
             self._submit(queued, self._disk_loop)
             return queued.future

@@ -217,12 +217,16 @@ class Partition(PartitionStanding):
         required_acks: int,
         leader_epoch: int | None,
         appended: partition_append.Appended,
+        connection: object = None,
     ) -> None:
         """The same by the log's queue: `appended(info or error, change)` is called in the node's loop.
+        `connection`: where it came from; see AppendQueue for what may overtake it.
 
         Raises what can be told at once: NotLeaderOrFollower, FencedLeaderEpoch, NotEnoughReplicas.
         """
-        partition_append.submit_to_leader(self, records, origin, required_acks, leader_epoch, appended)
+        partition_append.submit_to_leader(
+            self, records, origin, required_acks, leader_epoch, appended, connection
+        )
 
     def require_epoch(self, leader_epoch: int | None) -> None:
         """Raise FencedLeaderEpoch where it leads in another epoch; None: any will do."""

@@ -71,6 +71,7 @@ def submit_to_leader(
     required_acks: int,
     leader_epoch: int | None,
     appended: Appended,
+    connection: object,
 ) -> None:
     """As Partition.submit_to_leader."""
     with partition.leader_isr_update_lock:
@@ -106,7 +107,9 @@ def submit_to_leader(
         # One that has waited may come to its turn when another broker leads, or too few are in sync.
         return partition.term is term and not (required_acks == ACKS_ALL and partition.is_under_min_isr)
 
-    log.queue.submit(LeaderAppend(log, records, term.leader_epoch, origin, made, declined, may_be_made))
+    log.queue.submit(
+        LeaderAppend(log, records, term.leader_epoch, origin, made, declined, may_be_made, connection)
+    )
 
 
 def _bare(error: KreplicaError) -> KreplicaError:

@@ -52,7 +52,7 @@ class QueuedProduce:
     """One request: a batch for each partition of `entries`.
 
     `future`: of its partitions' answers, errors included; given, or a new one. `leader_epoch`: the one in
-    which this broker is to lead, None for any.
+    which this broker is to lead, None for any. `connection`: where the request came from; see AppendQueue.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class QueuedProduce:
         internal_topics_allowed: bool,
         leader_epoch: int | None = None,
         future: Future[Any] | None = None,
+        connection: object = None,
     ) -> None:
         self.future: Future[Any] = Future() if future is None else future
         self._policy = policy
@@ -76,6 +77,7 @@ class QueuedProduce:
         self._origin = origin
         self._internal_topics_allowed = internal_topics_allowed
         self._leader_epoch = leader_epoch
+        self._connection = connection
         self._entries = iter(entries.items())
         # How many partitions were not submitted yet.
         self.remaining = len(entries)
@@ -97,7 +99,12 @@ class QueuedProduce:
                 self._left += 1
                 try:
                     partition.submit_to_leader(
-                        records, self._origin, self._required_acks, self._leader_epoch, made
+                        records,
+                        self._origin,
+                        self._required_acks,
+                        self._leader_epoch,
+                        made,
+                        self._connection,
                     )
                 except BaseException:
                     self._left -= 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -110,20 +111,21 @@ class LocalListener:
         if self._held is not None:
             self._held.close()
 
-    def _receive(self, frame: memoryview, client_host: str, answered: Answered) -> Future[Any]:
+    def _receive(
+        self, frame: memoryview, client_host: str, answered: Answered, connection: object
+    ) -> Future[Any]:
         assert self._channel is not None
         loop = self._produce_loop if bytes(frame[:2]) == PRODUCE_KEY else self._loop
         assert loop is not None
         waiting: Future[Any] = Future()
-        loop.post(partial(_serve, self._channel, frame, client_host, answered, waiting))
+        serve = partial(self._channel.serve, frame, client_host, answered, connection)
+        loop.post(partial(_serve, serve, waiting))
         return waiting
 
 
-def _serve(
-    channel: RequestChannel, frame: memoryview, client_host: str, answered: Answered, waiting: Future[Any]
-) -> None:
-    """Serve the frame; whoever cancels `waiting` cancels what is under way."""
-    under_way = channel.serve(frame, client_host, answered)
+def _serve(serve: Callable[[], Future[Any] | None], waiting: Future[Any]) -> None:
+    """Serve a frame; whoever cancels `waiting` cancels what is under way."""
+    under_way = serve()
     if under_way is not None:
         waiting.add_done_callback(lambda _: under_way.cancel())
 

@@ -41,14 +41,15 @@ BACKLOG = 512
 
 # Takes an answer's buffers, None for no answer; or the error for which the connection is to be closed.
 Answered = Callable[[list[Any] | None, BaseException | None], object]
-Receive = Callable[[memoryview, str, Answered], "Future[Any] | None"]
+Receive = Callable[[memoryview, str, Answered, object], "Future[Any] | None"]
 OnClosed = Callable[[str], object]
 
 
 class TcpServer:
-    """See the module. `receive(frame, client_host, answered)` is given each frame and calls `answered` in any
-    thread, maybe at once; a client's host is its address after a slash. It does not raise. What it returns is
-    cancelled when the connection is gone before the answer.
+    """See the module. `receive(frame, client_host, answered, connection)` is given each frame and calls
+    `answered` in any thread, maybe at once; a client's host is its address after a slash, `connection` an
+    object that stands for the connection. It does not raise. What it returns is cancelled when the connection
+    is gone before the answer.
 
     `on_closed(client_id)`: a client closed the last of its connections, or is gone; their first requests
     named the id. One that closes some and keeps others has only given up what it asked there.
@@ -314,7 +315,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._slots.append(slot)
         self._in_flight_bytes += slot.size
         self._server.memory.take(slot.size)
-        under_way = self._server.receive(frame, self._client_host, partial(self._answered, slot))
+        under_way = self._server.receive(frame, self._client_host, partial(self._answered, slot), self)
         if not slot.is_done:
             slot.under_way = under_way
 

@@ -35,11 +35,11 @@ class Stage:
         self.results: dict[str, object] = {}
         self.carefully: list[str] = []
 
-    def lead(self, name: str, **fields: object) -> None:
+    def lead(self, name: str, connection: object = None, **fields: object) -> None:
         """Submit a producer's batch with one record, the name."""
-        self.lead_batch(name, build([name.encode()], **{"now_ms": NOW_MS, **fields}))
+        self.lead_batch(name, build([name.encode()], **{"now_ms": NOW_MS, **fields}), connection)
 
-    def lead_batch(self, name: str, records: bytes) -> None:
+    def lead_batch(self, name: str, records: bytes, connection: object = None) -> None:
         """Submit a producer's batch."""
 
         def appended(info: LogAppendInfo | KreplicaError) -> None:
@@ -54,7 +54,11 @@ class Stage:
             else:
                 self.results[name] = info.base_offset
 
-        self._queue.submit(LeaderAppend(self.log, records, EPOCH, AppendOrigin.CLIENT, appended, declined))
+        self._queue.submit(
+            LeaderAppend(
+                self.log, records, EPOCH, AppendOrigin.CLIENT, appended, declined, connection=connection
+            )
+        )
 
     def follow(self, name: str, fetched: bytes) -> None:
         """Submit what was fetched."""
@@ -301,6 +305,141 @@ def test_what_takes_long_to_check_is_checked_aside_and_holds_up_its_own_log_alon
     assert at.results == {"a": 0, "large": 1, "b": 2}
     assert at.carefully == []
     assert len(values(at.log)) == 3
+
+
+def bomb(**fields: object) -> bytes:
+    """A batch that is checked aside."""
+    return build([b"x" * (300 << 10)], **{"now_ms": NOW_MS, "codec": "zstd", **fields})
+
+
+# Three of a third of this roll a segment, and 32 times this is more than what a bomb has.
+SMALL_SEGMENT = 10_000
+PADDING = b"x" * (SMALL_SEGMENT // 3)
+
+
+def test_appends_of_other_connections_pass_one_that_is_checked_aside(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    at.lead_batch("large", bomb(), "one")
+    at.lead("behind it", "one")
+    for name in "ab":
+        at.lead(name, "two")
+    at.finish_jobs()
+    assert at.results == {"a": 0, "b": 1}
+    at.disk.tell_aside()
+    at.finish()
+    assert at.results == {"a": 0, "b": 1, "large": 2, "behind it": 3}
+    assert at.carefully == []
+
+
+def test_no_append_passes_one_of_its_producer_that_is_checked_aside(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    of_seven = {"producer_id": 7, "producer_epoch": 0}
+    at.lead_batch("first", bomb(**of_seven, base_sequence=0), "lost connection")
+    at.lead("second", "new connection", **of_seven, base_sequence=1)
+    at.lead("eight", "other", producer_id=8, producer_epoch=0, base_sequence=0)
+    # Behind the second one, which waits.
+    at.lead("third", "new connection")
+    at.finish_jobs()
+    assert at.results == {"eight": 0}
+    at.disk.tell_aside()
+    at.finish()
+    assert at.results == {"eight": 0, "first": 1, "second": 2, "third": 3}
+    assert at.carefully == []
+
+
+def test_an_append_of_no_connection_keeps_its_place_among_all(tmp_path: Path) -> None:
+    at = Stage(tmp_path)
+    at.lead_batch("large", bomb(), "one")
+    at.lead("marker")
+    at.lead("a", "two")
+    at.finish_jobs()
+    assert at.results == {}
+    at.disk.tell_aside()
+    at.finish()
+    assert at.results == {"large": 0, "marker": 1, "a": 2}
+
+
+def test_what_came_back_from_the_disk_stays_before_what_its_connection_sent_later(tmp_path: Path) -> None:
+    at = Stage(tmp_path, segment_bytes=SMALL_SEGMENT)
+    at.lead_batch("large", bomb(), "one")
+    for name in "abc":
+        at.lead_batch(name, build([PADDING], now_ms=NOW_MS), "two")
+    # They are with the disk, and the third will come back: its segment is full.
+    at.lead_batch("two's", bomb(), "two")
+    at.lead("d", "two")
+    at.lead("e", "three")
+    at.finish_jobs()
+    assert at.results == {"a": 0, "b": 1, "c": 2, "e": 3}
+    at.disk.tell_aside()
+    at.disk.tell_aside()
+    at.finish()
+    assert at.results == {"a": 0, "b": 1, "c": 2, "e": 3, "large": 4, "two's": 5, "d": 6}
+
+
+def test_the_time_of_an_append_is_that_of_its_turn(tmp_path: Path) -> None:
+    at = Stage(tmp_path, message_timestamp_type="LogAppendTime")
+    now = [NOW_MS]
+    at.log.time_ms = lambda: now[0]
+    at.lead_batch("large", bomb(), "one")
+    now[0] += 5
+    at.lead("a", "two")
+    at.finish_jobs()
+    now[0] += 5
+    at.disk.tell_aside()
+    at.finish()
+    stamps = [batch.max_timestamp - NOW_MS for batch in at.log.batches(0)]
+    assert stamps == [5, 10]
+
+
+SENDERS = st.sampled_from([None, "one", "two", "three"])
+SENT = st.sampled_from(
+    ["plain", "plain", "bomb", "producer", "producer's bomb", "small codec", "tell", "aside"]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sent=st.lists(st.tuples(SENDERS, SENT), max_size=30), performed=st.lists(st.integers(0, 3), max_size=30)
+)
+def test_each_connection_and_each_producer_finds_its_appends_in_their_order(
+    tmp_path_factory: pytest.TempPathFactory, sent: list[tuple[str | None, str]], performed: list[int]
+) -> None:
+    at = Stage(tmp_path_factory.mktemp("passed"), segment_bytes=SMALL_SEGMENT)
+    orders: dict[object, list[str]] = {}
+    sequence = 0
+    for number, (connection, kind) in enumerate(sent):
+        for _ in range(performed[number] if number < len(performed) else 0):
+            if at.disk:
+                at.perform()
+        if kind == "tell":
+            at.tell(min(1, at.disk.untold))
+        elif kind == "aside":
+            if at.disk.has_aside:
+                at.disk.tell_aside()
+        else:
+            name, fields = str(number), {}
+            if kind.startswith("producer"):
+                fields = {"producer_id": 1, "producer_epoch": 0, "base_sequence": sequence}
+                sequence += 1
+                orders.setdefault("of the producer", []).append(name)
+            if kind.endswith("bomb"):
+                at.lead_batch(name, bomb(**fields), connection)
+            else:
+                if kind == "small codec":
+                    fields["codec"] = "gzip"
+                at.lead_batch(name, build([PADDING], now_ms=NOW_MS, **fields), connection)
+            orders.setdefault(connection, []).append(name)
+    while at.disk.has_aside or at.disk or at.disk.untold:
+        at.finish_jobs()
+        if at.disk.has_aside:
+            at.disk.tell_aside()
+    at.finish()
+    for names in orders.values():
+        offsets = [at.results[name] for name in names]
+        assert offsets == sorted(offsets)
+    assert sorted(at.results.values()) == list(range(len(at.results)))
+    assert at.log.log_end_offset == len(at.results)
+    at.log.close()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def start(thread: EventLoopThread) -> Iterator[Start]:
 def by_futures(receive: Any) -> Receive:
     """What answers by futures, as the server wants it."""
 
-    def serve(frame: memoryview, client_host: str, answered: Answered) -> None:
+    def serve(frame: memoryview, client_host: str, answered: Answered, _connection: object) -> None:
         receive(frame, client_host).add_done_callback(partial(_tell, answered))
 
     return serve
