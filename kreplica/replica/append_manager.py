@@ -27,7 +27,7 @@ from kreplica.common.ports import Loop
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.hosted_partitions import HostedPartitions
-from kreplica.replica.partition_effects import LeaderHwChange
+from kreplica.replica.partition_state import LeaderHwChange
 from kreplica.replica.produce import (
     ACKS_ALL,
     VALID_ACKS,

@@ -19,8 +19,7 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.replica.delayed_fetch import DelayedFetch, FetchParams, FetchPartitionData, FetchResult
 from kreplica.replica.fetch_session import NO_SESSION, CachedPartition, FetchSession, FetchSessionCache
 from kreplica.replica.hosted_partitions import HostedPartitions
-from kreplica.replica.partition_effects import NOTHING, PartitionEffects
-from kreplica.replica.partition_fetch import LogReadInfo
+from kreplica.replica.partition_state import NOTHING, LogReadInfo, PartitionEffects
 from kreplica.replica.purgatory import DelayedOperationPurgatory
 from kreplica.replica.replica_config import ReplicaConfig
 from kreplica.replica.replica_selector import RackAwareReplicaSelector

@@ -1,33 +1,129 @@
-"""When a follower counts as in sync: by time, as Kafka does since 0.9, or by messages, as it did before
-(KIP-16).
+"""The rules of the ISR: which follower may join it, which must leave it, and why.
 
-A policy is immutable and may be shared by all partitions of a broker.
+Everything here is a function of values, needs no lock, and changes nothing; Partition applies the rules. A
+follower counts as caught up by time, as in Kafka since 0.9, or by messages, as in Kafka before that (KIP-16).
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from kreplica.replica.replica import Replica
+from kreplica.replica.isr_history import IsrChangeReason
+from kreplica.replica.partition_state import BrokerMetadata, Term
+from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, Replica
 from kreplica.replica.replica_config import ReplicaConfig
 
 LAG_MAX_MESSAGES = 4_000
 LAG_TIME_MAX_MS = 30_000
 
 
+# ---- joining -----------------------------------------------------------------------------------------------
+
+
+def what_keeps_out(replica: Replica, term: Term, brokers: BrokerMetadata) -> str | None:
+    """Return the rule that keeps the follower out of the leader's ISR now, in words; None if it may join."""
+    not_eligible = what_makes_ineligible(replica, brokers)
+    if not_eligible is not None:
+        return not_eligible
+    log = term.log
+    assert log is not None
+    assert term.epoch_start_offset is not None
+    if not replica.fetched_in_epoch:
+        return f"it has not fetched in leader epoch {term.leader_epoch}"
+    if replica.diverged:
+        return "its log diverges from the leader's"
+    if replica.log_end_offset < log.high_watermark:
+        return f"it is below the high watermark {log.high_watermark}"
+    if begins_too_low(replica, log.log_start_offset):
+        return f"its log begins at {replica.log_start_offset}, below the leader's at {log.log_start_offset}"
+    if replica.log_end_offset < term.epoch_start_offset:
+        # An earlier leader may have committed records that this leader does not know to be committed
+        # (KAFKA-7128).
+        return f"it is below {term.epoch_start_offset}, where leader epoch {term.leader_epoch} begins"
+    return None
+
+
+def begins_too_low(replica: Replica, leader_log_start: int) -> bool:
+    """Return whether the follower has records below the leader's log start.
+
+    The leader knows no epochs there, so these records may differ from those that were committed. The follower
+    deletes them when the answer to its fetch gives it the leader's log start.
+    """
+    return 0 <= replica.log_start_offset < leader_log_start
+
+
+def what_makes_ineligible(replica: Replica, brokers: BrokerMetadata) -> str | None:
+    """Return why the follower's broker may be in no ISR; None if it is eligible (KIP-841, KIP-903)."""
+    broker_id = replica.broker_id
+    if brokers.is_broker_fenced(broker_id):
+        return "its broker is fenced"
+    if brokers.is_broker_shutting_down(broker_id):
+        return "its broker is shutting down"
+    registered = brokers.get_alive_broker_epoch(broker_id)
+    if registered is None:
+        return "its broker is not registered"
+    if replica.broker_epoch not in (UNKNOWN_BROKER_EPOCH, registered):
+        return f"it fetched in broker epoch {replica.broker_epoch}, registered is {registered}"
+    if replica.damaged:
+        return "a range of its log is damaged"
+    return None
+
+
+# ---- leaving -----------------------------------------------------------------------------------------------
+
+
+def why_out(
+    replica: Replica | None, broker_id: int, brokers: BrokerMetadata, now_ms: int, lag_ms: int
+) -> IsrChangeReason:
+    """Return why a follower lags by more than `lag_ms`: the nearest cause first."""
+    if replica is None:
+        return IsrChangeReason.NEW
+    if replica.damaged:
+        return IsrChangeReason.DAMAGED
+    if brokers.get_alive_broker_epoch(broker_id) is None:
+        return IsrChangeReason.FENCED
+    if brokers.is_broker_shutting_down(broker_id):
+        return IsrChangeReason.SHUTTING_DOWN
+    if replica.diverged:
+        return IsrChangeReason.DIVERGED
+    if replica.last_caught_up_time_ms == NEVER_MS:
+        # It was never in sync under this leader.
+        return IsrChangeReason.NEW
+    is_fetching = now_ms - replica.last_heard_time_ms <= lag_ms
+    return IsrChangeReason.SLOW if is_fetching else IsrChangeReason.STUCK
+
+
+def why_controller_changed(broker_id: int, kind: str, brokers: BrokerMetadata) -> IsrChangeReason:
+    """Return why the controller changed the ISR without a request: `kind` is "shrink" or "expand"."""
+    if kind == "shrink":
+        if brokers.get_alive_broker_epoch(broker_id) is None:
+            return IsrChangeReason.FENCED
+        if brokers.is_broker_shutting_down(broker_id):
+            return IsrChangeReason.SHUTTING_DOWN
+    return IsrChangeReason.CONTROLLER
+
+
+# ---- lag ---------------------------------------------------------------------------------------------------
+
+
 class IsrPolicy(Protocol):
-    """`replica_lag_time_max_ms`: the longest lag, in ms."""
+    """When a follower counts as caught up. Immutable; all partitions of a broker may share one.
+
+    `replica_lag_time_max_ms`: the longest lag, in ms.
+    """
 
     @property
     def replica_lag_time_max_ms(self) -> int: ...
 
     def is_caught_up(self, replica: Replica, leader_end_offset: int, now_ms: int) -> bool:
-        """Whether the follower may stay in the ISR of a leader whose log ends at `leader_end_offset`."""
+        """Return whether the follower may stay in the ISR of a leader whose log ends at
+        `leader_end_offset`."""
         ...
 
 
 class LagByTime:
-    """replica.lag.time.max.ms alone: in sync who had all of the log within that time (30 s since KIP-537)."""
+    """replica.lag.time.max.ms alone: a follower is in sync if it had the whole log within that time (30 s
+    since KIP-537)."""
 
     __slots__ = ("replica_lag_time_max_ms",)
 
@@ -41,7 +137,8 @@ class LagByTime:
 class LagByMessages:
     """replica.lag.max.messages, and replica.lag.time.max.ms for a follower that has stopped fetching.
 
-    Out is who lags by `replica_lag_max_messages` or more: a burst of so many throws every follower out.
+    A follower that lags by `replica_lag_max_messages` or more leaves, so a burst of that size removes every
+    follower.
     """
 
     __slots__ = ("replica_lag_max_messages", "replica_lag_time_max_ms")
@@ -57,7 +154,8 @@ class LagByMessages:
     def is_caught_up(self, replica: Replica, leader_end_offset: int, now_ms: int) -> bool:
         if replica.log_end_offset == leader_end_offset:
             return True
-        # One that has not fetched in this epoch has told no offset; it has as long as one that stopped.
+        # A follower that has not fetched in this epoch has given no offset; it has as long as one that
+        # stopped.
         heard_ms = max(replica.last_fetch_time_ms, replica.last_caught_up_time_ms)
         if now_ms - heard_ms > self.replica_lag_time_max_ms:
             return False
@@ -68,7 +166,7 @@ class LagByMessages:
 
 
 def isr_policy_of(config: ReplicaConfig) -> IsrPolicy:
-    """The rule that the broker is configured for."""
+    """Return the policy that the broker is configured for."""
     if config.replica_lag_max_messages is None:
         return LagByTime(config.replica_lag_time_max_ms)
     return LagByMessages(config.replica_lag_max_messages, config.replica_lag_time_max_ms)

@@ -1,50 +1,83 @@
 """Partition: one partition on one broker, as its leader or a follower.
 
 It decides what is committed: the high watermark is the least log end of the leader and of every replica that
-is in sync, or may be in the controller's view. Around it: appends and replication (`partition_append`), reads
-(`partition_fetch`), the ISR (`partition_isr`).
+is in sync or may be in sync in the controller's view. The rules of the ISR are in isr_policy; the immutable
+values that this class replaces or returns are in partition_state.
 
 Thread rule: `leader_isr_update_lock` guards the role, the ISR and the followers' states, and is held during
-an append, so that no role changes under it. Readers use `term`, `state` and `leader_and_isr`, each immutable
+an append, so that no role changes meanwhile. Readers use `term`, `state` and `leader_and_isr`, each immutable
 and replaced as a whole. Nothing is resolved, sent or flushed under the lock: methods return PartitionEffects.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from kreplica._core.purgatory import Watermark
+from kreplica._core.records import batches
 from kreplica.common.errors import (
+    DamagedLog,
     FencedLeaderEpoch,
+    IneligibleReplica,
+    InvalidRequest,
+    InvalidUpdateVersion,
     KreplicaError,
+    LogClosed,
+    NewLeaderElected,
+    NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    OffsetsOutOfOrder,
+    OperationNotAttempted,
+    PolicyViolation,
+    ReadOnlyLog,
+    ReplicaNotAvailable,
+    UnknownLeaderEpoch,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
 )
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecoveryState
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.common.types import NO_LEADER_EPOCH, AppendOrigin, TopicPartition
-from kreplica.replica import partition_append, partition_fetch, partition_isr, partition_role
-from kreplica.replica.isr_history import IsrHistory, OutOfIsr
+from kreplica.log import log_reader
+from kreplica.log.log_reader import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    TimestampOffset,
+)
+from kreplica.log.queued_append import FollowerAppend, LeaderAppend
+from kreplica.replica import isr_policy
+from kreplica.replica.isr_history import IsrChange, IsrChangeReason, IsrHistory, OutOfIsr
 from kreplica.replica.isr_policy import IsrPolicy
-from kreplica.replica.partition_effects import (
+from kreplica.replica.partition_state import (
     HIGH_WATERMARK_MOVED,
     INCREASED,
     NOTHING,
     SAME,
     BecameLeader,
-    LeaderHwChange,
-    PartitionEffects,
-)
-from kreplica.replica.partition_fetch import EpochEndOffset, LogReadInfo
-from kreplica.replica.partition_standing import PartitionStanding
-from kreplica.replica.partition_state import (
+    BrokerMetadata,
     CommittedPartitionState,
+    EpochEndOffset,
+    IsrChangeProposed,
+    LeaderHwChange,
+    LogReadInfo,
+    PartitionEffects,
     PartitionState,
+    PendingExpandIsr,
     PendingPartitionChange,
+    PendingRecovery,
+    PendingShrinkIsr,
+    Term,
 )
-from kreplica.replica.partition_term import BrokerMetadata, Term
-from kreplica.replica.replica import FetchClock, Replica
+from kreplica.replica.replica import NEVER_MS, UNKNOWN_BROKER_EPOCH, FetchClock, Replica
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,17 +85,44 @@ if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordList as RecordList
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.log.damage import Damage
-    from kreplica.log.log_reader import TimestampOffset
     from kreplica.log.unified_log import UnifiedLog
-    from kreplica.replica.fetch_session import CachedPartition
+
+    # The outcome of an append that was submitted: its info, or the error for which nothing was appended.
+    Appended = Callable[[LogAppendInfo | KreplicaError, LeaderHwChange], None]
+    Followed = Callable[[LogAppendInfo | KreplicaError | None], None]
+
+LOGGER = logging.getLogger(__name__)
+
+# The acks of a producer that waits for all in-sync replicas.
+ACKS_ALL = -1
+# Passed to delete_records_on_leader instead of an offset: delete all that is committed.
+HIGH_WATERMARK = -1
+# The timestamp that asks for the first offset which this broker itself holds, of a log that is partly stored
+# elsewhere (KIP-405).
+EARLIEST_LOCAL_TIMESTAMP = -4
+
+# After these errors the change was not made and never will be: the committed ISR still holds.
+NOT_MADE = (OperationNotAttempted, IneligibleReplica)
+# After these errors only the controller's next metadata shows how the partition stands. Until then the change
+# counts as possibly made, and no other is requested.
+AWAIT_METADATA = (
+    UnknownTopicOrPartition,
+    UnknownTopicId,
+    FencedLeaderEpoch,
+    InvalidUpdateVersion,
+    InvalidRequest,
+    NewLeaderElected,
+)
+# What make_leader returns for a call that it ignores.
+IGNORED = BecameLeader(False, False, NOTHING)
 
 
-class Partition(PartitionStanding):
-    """`topic_partition` on broker `broker_id`; a replica without a role until it is made leader or follower.
+class Partition:
+    """`topic_partition` on broker `broker_id`: a replica without a role until it is made leader or follower.
 
     `key`: the number under which operations wait for it. `broker_epoch()`: this broker's. `on_damage`: called
     as on_damage(partition, damage) when a range of the log is found damaged, in the thread that found it,
-    which may hold locks: it should only note it or post it to a loop.
+    which may hold locks: it should only record the range or post it to a loop.
     """
 
     __slots__ = (
@@ -112,9 +172,9 @@ class Partition(PartitionStanding):
         self.is_offline = False
         self.damage_listener = on_damage
         self.isr_history = IsrHistory()
-        # What waits for this partition to move, kept by its owners (delayed_fetch; DelayedDeleteRecords); in
-        # the order in which it came, so that a history can be had again.
-        self.fetch_waiters: dict[CachedPartition, None] = {}
+        # What waits for this partition to move, kept by its owners: the CachedPartition of each fetch that
+        # waits, and the number of deletions of records. Ordered, so that a run can be repeated.
+        self.fetch_waiters: dict[Any, None] = {}
         self.low_watermark_waiters = 0
         self.leader_isr_update_lock = RLock()
         # Guarded by leader_isr_update_lock:
@@ -128,10 +188,71 @@ class Partition(PartitionStanding):
         self._watched_replicas: tuple[Replica, ...] = ()
         self._others: tuple[Replica, ...] = ()
 
-    # ---- followers ----------------------------------------------------------------------------------------
+    # ---- where it stands ----------------------------------------------------------------------------------
+    # Each answer comes from a value that is replaced as a whole, so it needs no lock and may be a moment old.
+
+    @property
+    def is_leader(self) -> bool:
+        return self.term.leads
+
+    @property
+    def leader(self) -> int:
+        """The leader's broker id, or NO_LEADER."""
+        return self.term.leader
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.term.leader_epoch
+
+    @property
+    def partition_epoch(self) -> int:
+        known = self.leader_and_isr
+        return -1 if known is None else known.partition_epoch
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync replicas that the controller has committed, as far as this broker knows."""
+        known = self.leader_and_isr
+        return () if known is None else known.isr
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The assigned brokers, in their order."""
+        known = self.leader_and_isr
+        return () if known is None else known.replicas
+
+    @property
+    def watermark(self) -> Watermark:
+        """Moves with the high watermark while this broker leads; closed otherwise."""
+        return self.term.watermark
+
+    @property
+    def high_watermark(self) -> int:
+        return self.local_log.high_watermark
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.local_log.log_end_offset
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.local_log.log_start_offset
+
+    @property
+    def local_log(self) -> UnifiedLog:
+        """This replica's log. Raises NotLeaderOrFollower before the first role."""
+        if self.log is None:
+            raise NotLeaderOrFollower(f"{self.topic_partition}: no replica of it on broker {self.broker_id}")
+        return self.log
+
+    @property
+    def leader_log_if_local(self) -> UnifiedLog | None:
+        """The log if this broker leads, else None."""
+        term = self.term
+        return term.log if term.leads else None
 
     def replica(self, broker_id: int) -> Replica | None:
-        """The follower's state, where this broker leads."""
+        """Return the follower's state; None if this broker does not lead, or for no replica."""
         return self._replicas.get(broker_id)
 
     @property
@@ -139,9 +260,163 @@ class Partition(PartitionStanding):
         """The followers' states."""
         return self._remote_replicas
 
-    def assign_replicas(self, replicas: tuple[int, ...], anew: tuple[int, ...] = ()) -> None:
-        """Under the lock, before `set_state`: keep the states of followers that stay, but for those
-        `anew`."""
+    def effective_min_isr(self) -> int:
+        """Return min.insync.replicas, or the number of replicas if that is smaller; 0 unless this broker
+        leads."""
+        # The role may end at any moment: a second look would find another one.
+        term = self.term
+        if not term.leads or term.log is None:
+            return 0
+        least, replicas = term.log.config.min_insync_replicas, len(self._remote_replicas) + 1
+        return least if least < replicas else replicas
+
+    @property
+    def has_enough_in_sync(self) -> bool:
+        """Whether what is committed now is on min.insync.replicas replicas, including one that is about to
+        join. It then survives the end of this broker's leadership."""
+        return len(self.state.maximal_isr) >= self.effective_min_isr()
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Whether this broker leads with fewer replicas in sync than min.insync.replicas."""
+        return len(self.state.isr) < self.effective_min_isr()
+
+    @property
+    def is_at_min_isr(self) -> bool:
+        return self.term.leads and len(self.state.isr) == self.effective_min_isr()
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether this broker leads and a replica is out of sync."""
+        return self.term.leads and len(self.state.isr) < len(self._remote_replicas) + 1
+
+    @property
+    def may_be_elected(self) -> bool:
+        """Whether this replica is in sync, or eligible (KIP-966), and so has all that is committed."""
+        known = self.leader_and_isr
+        return self.broker_id in self.isr or (known is not None and self.broker_id in known.elr)
+
+    # ---- becoming a leader, a follower, or neither --------------------------------------------------------
+    # A LeaderAndIsr that is older than the known one is ignored. One of the same partition epoch is not: the
+    # answer to an AlterPartition may carry that epoch before the metadata does.
+
+    def make_leader(self, new: LeaderAndIsr, log: UnifiedLog) -> BecameLeader:
+        """Lead from `new.leader_epoch` on, which begins where the log ends now.
+
+        The epoch is recorded even if nothing is ever appended in it: followers that hold records of epochs
+        between find out by it where to truncate (KIP-279, KAFKA-7415). The leader of an unclean election
+        reports that it has recovered (KIP-704), by `effects.isr_change`. Raises KafkaStorageError, and
+        FencedLeaderEpoch if the log has records of a later epoch; nothing is changed then.
+        """
+        if log.config.durability != "page_cache":
+            # Only what is flushed counts from now on, and perhaps no append will come that flushes the rest.
+            # The fetcher has released the partition, so nothing is appended before the epoch begins.
+            _flush(log)
+        with self.leader_isr_update_lock:
+            former, known = self.term, self.leader_and_isr
+            if new.partition_epoch < self.partition_epoch:
+                return IGNORED
+            now_ms = self._now_ms()
+            is_new_leader = not former.leads
+            is_new_epoch = new.leader_epoch > former.leader_epoch
+            # First of all, so that damage is reported and repaired even if it keeps the log from leading.
+            self._take_log(log)
+            start = former.epoch_start_offset
+            if is_new_epoch or start is None:
+                # The lock of the log: what a disk thread appends in the epoch before is in the log then, and
+                # nothing comes in between.
+                with log.lock:
+                    start = log.log_end_offset
+                    _begin_epoch(log, new.leader_epoch, start)
+            self._assign_replicas(new.replicas, _added_anew(new, known))
+            self._note_isr_of(new, now_ms)
+            if is_new_epoch or is_new_leader:
+                # If an epoch was skipped, others may have followed another leader in it and truncated their
+                # logs: what was known of them is worthless then.
+                knows_nothing = is_new_leader or new.leader_epoch > former.leader_epoch + 1
+                for replica in self._remote_replicas:
+                    is_in_sync = replica.broker_id in new.isr
+                    replica.reset_replica_state(
+                        now_ms, start, is_new_leader=knows_nothing, is_in_sync=is_in_sync
+                    )
+            # A leader that goes on keeps its watermark: nothing is truncated, so waiting produces go on.
+            mark = Watermark(log.high_watermark) if is_new_leader else former.watermark
+            self.term = Term(new.leader, new.leader_epoch, log=log, epoch_start_offset=start, watermark=mark)
+            self.leader_and_isr = new
+            isr_change = self._take_isr(new, known)
+            change = self.maybe_increment_leader_hw(now_ms)
+            return BecameLeader(is_new_leader, is_new_epoch, PartitionEffects(change, isr_change))
+
+    def make_follower(self, new: LeaderAndIsr, log: UnifiedLog) -> bool:
+        """Follow `new.leader`, which may be NO_LEADER. Return whether a leader epoch began.
+
+        A fetcher must start over if one did, even if the leader stayed the same. Returns False for an
+        out-of-date version of the partition, which is ignored.
+        """
+        if log.config.durability == "fsync_quorum":
+            # The first fetch already gives the leader flushed offsets only.
+            _flush(log)
+        with self.leader_isr_update_lock:
+            former = self.term
+            if new.partition_epoch < self.partition_epoch:
+                return False
+            is_new_epoch = new.leader_epoch > former.leader_epoch
+            if former.leads:
+                former.watermark.close()
+            self._take_log(log)
+            self.term = Term(new.leader, new.leader_epoch, log=log)
+            self.leader_and_isr = new
+            self._assign_replicas(())
+            self._set_state(CommittedPartitionState((), new.leader_recovery_state))
+        if former.leads and former.log is log:
+            # The first fetch reports the log's end. If something were appended after that, the leader would
+            # count records that are about to be truncated.
+            _settle(log)
+            if log.config.durability == "fsync_quorum":
+                # What was appended after the flush above.
+                _flush(log)
+        return is_new_epoch
+
+    def close(self, *, is_offline: bool = False) -> None:
+        """End this broker's role: the replica is stopped or deleted, or its directory is offline."""
+        self.is_offline = is_offline
+        with self.leader_isr_update_lock:
+            former = self.term
+            if former.leads:
+                former.watermark.close()
+            self.term = Term(NO_LEADER, former.leader_epoch)
+            self.log = None
+            self._assign_replicas(())
+            self._set_state(CommittedPartitionState((), LeaderRecoveryState.RECOVERED))
+
+    def _take_isr(self, new: LeaderAndIsr, known: LeaderAndIsr | None) -> IsrChangeProposed | None:
+        state = self.state
+        is_known = (
+            known is not None
+            and new.partition_epoch == known.partition_epoch
+            and new.leader_epoch == known.leader_epoch
+        )
+        if is_known and state.is_inflight:
+            # The version that the proposal in flight follows on, once more: the proposal may still be
+            # accepted, so the maximal ISR counts.
+            self._set_state(state)
+            return None
+        self._set_state(CommittedPartitionState(new.isr, LeaderRecoveryState.RECOVERED))
+        if new.leader_recovery_state is LeaderRecoveryState.RECOVERING:
+            return self._propose_recovery()
+        return None
+
+    def _take_log(self, log: UnifiedLog) -> None:
+        if self.log is log:
+            return
+        self.log = log
+        log.on_damage = self.on_damage
+        # What was found before the listener was set.
+        for damage in log.damages:
+            self.on_damage(log, damage)
+
+    def _assign_replicas(self, replicas: tuple[int, ...], anew: tuple[int, ...] = ()) -> None:
+        """Keep the states of the followers that stay, except those `anew`. Call it before `_set_state`."""
         kept = {broker_id: known for broker_id, known in self._replicas.items() if broker_id not in anew}
         self._replicas = {
             broker_id: kept.get(broker_id) or Replica(broker_id)
@@ -150,39 +425,13 @@ class Partition(PartitionStanding):
         }
         self._remote_replicas = tuple(self._replicas.values())
 
-    def set_state(self, state: PartitionState) -> None:
-        """Under the lock, for partition_isr."""
+    def _set_state(self, state: PartitionState) -> None:
         self.state = state
         maximal = state.maximal_isr
         self._watched_replicas = tuple(r for r in self._remote_replicas if r.broker_id in maximal)
         self._others = tuple(r for r in self._remote_replicas if r.broker_id not in maximal)
 
-    # ---- roles --------------------------------------------------------------------------------------------
-
-    def make_leader(self, leader_and_isr: LeaderAndIsr, log: UnifiedLog) -> BecameLeader:
-        """This broker leads from `leader_and_isr.leader_epoch` on, which begins where its log ends now.
-
-        The epoch is noted even if nothing is ever appended in it: followers that hold records of epochs
-        between find out by it where to cut (KIP-279, KAFKA-7415). An unclean election's leader reports that
-        it has taken note of it (KIP-704): `effects.isr_change`. Raises KafkaStorageError, and
-        FencedLeaderEpoch where the log has records of a later epoch; nothing is changed then.
-        """
-        return partition_role.make_leader(self, leader_and_isr, log)
-
-    def make_follower(self, leader_and_isr: LeaderAndIsr, log: UnifiedLog) -> bool:
-        """This broker follows `leader_and_isr.leader`, which may be NO_LEADER; whether a leader epoch began.
-
-        A fetcher must begin anew where one did, also where the leader stayed the same. False for a version of
-        the partition that is out of date, which is ignored.
-        """
-        return partition_role.make_follower(self, leader_and_isr, log)
-
-    def close(self, *, is_offline: bool = False) -> None:
-        """End this broker's role: the replica is stopped or deleted, or its directory is offline."""
-        self.is_offline = is_offline
-        partition_role.close(self)
-
-    # ---- append -------------------------------------------------------------------------------------------
+    # ---- the leader's appends -----------------------------------------------------------------------------
 
     def append_records_to_leader(
         self,
@@ -193,21 +442,34 @@ class Partition(PartitionStanding):
         wait: bool = True,
         leader_epoch: int | None = None,
     ) -> tuple[LogAppendInfo, LeaderHwChange]:
-        """Append a producer's batch. `wait`: for the disk, where the topic's durability asks for that; else
+        """Append a producer's batch. `wait`: for the disk, if the topic's durability requires it; otherwise
         the caller must call `make_durable` before it acknowledges anything.
 
-        Raises NotLeaderOrFollower; FencedLeaderEpoch where it leads in another epoch than `leader_epoch`;
-        NotEnoughReplicas where `required_acks` is -1 and fewer replicas are in sync than
-        min.insync.replicas; and as UnifiedLog.append_as_leader. Nothing is appended then.
+        Raises NotLeaderOrFollower; FencedLeaderEpoch if it leads in another epoch than `leader_epoch`;
+        NotEnoughReplicas if `required_acks` is -1 and fewer replicas are in sync than min.insync.replicas;
+        and as UnifiedLog.append_as_leader. Nothing is appended then.
         """
         with self.leader_isr_update_lock:
             log = self.require_leader(required_acks)
-            self.require_epoch(leader_epoch)
+            self._require_epoch(leader_epoch)
             end = log.state.log_end_offset
             info = log.append_as_leader(records, self.term.leader_epoch, origin=origin, wait=False)
             change = self._appended(log, end)
         if wait and log.durable:
-            change = partition_append.make_durable(self, log, info, change)
+            change = self._wait_durable(log, info, change)
+        return info, change
+
+    def append_values_to_leader(
+        self, values: RecordList, required_acks: int = 0, *, wait: bool = True
+    ) -> tuple[LogAppendInfo, LeaderHwChange]:
+        """Build one batch from Python values and append it; otherwise as `append_records_to_leader`."""
+        with self.leader_isr_update_lock:
+            log = self.require_leader(required_acks)
+            end = log.state.log_end_offset
+            info = log.append_records(values, self.term.leader_epoch, wait=False)
+            change = self._appended(log, end)
+        if wait and log.durable:
+            change = self._wait_durable(log, info, change)
         return info, change
 
     def submit_to_leader(
@@ -216,70 +478,143 @@ class Partition(PartitionStanding):
         origin: AppendOrigin,
         required_acks: int,
         leader_epoch: int | None,
-        appended: partition_append.Appended,
+        appended: Appended,
         connection: object = None,
     ) -> None:
-        """The same by the log's queue: `appended(info or error, change)` is called in the node's loop.
-        `connection`: where it came from; see AppendQueue for what may overtake it.
+        """Append a producer's batch through the log's queue; `appended(info or error, change)` is called in
+        the node's loop. `connection`: where it came from, which decides what may overtake it (AppendQueue).
 
-        Raises what can be told at once: NotLeaderOrFollower, FencedLeaderEpoch, NotEnoughReplicas.
+        Raises what can be known at once: NotLeaderOrFollower, FencedLeaderEpoch, NotEnoughReplicas.
         """
-        partition_append.submit_to_leader(
-            self, records, origin, required_acks, leader_epoch, appended, connection
-        )
-
-    def require_epoch(self, leader_epoch: int | None) -> None:
-        """Raise FencedLeaderEpoch where it leads in another epoch; None: any will do."""
-        if leader_epoch is not None and leader_epoch != self.term.leader_epoch:
-            text = f"{self.topic_partition}: led in epoch {self.term.leader_epoch}, not {leader_epoch}"
-            raise FencedLeaderEpoch(text)
-
-    def appended_aside(self, log: UnifiedLog, info: LogAppendInfo) -> LeaderHwChange:
-        """An append that was submitted is in `log`, which this broker may no longer lead."""
-        with self.leader_isr_update_lock:
-            return self._appended(log, info.base_offset) if self.leader_log_if_local is log else SAME
-
-    def append_values_to_leader(
-        self, values: RecordList, required_acks: int = 0, *, wait: bool = True
-    ) -> tuple[LogAppendInfo, LeaderHwChange]:
-        """Build one batch from Python values and append it; else as `append_records_to_leader`."""
         with self.leader_isr_update_lock:
             log = self.require_leader(required_acks)
-            end = log.state.log_end_offset
-            info = log.append_records(values, self.term.leader_epoch, wait=False)
-            change = self._appended(log, end)
-        if wait and log.durable:
-            change = partition_append.make_durable(self, log, info, change)
-        return info, change
+            self._require_epoch(leader_epoch)
+            term = self.term
+        assert log.queue is not None
+
+        def made(info: LogAppendInfo | KreplicaError) -> None:
+            if isinstance(info, KreplicaError):
+                appended(info, SAME)
+                return
+            try:
+                change = self._appended_aside(log, info)
+                if log.durable:
+                    change = self._wait_durable(log, info, change)
+            except KreplicaError as error:
+                appended(_bare(error), SAME)
+            else:
+                appended(info, change)
+
+        def declined() -> None:
+            try:
+                info, change = self.append_records_to_leader(
+                    records, origin, required_acks, leader_epoch=leader_epoch
+                )
+            except KreplicaError as error:
+                appended(_bare(error), SAME)
+            else:
+                appended(info, change)
+
+        def may_be_made() -> bool:
+            # By the turn of a queued append another broker may lead, or too few replicas may be in sync.
+            return self.term is term and not (required_acks == ACKS_ALL and self.is_under_min_isr)
+
+        log.queue.submit(
+            LeaderAppend(log, records, term.leader_epoch, origin, made, declined, may_be_made, connection)
+        )
 
     def make_durable(self, info: LogAppendInfo) -> LeaderHwChange:
-        """Return when an append that did not wait is as safe as the topic's durability asks; raises
-        KafkaStorageError, NotLeaderOrFollower where it was cut off meanwhile."""
+        """Wait until an append that did not wait is as safe as the topic's durability requires.
+
+        Raises KafkaStorageError, and NotLeaderOrFollower if it was truncated meanwhile.
+        """
         log = self.local_log
-        return partition_append.make_durable(self, log, info, SAME) if log.durable else SAME
+        return self._wait_durable(log, info, SAME) if log.durable else SAME
 
     def require_leader(self, required_acks: int = 0) -> UnifiedLog:
-        """The log of the leader, ready for an append with so many acks.
+        """Return the leader's log, ready for an append with `required_acks`.
 
-        Raises NotLeaderOrFollower; NotEnoughReplicas where acks are -1 and too few replicas are in sync.
+        Raises NotLeaderOrFollower; NotEnoughReplicas if acks are -1 and too few replicas are in sync.
         """
         term = self.term
         log = term.log
         if not term.leads or log is None:
-            raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} does not lead it")
-        if (
-            required_acks == partition_append.ACKS_ALL
-            and len(self.state.isr) < log.config.min_insync_replicas
-        ):
-            partition_append.require_enough_in_sync(self, log)
+            self._refuse_leader()
+        if required_acks == ACKS_ALL and len(self.state.isr) < log.config.min_insync_replicas:
+            isr = self.state.isr
+            if len(isr) < self.effective_min_isr():
+                raise NotEnoughReplicas(
+                    f"{self.topic_partition}: in sync are {list(isr)}, "
+                    f"min.insync.replicas is {log.config.min_insync_replicas}"
+                )
         return log
 
+    def _require_epoch(self, leader_epoch: int | None) -> None:
+        """Raise FencedLeaderEpoch if it leads in another epoch; None allows any."""
+        if leader_epoch is not None and leader_epoch != self.term.leader_epoch:
+            text = f"{self.topic_partition}: led in epoch {self.term.leader_epoch}, not {leader_epoch}"
+            raise FencedLeaderEpoch(text)
+
+    def _refuse_leader(self) -> NoReturn:
+        raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} does not lead it")
+
     def _appended(self, log: UnifiedLog, former_end: int) -> LeaderHwChange:
-        # Followers that had all of the log by now were in sync until this moment.
+        # Followers that had the whole log were in sync until this moment.
         for replica in self._remote_replicas:
             if replica.log_end_offset == former_end and replica.fetch_clock is not None:
                 replica.leader_moved_on()
         return self._increment_high_watermark(log)
+
+    def _appended_aside(self, log: UnifiedLog, info: LogAppendInfo) -> LeaderHwChange:
+        """Take note of a submitted append. This broker may have ceased to lead meanwhile."""
+        with self.leader_isr_update_lock:
+            return self._appended(log, info.base_offset) if self.leader_log_if_local is log else SAME
+
+    def _wait_durable(self, log: UnifiedLog, info: LogAppendInfo, change: LeaderHwChange) -> LeaderHwChange:
+        """Wait for the disk, holding no lock. The flush may commit what was appended."""
+        log.wait_durable(info)
+        return INCREASED if self.maybe_increment_leader_hw() is INCREASED else change
+
+    # ---- deletion of records ------------------------------------------------------------------------------
+
+    def delete_records_on_leader(self, offset: int) -> tuple[int, int]:
+        """Delete the records below `offset` (-1: below the high watermark). Return that offset and the low
+        watermark.
+
+        All replicas have deleted them once `low_watermark_if_leader` has reached the offset. Raises
+        NotLeaderOrFollower, PolicyViolation for a topic that is only compacted, OffsetOutOfRange.
+        """
+        with self.leader_isr_update_lock:
+            log = self.leader_log_if_local
+            if log is None:
+                self._refuse_leader()
+            if log.config.compact and not log.config.delete:
+                raise PolicyViolation(
+                    f"{self.topic_partition}: cleanup.policy=compact does not allow records to be deleted"
+                )
+            if offset == HIGH_WATERMARK:
+                offset = log.high_watermark
+            if offset < 0:
+                raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is negative", where=offset)
+            log.maybe_increment_log_start_offset(offset)
+            return offset, self.low_watermark_if_leader()
+
+    def low_watermark_if_leader(self) -> int:
+        """Return the least log start of the leader and its live followers. Raises NotLeaderOrFollower."""
+        log = self.leader_log_if_local
+        if log is None:
+            self._refuse_leader()
+        lowest = log.log_start_offset
+        for replica in self._remote_replicas:
+            # A dead follower would hold up every deletion; it learns the log start when it comes back.
+            if (
+                replica.log_start_offset < lowest
+                and self.brokers.get_alive_broker_epoch(replica.broker_id) is not None
+            ):
+                lowest = replica.log_start_offset
+        return lowest
+
+    # ---- the follower's log -------------------------------------------------------------------------------
 
     def append_records_to_follower(
         self, records: Buffer, leader_epoch: int, leader_log_start: int = 0
@@ -290,56 +625,172 @@ class Partition(PartitionStanding):
         unless it is in sync.
 
         Batches of a later epoch are left out (KAFKA-18723). Returns when the topic's durability is met, so
-        that the next fetch tells of flushed offsets. Raises NotLeaderOrFollower and FencedLeaderEpoch where
-        the role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
+        that the next fetch reports flushed offsets. Raises NotLeaderOrFollower and FencedLeaderEpoch if the
+        role has changed, OffsetsOutOfOrder, CorruptMessage, KafkaStorageError.
         """
-        return partition_append.append_records_to_follower(self, records, leader_epoch, leader_log_start)
+        with self.leader_isr_update_lock:
+            log = self._follower_log(leader_epoch)
+            if self._begins_anew(log, leader_log_start):
+                log.truncate_fully_and_start_at(log.log_end_offset)
+            try:
+                info = log.append_as_follower(records, leader_epoch, wait=False)
+            except OffsetsOutOfOrder:
+                first = next(iter(batches(records)), None)
+                # An empty log may begin inside the leader's first batch, after a deletion of records up to
+                # there: batches are not split, so the log begins with the batch (KAFKA-6975). So does a log
+                # that holds only what the leader has deleted, in other batches than the leader had.
+                if (
+                    first is None
+                    or log.log_start_offset < log.log_end_offset > leader_log_start
+                    or not first.base_offset < log.log_end_offset <= first.last_offset
+                ):
+                    raise
+                log.truncate_fully_and_start_at(first.base_offset)
+                info = log.append_as_follower(records, leader_epoch, wait=False)
+        _wait_for_quorum_flush(log, info)
+        return info
 
     def submit_to_follower(
-        self, records: Buffer, leader_epoch: int, leader_log_start: int, appended: partition_append.Followed
+        self, records: Buffer, leader_epoch: int, leader_log_start: int, appended: Followed
     ) -> None:
-        """The same by the log's queue: `appended(info or None or error)` is called in the node's loop.
+        """Append what was fetched through the log's queue; `appended(info or None or error)` is called in the
+        node's loop.
 
         Raises NotLeaderOrFollower and FencedLeaderEpoch at once.
         """
-        partition_append.submit_to_follower(self, records, leader_epoch, leader_log_start, appended)
+        with self.leader_isr_update_lock:
+            log = self._follower_log(leader_epoch)
+            begins_anew = self._begins_anew(log, leader_log_start)
+        assert log.queue is not None
+
+        def made(info: LogAppendInfo | KreplicaError | None) -> None:
+            if isinstance(info, KreplicaError):
+                appended(info)
+                return
+            try:
+                _wait_for_quorum_flush(log, info)
+            except KreplicaError as error:
+                appended(_bare(error))
+            else:
+                appended(info)
+
+        def declined(rest: memoryview, info: LogAppendInfo | None) -> None:
+            try:
+                last = self.append_records_to_follower(rest, leader_epoch, leader_log_start)
+            except KreplicaError as error:
+                appended(_bare(error))
+            else:
+                appended(last or info)
+
+        log.queue.submit(FollowerAppend(log, records, leader_epoch, made, declined, with_care=begins_anew))
+
+    def require_no_later_epoch(self, records: Buffer, leader_epoch: int) -> None:
+        """Raise OffsetsOutOfOrder if the first batch that the leader of `leader_epoch` gave is of a later
+        epoch, so that nothing was appended."""
+        first = next(iter(batches(records)), None)
+        if first is not None and first.leader_epoch > leader_epoch:
+            raise OffsetsOutOfOrder(
+                f"{self.topic_partition}: the leader of epoch {leader_epoch} gave a batch of epoch "
+                f"{first.leader_epoch} at offset {first.base_offset}",
+                where=first.base_offset,
+            )
 
     def update_follower_high_watermark(self, leader_high_watermark: int, leader_epoch: int) -> bool:
-        """Take over the leader's high watermark, as far as this log goes; whether it moved.
+        """Take over the leader's high watermark, up to the end of this log. Return whether it moved.
 
-        It never goes back: a new leader may know of less, but what was committed stays so.
+        It never goes back: a new leader may know of less, but what was committed stays committed.
         """
-        return partition_append.update_follower_high_watermark(self, leader_high_watermark, leader_epoch)
+        with self.leader_isr_update_lock:
+            log = self._follower_log(leader_epoch)
+            end = log.state.log_end_offset
+            offset = leader_high_watermark if leader_high_watermark < end else end
+            return log.maybe_increment_high_watermark(offset) is not None
 
     def maybe_increment_log_start_offset(self, offset: int, leader_epoch: int) -> bool:
-        """As a follower, drop what the leader has dropped; whether the log start moved."""
-        return partition_append.maybe_increment_log_start_offset(self, offset, leader_epoch)
+        """As a follower, delete what the leader has deleted. Return whether the log start moved."""
+        with self.leader_isr_update_lock:
+            log = self._follower_log(leader_epoch)
+            return log.maybe_increment_log_start_offset(min(offset, log.high_watermark))
 
     def truncate_to(self, offset: int) -> bool:
-        """As a follower, cut everything from `offset` on. Raises NotLeaderOrFollower for a leader: it never
-        cuts."""
-        return partition_append.truncate_to(self, offset)
+        """As a follower, remove everything from `offset` on. Raises NotLeaderOrFollower for a leader, which
+        never truncates."""
+        with self.leader_isr_update_lock:
+            log = self._follower_log()
+            if offset > log.log_start_offset:
+                end = log.log_end_offset
+                is_cut = log.truncate_to(offset)
+                if is_cut:
+                    self._log_truncation(log, end)
+                return is_cut
+            # Nothing stays. A replica that may be elected deleted only what its leader had deleted. Another
+            # one may have deleted other records than the leader has there, after an unclean election: it
+            # fetches all that the leader has, or it would count as having them.
+            return self._begin_at(log, offset if self.may_be_elected else 0)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """As a follower, drop everything and begin again at `offset`."""
-        partition_append.truncate_fully_and_start_at(self, offset)
+        """As a follower, remove everything and begin again at `offset`."""
+        with self.leader_isr_update_lock:
+            self._begin_at(self._follower_log(), offset)
 
-    def delete_records_on_leader(self, offset: int) -> tuple[int, int]:
-        """Drop the records below `offset` (-1: below the high watermark): that offset, and the low watermark.
+    def cut_unknown_epoch(self) -> None:
+        """Truncate the records of the latest leader epoch here, which the leader does not know.
 
-        All replicas have dropped them once `low_watermark_if_leader` has reached it. Raises
-        NotLeaderOrFollower, PolicyViolation for a topic that is only compacted, OffsetOutOfRange.
+        They are not part of the partition's history. A replica that may be elected keeps them: its leader
+        takes it out of the ISR first, since it cannot fetch.
         """
-        return partition_append.delete_records_on_leader(self, offset)
+        latest = self.local_log.epochs.latest_entry
+        if latest is not None and not self.may_be_elected:
+            LOGGER.warning(
+                "%s: cut at offset %d, where leader epoch %d begins, which the leader does not know",
+                *(self.topic_partition, latest.start_offset, latest.epoch),
+            )
+            self.truncate_to(latest.start_offset)
 
-    def low_watermark_if_leader(self) -> int:
-        """The least log start of the leader and its live followers. Raises NotLeaderOrFollower."""
-        return partition_append.low_watermark_if_leader(self)
+    def _follower_log(self, leader_epoch: int | None = None) -> UnifiedLog:
+        # An answer may arrive after the end of the role for which it was fetched.
+        term = self.term
+        if term.leads or term.log is None:
+            raise NotLeaderOrFollower(f"{self.topic_partition}: broker {self.broker_id} is no follower of it")
+        if leader_epoch is not None and leader_epoch != term.leader_epoch:
+            raise FencedLeaderEpoch(
+                f"{self.topic_partition}: an answer of leader epoch {leader_epoch}, now it is"
+                f" {term.leader_epoch}"
+            )
+        return term.log
+
+    def _begins_anew(self, log: UnifiedLog, leader_log_start: int) -> bool:
+        # The leader has deleted all that is here and has forgotten its epochs, so it could not detect that
+        # its records do not follow on these. A power cut may undo the deletion on both.
+        return log.state.log_end_offset <= leader_log_start and bool(log.size) and not self.may_be_elected
+
+    def _begin_at(self, log: UnifiedLog, start: int) -> bool:
+        if start == log.log_start_offset == log.log_end_offset and not log.size:
+            return log.truncate_to(start)
+        # What was deleted may still be in the first segment. It must go too, or nothing of an earlier epoch
+        # could ever follow it.
+        former_start, former_end = log.log_start_offset, log.log_end_offset
+        log.truncate_fully_and_start_at(start)
+        LOGGER.info(
+            "%s: dropped the records from offset %d to %d and begins anew at %d, to follow broker %d, which"
+            " leads epoch %d",
+            *(self.topic_partition, former_start, former_end, start),
+            *(self.leader, self.leader_epoch),
+        )
+        return True
+
+    def _log_truncation(self, log: UnifiedLog, former_end: int) -> None:
+        LOGGER.info(
+            "%s: truncated from offset %d to %d, as the log parts from that of broker %d, which leads epoch"
+            " %d; the log begins at %d, high watermark %d",
+            *(self.topic_partition, former_end, log.log_end_offset, self.leader, self.leader_epoch),
+            *(log.log_start_offset, log.high_watermark),
+        )
 
     # ---- high watermark -----------------------------------------------------------------------------------
 
     def maybe_increment_leader_hw(self, now_ms: int | None = None) -> LeaderHwChange:
-        """Move the high watermark to what everybody who counts has; SAME where this broker does not lead."""
+        """Move the high watermark to what all replicas that count have; SAME if this broker does not lead."""
         with self.leader_isr_update_lock:
             log = self.leader_log_if_local
             return SAME if log is None else self._increment_high_watermark(log, now_ms)
@@ -348,7 +799,7 @@ class Partition(PartitionStanding):
         state = log.state
         offset = state.log_end_offset
         if log.durable and log.config.durability != "page_cache":
-            # What the leader could lose with its power is not committed.
+            # What the leader could lose in a power cut is not committed.
             offset = state.flush_offset
         for replica in self._watched_replicas:
             if replica.log_end_offset < offset:
@@ -356,22 +807,34 @@ class Partition(PartitionStanding):
         if offset <= state.high_watermark:
             return SAME
         for replica in self._others:
-            if replica.log_end_offset < offset and partition_isr.is_about_to_join(self, replica, now_ms):
+            if replica.log_end_offset < offset and self._is_about_to_join(replica, now_ms):
                 offset = replica.log_end_offset
-        # It stands still below min.insync.replicas, also for what was appended before (KAFKA-15583).
+        # It stands still below min.insync.replicas, for earlier appends too (KAFKA-15583).
         if offset <= state.high_watermark or self.is_under_min_isr:
             return SAME
         log.maybe_increment_high_watermark(offset)
         self.term.watermark.advance(offset)
         return INCREASED
 
+    def _is_about_to_join(self, replica: Replica, now_ms: int | None) -> bool:
+        """Return whether the high watermark waits for a replica outside the ISR. Without this wait, one that
+        is caught up would never get in, as the mark would always be ahead of it."""
+        log = self.term.log
+        assert log is not None
+        if now_ms is None:
+            now_ms = self._now_ms()
+        return (
+            self.isr_policy.is_caught_up(replica, log.log_end_offset, now_ms)
+            and isr_policy.what_makes_ineligible(replica, self.brokers) is None
+        )
+
     def check_enough_replicas_reach_offset(self, required_offset: int) -> tuple[bool, KreplicaError | None]:
-        """Whether the wait for `required_offset` is over, and with what error: NotLeaderOrFollower, or
-        NotEnoughReplicasAfterAppend where it is committed by fewer replicas than min.insync.replicas."""
+        """Return whether the wait for `required_offset` is over, and with what error: NotLeaderOrFollower, or
+        NotEnoughReplicasAfterAppend if fewer replicas than min.insync.replicas have committed it."""
         with self.leader_isr_update_lock:
             log = self.leader_log_if_local
             if log is None:
-                return False, NotLeaderOrFollower(f"{self.topic_partition}: led elsewhere by now")
+                return False, NotLeaderOrFollower(f"{self.topic_partition}: another broker leads it now")
             if log.high_watermark < required_offset:
                 return False, None
             if self.has_enough_in_sync:
@@ -380,7 +843,10 @@ class Partition(PartitionStanding):
                 f"{self.topic_partition}: appended, but only {self.state.maximal_isr} are in sync"
             )
 
-    # ---- fetch --------------------------------------------------------------------------------------------
+    # ---- reads --------------------------------------------------------------------------------------------
+    # A read holds no lock: it looks at one Term and at what the log has published. The log's end is taken
+    # before the records, so that appends made meanwhile do not make a follower seem to lag (its state is
+    # updated after the read).
 
     def fetch_records(
         self,
@@ -394,37 +860,137 @@ class Partition(PartitionStanding):
         only_leader: bool = True,
         at_least_one: bool = True,
     ) -> LogReadInfo:
-        """Whole batches from the one that holds `fetch_offset` on, as a pinned slice; see partition_fetch.
+        """Return whole batches from the one that holds `fetch_offset` on, as a pinned slice.
 
         `isolation`: log_end (followers), high_watermark, txn_committed. `replica_id`: the follower that
-        fetches, -1 for a consumer. `current_leader_epoch`: what the fetcher takes for the leader epoch, None
-        if it does not say. `last_fetched_epoch`: of the record before `fetch_offset`; where this log
-        has others there, the answer has no records and a `diverging_epoch`. Holds no lock while it reads.
+        fetches, -1 for a consumer. `current_leader_epoch`: the leader epoch that the fetcher knows, None if
+        it does not say. `last_fetched_epoch`: the epoch of the record before `fetch_offset`; if this log has
+        another one there, the answer has no records but a `diverging_epoch`. `max_bytes`: whole batches up to
+        this many bytes, but one batch of any size if `at_least_one`.
 
         Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower, OffsetOutOfRange, DamagedLog.
         """
-        return partition_fetch.fetch_records(
-            self,
-            fetch_offset,
-            max_bytes,
-            isolation,
-            replica_id,
-            current_leader_epoch,
-            last_fetched_epoch,
-            only_leader,
-            at_least_one,
+        term = self.term
+        log = term.log
+        if current_leader_epoch != term.leader_epoch or log is None or not term.leads:
+            # The usual case is checked here; the rest, and all refusals, there.
+            term = self._term_in_epoch(current_leader_epoch, only_leader)
+            log = term.log
+            assert log is not None
+        replica = None if replica_id < 0 else self._replicas.get(replica_id)
+        if replica_id >= 0 and replica is None:
+            self._refuse_follower(replica_id, current_leader_epoch)
+        state = log.state
+        end = state.log_end_offset
+        mark, start, stable = state.high_watermark, state.log_start_offset, state.last_stable_offset
+        if last_fetched_epoch is not None:
+            epochs = log.epochs.entries
+            # If it has the latest epoch, its log cannot diverge.
+            if not epochs or epochs[-1].epoch != last_fetched_epoch or not start <= fetch_offset <= end:
+                diverging = _diverging_epoch(log, start, end, fetch_offset, last_fetched_epoch)
+                if diverging is not None:
+                    return LogReadInfo(
+                        fetch_offset, None, mark, start, end, stable, term.leader_epoch, diverging
+                    )
+        if fetch_offset == end and isolation == "log_end" and log.stopped_at is None:
+            # A follower that has everything, as each one does between two appends.
+            if log.closed or not log.damages.is_empty:
+                log_reader.check_start(log, fetch_offset)
+            return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch)
+        try:
+            read = log_reader.read(log, fetch_offset, max_bytes, isolation, at_least_one)
+            # A follower in sync fetches what was just written, and checks it itself. Older records may have
+            # rotted, and so may those that a follower could not append. A consumer never gets such records.
+            if read.records is not None and (
+                replica is None or fetch_offset < mark or replica.asks_again(fetch_offset)
+            ):
+                log_reader.check_records(log, read.records, fetch_offset)
+        except LogClosed as error:
+            # The replica was stopped after the look at its role.
+            raise NotLeaderOrFollower(
+                f"{self.topic_partition}: stopped on broker {self.broker_id}"
+            ) from error
+        return LogReadInfo(
+            fetch_offset, read.records, mark, start, end, stable, term.leader_epoch, None, read.aborted
         )
+
+    def last_offset_for_leader_epoch(
+        self, current_leader_epoch: int | None, leader_epoch: int, *, only_leader: bool = True
+    ) -> EpochEndOffset:
+        """Return the greatest epoch here not above `leader_epoch`, and where it ends; (-1, -1) if nothing is
+        known.
+
+        Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
+        """
+        log = self._term_in_epoch(current_leader_epoch, only_leader).log
+        assert log is not None
+        return EpochEndOffset(*log.epochs.end_offset_for(leader_epoch, log.log_end_offset))
+
+    def fetch_offset_for_timestamp(
+        self, timestamp: int, isolation: str = "high_watermark", current_leader_epoch: int | None = None
+    ) -> TimestampOffset:
+        """Return the first visible record at or after `timestamp`; offset -1 if there is none.
+
+        `isolation` decides what is visible. LATEST_TIMESTAMP: the end of what is visible. Raises
+        OffsetNotAvailable while a new leader does not know yet how much is committed (KIP-207), and as
+        `fetch_records`.
+        """
+        term = self._term_in_epoch(current_leader_epoch, True)
+        log = term.log
+        assert log is not None
+        bound = log_reader.upper_bound(log, isolation)
+        if isolation != "log_end" and log.high_watermark < (term.epoch_start_offset or 0):
+            raise OffsetNotAvailable(
+                f"{self.topic_partition}: its new leader does not know the high watermark yet"
+            )
+        if timestamp == EARLIEST_LOCAL_TIMESTAMP:
+            timestamp = EARLIEST_TIMESTAMP  # all of a log is local
+        if timestamp < MAX_TIMESTAMP:
+            raise UnsupportedVersion(f"{self.topic_partition}: timestamp {timestamp} has no special meaning")
+        if timestamp == LATEST_TIMESTAMP:
+            epoch = log.epochs.epoch_for_offset(bound)
+            return TimestampOffset(-1, bound, -1 if epoch is None else epoch)
+        found = log.offset_for_timestamp(timestamp)
+        if found is None or (found.offset >= bound and timestamp != EARLIEST_TIMESTAMP):
+            return TimestampOffset(-1, -1, -1)
+        return found
+
+    def _term_in_epoch(self, current_leader_epoch: int | None, only_leader: bool) -> Term:
+        """Return the term, which has a log.
+
+        Raises FencedLeaderEpoch if the fetcher's epoch is over, UnknownLeaderEpoch if this broker does not
+        know it yet (KIP-320), NotLeaderOrFollower.
+        """
+        term = self.term
+        if current_leader_epoch is not None and current_leader_epoch != term.leader_epoch:
+            where = f"{self.topic_partition}: leader epoch {current_leader_epoch}, here {term.leader_epoch}"
+            if current_leader_epoch < term.leader_epoch:
+                raise FencedLeaderEpoch(where)
+            raise UnknownLeaderEpoch(where)
+        if term.log is None or (only_leader and not term.leads):
+            self._refuse_leader()
+        return term
+
+    def _refuse_follower(self, replica_id: int, current_leader_epoch: int | None) -> NoReturn:
+        where = f"{self.topic_partition}: broker {replica_id} is none of the replicas {self.replicas}"
+        # A follower of the same leader epoch was assigned in a version that has not arrived here yet: it may
+        # try again.
+        if current_leader_epoch is not None and self.is_leader:
+            raise UnknownLeaderEpoch(where)
+        raise NotLeaderOrFollower(where)
+
+    # ---- what followers' fetches report -------------------------------------------------------------------
 
     def update_follower_fetch_state(
         self, replica_id: int, read: LogReadInfo, log_start_offset: int, now_ms: int, broker_epoch: int = -1
     ) -> PartitionEffects:
-        """Note what the follower's fetch, whose answer is `read`, tells of it; it may join the ISR by that,
-        and the high watermark move.
+        """Record what the follower's fetch, whose answer is `read`, reports of it. It may join the ISR by
+        that, and the high watermark may move.
 
-        `log_start_offset`: the follower's; `broker_epoch`: in which it fetched, -1 if it does not say. A
-        diverging fetch tells nothing of what the follower has (KAFKA-13141). Nothing is noted where the
+        `log_start_offset`: the follower's. `broker_epoch`: the epoch in which it fetched, -1 if it does not
+        say. A diverging fetch says nothing of what the follower has (KAFKA-13141). Nothing is recorded if the
         leader epoch has changed since the read. Raises NotLeaderOrFollower for a fetch from before the
-        follower's restart (KIP-903) and for one that is no replica.
+        follower's restart (KIP-903) and for a broker that is no replica.
         """
         with self.leader_isr_update_lock:
             term = self.term
@@ -433,9 +999,9 @@ class Partition(PartitionStanding):
             replica = self._replicas.get(replica_id)
             registered = self.brokers.get_alive_broker_epoch(replica_id)
             if replica is None or not replica.broker_epoch <= broker_epoch == registered:
-                replica = partition_fetch.check_follower(self, replica_id, broker_epoch)
+                replica = self._check_follower(replica_id, broker_epoch)
             if read.diverging_epoch is not None:
-                partition_isr.note_diverged(self, replica, read)
+                self._note_diverged(replica, read)
                 return NOTHING
             former_end = replica.log_end_offset
             low_watermark = self.low_watermark_if_leader() if self.low_watermark_waiters else -1
@@ -444,7 +1010,7 @@ class Partition(PartitionStanding):
             )
             isr_change = None
             if replica_id not in self.state.isr and not self.state.is_inflight:
-                isr_change = partition_isr.maybe_expand_isr(self, replica, now_ms)
+                isr_change = self._maybe_expand_isr(replica, now_ms)
             change = SAME
             if former_end != read.fetch_offset:
                 assert term.log is not None
@@ -455,8 +1021,8 @@ class Partition(PartitionStanding):
             return PartitionEffects(change, isr_change, moved)
 
     def attach_fetch_clock(self, replica_id: int, fetch_clock: FetchClock | None) -> FetchClock | None:
-        """The follower fetches the partition in the session of that clock from now on, in none for None; the
-        clock of the other session in which it did until now."""
+        """Record that the follower fetches the partition in the session of that clock, or in none for None.
+        Return the clock of another session in which it did until now."""
         with self.leader_isr_update_lock:
             replica = self._replicas.get(replica_id)
             if replica is None or replica.fetch_clock is fetch_clock:
@@ -465,7 +1031,7 @@ class Partition(PartitionStanding):
             return former
 
     def detach_fetch_clock(self, fetch_clock: FetchClock) -> None:
-        """The session of that clock does not fetch the partition any more, spelled out or not."""
+        """Record that the session of that clock no longer fetches the partition."""
         with self.leader_isr_update_lock:
             for replica in self._remote_replicas:
                 if replica.fetch_clock is fetch_clock:
@@ -473,69 +1039,297 @@ class Partition(PartitionStanding):
                         replica.leader_moved_on()
                     replica.fetch_clock = None
 
-    def last_offset_for_leader_epoch(
-        self, current_leader_epoch: int | None, leader_epoch: int, *, only_leader: bool = True
-    ) -> EpochEndOffset:
-        """The greatest epoch here not above `leader_epoch`, and where it ends; (-1, -1) where nothing is
-        known.
+    def _check_follower(self, replica_id: int, broker_epoch: int) -> Replica:
+        """Return the follower that fetched in `broker_epoch`.
 
-        Raises FencedLeaderEpoch, UnknownLeaderEpoch, NotLeaderOrFollower.
+        Raises NotLeaderOrFollower if it is no replica, or has been restarted since (KIP-903).
         """
-        log = partition_fetch.log_with_epoch(self, current_leader_epoch, only_leader).log
-        assert log is not None
-        return EpochEndOffset(*log.epochs.end_offset_for(leader_epoch, log.log_end_offset))
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            self._refuse_follower(replica_id, None)
+        registered = self.brokers.get_alive_broker_epoch(replica_id)
+        latest = max(replica.broker_epoch, UNKNOWN_BROKER_EPOCH if registered is None else registered)
+        if UNKNOWN_BROKER_EPOCH < broker_epoch < latest:
+            raise NotLeaderOrFollower(
+                f"{self.topic_partition}: a fetch of broker {replica_id} from its epoch {broker_epoch}, "
+                f"which is over since {latest}"
+            )
+        return replica
 
-    def fetch_offset_for_timestamp(
-        self, timestamp: int, isolation: str = "high_watermark", current_leader_epoch: int | None = None
-    ) -> TimestampOffset:
-        """The first record at or after `timestamp` that `isolation` lets see; offset -1 where there is none.
-
-        LATEST_TIMESTAMP: the end of what it lets see. Raises OffsetNotAvailable while a new leader does not
-        know yet how much is committed (KIP-207), and as `fetch_records`.
-        """
-        return partition_fetch.fetch_offset_for_timestamp(self, timestamp, isolation, current_leader_epoch)
+    def _note_diverged(self, replica: Replica, read: LogReadInfo) -> None:
+        if not replica.diverged:
+            replica.diverged = True
+            LOGGER.info(
+                "%s: the log of broker %d, which fetches from offset %d, parts from this one: epoch %d ends"
+                " here at offset %d; this one ends at %d, high watermark %d",
+                *(self.topic_partition, replica.broker_id, read.fetch_offset),
+                *(read.diverging_epoch or ()),
+                *(read.log_end_offset, self.high_watermark),
+            )
 
     # ---- in-sync replicas ---------------------------------------------------------------------------------
+    # One AlterPartition is in flight for a partition at a time (KIP-497).
 
     def maybe_shrink_isr(self, now_ms: int) -> PartitionEffects:
-        """Propose to drop the replicas that have lagged too long; for the periodic isr-expiration.
+        """Propose to remove the replicas that have lagged too long; called by the periodic isr-expiration.
 
-        Where none has, one may be proposed to join whose fetches are not spelled out, since its session has
-        no news of the partition. The high watermark may move too, where it waited for a replica outside of
-        the ISR that has gone.
+        If none has, a replica may be proposed to join whose fetches do not name the partition, since its
+        session has no news of it. The high watermark may move too, if it waited for a replica outside the ISR
+        that has gone.
         """
-        return partition_isr.maybe_shrink_isr(self, now_ms)
+        with self.leader_isr_update_lock:
+            if not self.term.leads:
+                return NOTHING
+            isr_change = self._shrink_isr(now_ms) or self._expand_silent(now_ms)
+            change = self.maybe_increment_leader_hw(now_ms)
+            if isr_change is None and change is SAME:
+                return NOTHING
+            return PartitionEffects(change, isr_change)
 
     def note_lost_range(
         self, replica_id: int, fetch_offset: int, current_leader_epoch: int, broker_epoch: int
     ) -> PartitionEffects:
-        """Note that the follower lacks a range of its log from `fetch_offset` on, or, where that is its log
-        end, that it has all again: it must not stay in the ISR with a range that is damaged, or join."""
-        return partition_isr.note_lost_range(
-            self, replica_id, fetch_offset, current_leader_epoch, broker_epoch
-        )
+        """Record that the follower lacks a range of its log from `fetch_offset` on, or, if that is its log
+        end, that its log is whole again. A replica with a damaged range must not be in the ISR."""
+        with self.leader_isr_update_lock:
+            replica = self._replicas.get(replica_id)
+            term = self.term
+            if not term.leads or replica is None or term.leader_epoch != current_leader_epoch:
+                return NOTHING
+            if broker_epoch != self.brokers.get_alive_broker_epoch(replica_id):
+                return NOTHING
+            if broker_epoch != replica.broker_epoch:
+                # All else that is known of it is from before its restart: it joins by a fetch of its own.
+                replica.fetched_in_epoch = False
+                replica.broker_epoch = broker_epoch
+            # Before its first fetch the follower must have had all up to the high watermark.
+            end = self.high_watermark if replica.log_end_offset < 0 else replica.log_end_offset
+            replica.damaged = fetch_offset < end
+            return self.maybe_shrink_isr(self._now_ms())
 
     def handle_alter_partition_response(
         self, pending: PendingPartitionChange, answer: LeaderAndIsr | BaseException
     ) -> PartitionEffects:
-        """Take the controller's answer to a proposal, which its `pending` tells apart, or what it failed
-        with.
+        """Take the controller's answer to the proposal `pending`, or the error with which it failed.
 
-        `isr_change` is what has to be sent now: the same once more, or the change that is due next.
+        `isr_change` of the effects is what has to be sent next: the same proposal again, or another one.
         """
-        return partition_isr.handle_alter_partition_response(self, pending, answer)
+        with self.leader_isr_update_lock:
+            if self.state is not pending:
+                # Metadata from the controller came before this answer.
+                return NOTHING
+            if not isinstance(answer, LeaderAndIsr):
+                return self._proposal_failed(pending, answer)
+            if answer.leader_epoch != self.term.leader_epoch:
+                return NOTHING
+            if answer.partition_epoch < self.partition_epoch:
+                return NOTHING
+            self._commit(pending, answer)
+            now_ms = self._now_ms()
+            # The mark first: a replica below it has to fetch before it may join.
+            change = self.maybe_increment_leader_hw(now_ms)
+            return PartitionEffects(change, self._expand_silent(now_ms))
 
     def why_not_in_isr(self, broker_id: int) -> OutOfIsr | None:
-        """What put the replica out of the ISR and what keeps it out now; None for one that is in it.
+        """Return what put the replica out of the ISR and what keeps it out now; None if it is in the ISR.
 
-        Raises NotLeaderOrFollower where this broker does not lead, ReplicaNotAvailable for no replica.
+        Raises NotLeaderOrFollower if this broker does not lead, ReplicaNotAvailable for no replica.
         """
-        return partition_isr.why_not_in_isr(self, broker_id)
+        with self.leader_isr_update_lock:
+            log = self.leader_log_if_local
+            if log is None:
+                raise NotLeaderOrFollower(f"{self.topic_partition}: only its leader, {self.leader}, knows")
+            if broker_id in self.state.isr:
+                return None
+            replica = self._replicas.get(broker_id)
+            if replica is None:
+                raise ReplicaNotAvailable(f"{self.topic_partition}: broker {broker_id} is no replica of it")
+            now_ms = self._now_ms()
+            last = self.isr_history.last_of(broker_id)
+            change = last if last is not None and last.kind == "shrink" else None
+            keeps_out = isr_policy.what_keeps_out(replica, self.term, self.brokers)
+            if keeps_out is None:
+                keeps_out = "the controller has not answered" if self.state.is_inflight else "its next fetch"
+            return OutOfIsr(
+                broker_id,
+                self._why_out(broker_id, now_ms) if change is None else change.reason,
+                keeps_out,
+                None if change is None else change.time_ms,
+                replica.log_end_offset,
+                log.log_end_offset,
+                log.high_watermark,
+                self._date_or_none(replica.last_heard_time_ms),
+                self._date_or_none(replica.last_caught_up_time_ms),
+                change,
+            )
+
+    # Proposals. The caller holds the lock.
+
+    def _maybe_expand_isr(self, replica: Replica, now_ms: int) -> IsrChangeProposed | None:
+        """Propose that the follower, which has just fetched, joins the ISR; None if it may not."""
+        state = self.state
+        if isinstance(state, PendingPartitionChange) or replica.broker_id in state.isr:
+            return None
+        if isr_policy.what_keeps_out(replica, self.term, self.brokers) is not None:
+            return None
+        change = self._change("expand", replica.broker_id, IsrChangeReason.CAUGHT_UP, now_ms)
+        return self._propose(PendingExpandIsr, state, (*state.isr, replica.broker_id), (change,))
+
+    def _expand_silent(self, now_ms: int) -> IsrChangeProposed | None:
+        """Propose that a follower joins whose session has nothing new to fetch: at its last fetch that named
+        the partition a change was in flight, or its broker was not eligible yet."""
+        for replica in self._remote_replicas:
+            session = replica.fetch_clock
+            if session is not None and replica.broker_id not in self.state.maximal_isr:
+                silent_ms = now_ms - session.last_fetch_time_ms
+                if silent_ms <= self.isr_policy.replica_lag_time_max_ms:
+                    proposed = self._maybe_expand_isr(replica, now_ms)
+                    if proposed is not None:
+                        return proposed
+        return None
+
+    def _shrink_isr(self, now_ms: int) -> IsrChangeProposed | None:
+        state = self.state
+        if isinstance(state, PendingPartitionChange):
+            return None
+        gone = tuple(
+            broker_id
+            for broker_id in state.isr
+            if broker_id != self.broker_id and self._is_out_of_sync(broker_id, now_ms)
+        )
+        if not gone:
+            return None
+        changes = tuple(
+            self._change("shrink", broker_id, self._why_out(broker_id, now_ms), now_ms) for broker_id in gone
+        )
+        kept = tuple(broker_id for broker_id in state.isr if broker_id not in gone)
+        return self._propose(PendingShrinkIsr, state, kept, changes)
+
+    def _is_out_of_sync(self, broker_id: int, now_ms: int) -> bool:
+        """Return whether a member of the ISR has to leave it."""
+        replica = self._replicas.get(broker_id)
+        log = self.term.log
+        assert log is not None
+        return (
+            replica is None
+            or replica.damaged
+            or not self.isr_policy.is_caught_up(replica, log.log_end_offset, now_ms)
+        )
+
+    def _propose_recovery(self) -> IsrChangeProposed | None:
+        """Propose to end the recovery of an unclean election, which this leader has taken note of."""
+        state = self.state
+        assert isinstance(state, CommittedPartitionState)
+        return self._propose(PendingRecovery, state, state.isr, ())
+
+    def _propose(
+        self,
+        kind: type[PendingPartitionChange],
+        state: CommittedPartitionState,
+        isr: tuple[int, ...],
+        changes: tuple[IsrChange, ...],
+    ) -> IsrChangeProposed:
+        known = self.leader_and_isr
+        assert known is not None
+        wanted = dataclasses.replace(
+            known, isr=isr, leader_recovery_state=LeaderRecoveryState.RECOVERED, is_new=False
+        )
+        epochs = tuple(self._broker_epoch_of(broker_id) for broker_id in isr)
+        pending = kind(wanted, epochs, state, changes)
+        self._set_state(pending)
+        return IsrChangeProposed(wanted, epochs, pending)
+
+    def _broker_epoch_of(self, broker_id: int) -> int:
+        if broker_id == self.broker_id:
+            return self.broker_epoch()
+        # If a member has not fetched from this leader yet, the controller removes it at a restart of its broker.
+        replica = self._replicas.get(broker_id)
+        return UNKNOWN_BROKER_EPOCH if replica is None else replica.broker_epoch
+
+    def _proposal_failed(self, pending: PendingPartitionChange, error: BaseException) -> PartitionEffects:
+        if isinstance(error, NOT_MADE):
+            self._set_state(pending.last_committed)
+            return PartitionEffects(self.maybe_increment_leader_hw())
+        if isinstance(error, AWAIT_METADATA):
+            return NOTHING
+        return PartitionEffects(
+            isr_change=IsrChangeProposed(pending.sent, pending.isr_broker_epochs, pending)
+        )
+
+    def _commit(self, pending: PendingPartitionChange, answer: LeaderAndIsr) -> None:
+        known = self.leader_and_isr
+        assert known is not None
+        for change in pending.changes:
+            if (change.broker_id in answer.isr) == (change.kind == "expand"):
+                self.isr_history.add(change._replace(partition_epoch=answer.partition_epoch, isr=answer.isr))
+        self.leader_and_isr = dataclasses.replace(
+            known,
+            isr=answer.isr,
+            partition_epoch=answer.partition_epoch,
+            leader_recovery_state=answer.leader_recovery_state,
+        )
+        self._set_state(CommittedPartitionState(answer.isr, answer.leader_recovery_state))
+
+    # The history of the ISR.
+
+    def _note_isr_of(self, new: LeaderAndIsr, now_ms: int) -> None:
+        """Record how the controller's ISR differs from the known one."""
+        known, state = self.leader_and_isr, self.state
+        if known is None:
+            return
+        proposed = (
+            {change.broker_id: change for change in state.changes}
+            if isinstance(state, PendingPartitionChange)
+            else {}
+        )
+        for broker_id in sorted(set(known.isr) ^ set(new.isr)):
+            kind = "expand" if broker_id in new.isr else "shrink"
+            change = proposed.get(broker_id)
+            if change is None or change.kind != kind:
+                reason = isr_policy.why_controller_changed(broker_id, kind, self.brokers)
+                change = self._change(kind, broker_id, reason, now_ms)
+            self.isr_history.add(
+                change._replace(
+                    partition_epoch=new.partition_epoch, leader_epoch=new.leader_epoch, isr=new.isr
+                )
+            )
+
+    def _why_out(self, broker_id: int, now_ms: int) -> IsrChangeReason:
+        lag_ms = self.isr_policy.replica_lag_time_max_ms
+        return isr_policy.why_out(self._replicas.get(broker_id), broker_id, self.brokers, now_ms, lag_ms)
+
+    def _change(self, kind: str, broker_id: int, reason: IsrChangeReason, now_ms: int) -> IsrChange:
+        replica = self._replicas.get(broker_id) or Replica(broker_id)
+        log = self.local_log
+        return IsrChange(
+            self._date(now_ms),
+            kind,
+            broker_id,
+            reason,
+            replica.log_end_offset,
+            log.log_end_offset,
+            log.high_watermark,
+            self._date_or_none(replica.last_heard_time_ms),
+            self._date_or_none(replica.last_caught_up_time_ms),
+            self.term.leader_epoch,
+            self.partition_epoch,
+            self.isr,
+        )
+
+    def _date(self, time_ms: int) -> int:
+        """Return the date, in ms since 1970, of a time on the monotonic clock."""
+        return self.clock.time_ms() - (self._now_ms() - time_ms)
+
+    def _date_or_none(self, time_ms: int) -> int | None:
+        return None if time_ms == NEVER_MS else self._date(time_ms)
+
+    def _now_ms(self) -> int:
+        return self.clock.monotonic_ns() // 1_000_000
 
     # ---- damage -------------------------------------------------------------------------------------------
 
     def on_damage(self, _: UnifiedLog, damage: Damage) -> None:
-        """A range of the log was found damaged: whoever repairs is told. Takes no lock."""
+        """Pass on to the listener that a range of the log was found damaged. Takes no lock."""
         if self.damage_listener is not None:
             self.damage_listener(self, damage)
 
@@ -548,3 +1342,62 @@ class Partition(PartitionStanding):
     def __repr__(self) -> str:
         role = "leader" if self.term.leads else f"follower of {self.term.leader}"
         return f"Partition({self.topic_partition}, {role}, epoch {self.term.leader_epoch})"
+
+
+# ---- functions of logs and errors --------------------------------------------------------------------------
+
+
+def _added_anew(new: LeaderAndIsr, known: LeaderAndIsr | None) -> tuple[int, ...]:
+    # A replica that was removed and is added again in one step begins with an empty log: what is known of it
+    # belongs to the former one.
+    before = () if known is None else known.adding_replicas
+    return tuple(broker_id for broker_id in new.adding_replicas if broker_id not in before)
+
+
+def _begin_epoch(log: UnifiedLog, leader_epoch: int, start_offset: int) -> None:
+    try:
+        log.begin_epoch(leader_epoch, start_offset)
+    except ReadOnlyLog as error:
+        # Nothing can be written if recovery stopped at rot: another replica has to lead.
+        raise DamagedLog(f"{log.topic_partition}: cannot lead: {error}") from error
+
+
+def _settle(log: UnifiedLog) -> None:
+    """Wait until what a disk thread is still appending for the role that ends is in the log."""
+    with log.lock:
+        pass
+
+
+def _flush(log: UnifiedLog) -> None:
+    _settle(log)
+    if log.flush_offset < log.log_end_offset:
+        log.flush()
+
+
+def _wait_for_quorum_flush(log: UnifiedLog, info: LogAppendInfo | None) -> None:
+    # With durability fsync only the leader's disk counts; with fsync_quorum this one's counts too.
+    if info is not None and log.durable and log.config.durability != "fsync":
+        log.wait_durable(info)
+
+
+def _diverging_epoch(
+    log: UnifiedLog, start: int, end: int, fetch_offset: int, last_fetched_epoch: int
+) -> EpochEndOffset | None:
+    epoch, end_offset = log.epochs.end_offset_for(last_fetched_epoch, end)
+    if end_offset < 0:
+        raise OffsetOutOfRange(
+            f"{log.topic_partition}: leader epoch {last_fetched_epoch} of the fetch is not known here"
+        )
+    # Before any look at epochs: those below the log start are forgotten.
+    if fetch_offset < start:
+        raise OffsetOutOfRange(
+            f"{log.topic_partition}: offset {fetch_offset} is below the log start {start}", where=fetch_offset
+        )
+    if epoch < last_fetched_epoch or end_offset < fetch_offset:
+        return EpochEndOffset(epoch, end_offset)
+    return None
+
+
+def _bare(error: KreplicaError) -> KreplicaError:
+    # It may be kept for long, and the frames of its traceback hold the records.
+    return error.with_traceback(None)

@@ -1,21 +1,79 @@
-"""Which replicas are in sync: as committed by the controller, or with a change of it under way.
+"""The values that a Partition replaces as a whole, and those that its methods return.
 
-Immutable; a Partition replaces its state as a whole, under its lock, and anybody may read the one there is.
-What is in flight is told from what was committed, since the controller may have made the change already, or
-never make it: the high watermark waits for the union (the maximal ISR, KIP-497), availability counts on the
-committed alone.
+All are immutable, except for a Term's watermark, so any thread may read the present one without a lock.
+
+A change of the ISR that is in flight is kept apart from the ISR that was committed, because the controller
+may have made the change already, or may never make it. The high watermark waits for the union of both (the
+maximal ISR, KIP-497). Availability is judged by the committed ISR alone.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
+from kreplica._core.purgatory import Watermark
 from kreplica.common.leader_and_isr import LeaderAndIsr, LeaderRecoveryState
 from kreplica.replica.isr_history import IsrChange
 
+if TYPE_CHECKING:
+    from kreplica._core.region import Slice
+    from kreplica.log.transaction_index import AbortedTxn
+    from kreplica.log.unified_log import UnifiedLog
+
+
+# ---- the role ----------------------------------------------------------------------------------------------
+
+
+class BrokerMetadata(Protocol):
+    """What this broker knows of the other brokers: Kafka's MetadataCache."""
+
+    def is_broker_fenced(self, broker_id: int) -> bool:
+        """Return whether the controller keeps the broker from leading; False for an unknown broker."""
+        ...
+
+    def is_broker_shutting_down(self, broker_id: int) -> bool: ...
+
+    def get_alive_broker_epoch(self, broker_id: int) -> int | None:
+        """Return the epoch in which the broker is registered; None if it is fenced or unknown."""
+        ...
+
+
+class Term:
+    """One role of this broker in a partition. Only its watermark changes.
+
+    `leads`: whether this broker is the leader. `epoch_start_offset`: where the leader epoch begins, None for
+    a follower. `watermark`: what waiting produce requests watch; closed when this broker's leadership ends.
+    """
+
+    __slots__ = ("epoch_start_offset", "leader", "leader_epoch", "leads", "log", "watermark")
+
+    def __init__(
+        self,
+        leader: int,
+        leader_epoch: int,
+        *,
+        log: UnifiedLog | None = None,
+        epoch_start_offset: int | None = None,
+        watermark: Watermark | None = None,
+    ) -> None:
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+        self.leads = watermark is not None
+        self.log = log
+        self.epoch_start_offset = epoch_start_offset
+        if watermark is None:
+            watermark = Watermark()
+            watermark.close()
+        self.watermark = watermark
+
+
+# ---- the in-sync replicas ----------------------------------------------------------------------------------
+
 
 class CommittedPartitionState:
-    """What the controller has said. `isr`: broker ids."""
+    """The ISR that the controller has committed. `isr`: broker ids."""
 
     __slots__ = ("isr", "leader_recovery_state", "maximal_isr")
 
@@ -30,9 +88,10 @@ class CommittedPartitionState:
 
 
 class PendingPartitionChange:
-    """`sent` is asked for, and not answered; `changes`: why, to be noted once it holds.
+    """A change that was proposed to the controller and is not answered yet.
 
-    `isr_broker_epochs`: those of `sent.isr`, in its order, as the replicas' fetches told them.
+    `sent`: the state that was proposed. `isr_broker_epochs`: the broker epochs of `sent.isr`, in its order,
+    as the replicas' fetches gave them. `changes`: the reasons, to be recorded once the change holds.
     """
 
     __slots__ = (
@@ -67,7 +126,7 @@ class PendingPartitionChange:
 
 
 class PendingExpandIsr(PendingPartitionChange):
-    """A replica is to join: until the answer it counts as in sync, since it may be elected."""
+    """A replica is to join. Until the answer it counts as in sync, since it may be elected."""
 
     __slots__ = ()
 
@@ -83,15 +142,97 @@ class PendingExpandIsr(PendingPartitionChange):
 
 
 class PendingShrinkIsr(PendingPartitionChange):
-    """Replicas are to leave: until the answer they still count, since they may be elected (KAFKA-8836)."""
+    """Replicas are to leave. Until the answer they still count, since they may be elected (KAFKA-8836)."""
 
     __slots__ = ()
 
 
 class PendingRecovery(PendingPartitionChange):
-    """The leader of an unclean election tells that it has taken note of it; the ISR stays (KIP-704)."""
+    """The leader of an unclean election reports that it has recovered; the ISR does not change (KIP-704)."""
 
     __slots__ = ()
 
 
 PartitionState = CommittedPartitionState | PendingPartitionChange
+
+
+# ---- what a step returns -----------------------------------------------------------------------------------
+
+
+class LeaderHwChange(enum.Enum):
+    """Whether the leader's high watermark moved. If it did, waiting produces, fetches and deletions of
+    records may be complete."""
+
+    SAME = 0
+    INCREASED = 1
+
+
+SAME, INCREASED = LeaderHwChange.SAME, LeaderHwChange.INCREASED
+
+
+class IsrChangeProposed(NamedTuple):
+    """A change of the ISR that the AlterPartitionManager has to request.
+
+    `leader_and_isr`: the wanted state, with the partition epoch that it follows on. `isr_broker_epochs`: the
+    broker epochs of its ISR in the same order, as the replicas' fetches gave them, -1 for a replica that has
+    not fetched yet. The controller compares them, so that it does not admit a replica which was restarted
+    meanwhile (KIP-903). `pending`: identifies the proposal; it comes back with the answer.
+    """
+
+    leader_and_isr: LeaderAndIsr
+    isr_broker_epochs: tuple[int, ...]
+    pending: PendingPartitionChange
+
+
+class PartitionEffects(NamedTuple):
+    """What a step of a Partition changed. The caller acts on it once it holds no lock.
+
+    A Partition resolves no future and sends nothing. `isr_change`: the request to send.
+    `low_watermark_moved`: a deletion of records may be complete.
+    """
+
+    high_watermark_change: LeaderHwChange = LeaderHwChange.SAME
+    isr_change: IsrChangeProposed | None = None
+    low_watermark_moved: bool = False
+
+
+# Shared, so that a step which changes nothing allocates nothing.
+NOTHING = PartitionEffects()
+HIGH_WATERMARK_MOVED = PartitionEffects(INCREASED)
+
+
+class BecameLeader(NamedTuple):
+    """`is_new_leader`: this broker did not lead the partition before. `is_new_epoch`: a leader epoch began.
+
+    Both are False if the call was ignored because its partition epoch was out of date.
+    """
+
+    is_new_leader: bool
+    is_new_epoch: bool
+    effects: PartitionEffects
+
+
+class EpochEndOffset(NamedTuple):
+    """A leader epoch and the offset where it ends (exclusive); -1 and -1 if nothing is known."""
+
+    leader_epoch: int
+    end_offset: int
+
+
+class LogReadInfo(NamedTuple):
+    """The answer to a fetch. `records`: whole batches as one pinned slice, or None.
+
+    The offsets are those before the read. `leader_epoch`: the epoch in which the read was made.
+    `diverging_epoch`: where the fetcher's log and this one diverge; the fetcher has to truncate its log, and
+    nothing was read.
+    """
+
+    fetch_offset: int
+    records: Slice | None
+    high_watermark: int
+    log_start_offset: int
+    log_end_offset: int
+    last_stable_offset: int
+    leader_epoch: int
+    diverging_epoch: EpochEndOffset | None = None
+    aborted: Sequence[AbortedTxn] = ()

@@ -17,7 +17,7 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.future import Future
 from kreplica.common.types import AppendOrigin, TopicPartition
 from kreplica.replica.delayed_requests import DelayedRequests
-from kreplica.replica.partition_effects import LeaderHwChange
+from kreplica.replica.partition_state import LeaderHwChange
 from kreplica.replica.produce import (
     ACKS_ALL,
     PartitionResponse,

@@ -148,6 +148,14 @@ class Replica:
             if self.last_fetch_time_ms > self.last_caught_up_time_ms:
                 self.last_caught_up_time_ms = self.last_fetch_time_ms
 
+    @property
+    def last_heard_time_ms(self) -> int:
+        """When the follower last fetched, counting fetches of its session that did not name the partition."""
+        session = self.fetch_clock
+        if session is None:
+            return self.last_fetch_time_ms
+        return max(self.last_fetch_time_ms, session.last_fetch_time_ms)
+
     def is_heard(self, now_ms: int, silence_ms: int) -> bool:
         """Whether it has fetched of late, whether its session spelled that out or not.
 

@@ -25,7 +25,7 @@ from kreplica.log.log_moves import LogMove
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_effects import NOTHING, PartitionEffects
+from kreplica.replica.partition_state import NOTHING, PartitionEffects
 
 LOGGER = logging.getLogger(__name__)
 

@@ -40,7 +40,6 @@ from kreplica.replica.fetcher_metrics import FetcherMetrics
 from kreplica.replica.fruitless_fetches import IN_A_ROW, FruitlessFetches
 from kreplica.replica.hosted_partitions import HostedPartitions
 from kreplica.replica.offset_truncation import OffsetTruncationState, offset_truncation_state
-from kreplica.replica.partition_append import cut_unknown_epoch, require_no_later_epoch
 from kreplica.replica.partition_fetch_state import InitialFetchState, PartitionFetchState, ReplicaState
 from kreplica.replica.partition_states import PartitionStates, States
 from kreplica.replica.remote_leader_endpoint import (
@@ -386,7 +385,7 @@ class ReplicaFetcher:
             partition.truncate_fully_and_start_at(leader_start)
         elif failures >= IN_A_ROW:
             # The leader has that offset, too, so it is the leader epoch that it has never heard of.
-            cut_unknown_epoch(partition)
+            partition.cut_unknown_epoch()
         state = self._delay(state) if failures > 1 else state
         return self._go_on_from_end(state, partition, is_completed=True)
 
@@ -517,7 +516,7 @@ class ReplicaFetcher:
         if isinstance(appended, KreplicaError):
             raise appended
         if appended is None and answer.records:
-            require_no_later_epoch(partition, answer.records, state.leader_epoch)
+            partition.require_no_later_epoch(answer.records, state.leader_epoch)
         self._fruitless.succeeded(state)
         log, epoch, moved = partition.local_log, state.leader_epoch, appended is not None
         moved |= partition.update_follower_high_watermark(answer.high_watermark, epoch)

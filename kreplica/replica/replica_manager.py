@@ -52,9 +52,14 @@ from kreplica.replica.hosted_partitions import HostedPartitions, add_gauges
 from kreplica.replica.isr_policy import isr_policy_of
 from kreplica.replica.metadata_cache import MetadataCache
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_effects import INCREASED, IsrChangeProposed, LeaderHwChange, PartitionEffects
 from kreplica.replica.partition_events import REPORT_EVERY_MS, PartitionEvents
-from kreplica.replica.partition_fetch import EpochEndOffset
+from kreplica.replica.partition_state import (
+    INCREASED,
+    EpochEndOffset,
+    IsrChangeProposed,
+    LeaderHwChange,
+    PartitionEffects,
+)
 from kreplica.replica.remote_leader_endpoint import RemoteLeaderEndPoint
 from kreplica.replica.replica_alter_log_dirs_manager import ReplicaAlterLogDirsManager
 from kreplica.replica.replica_config import ReplicaConfig

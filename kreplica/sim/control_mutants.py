@@ -14,7 +14,7 @@ from typing import Any
 from kreplica.controller.alter_partition_control import AlterPartitionControl
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.partition_change_builder import PartitionChangeBuilder
-from kreplica.replica import partition_isr, partition_role
+from kreplica.replica import isr_policy, partition
 from kreplica.sim.mutants import Mutant, Replacement
 
 CONTROL_MUTANTS: dict[str, Mutant] = {}
@@ -42,7 +42,7 @@ def reassign_within_an_epoch(set_assignment: Replacement) -> Replacement:
     return assign
 
 
-@control_mutant(partition_role, "_added_anew")
+@control_mutant(partition, "_added_anew")
 def remember_who_went(_: Replacement) -> Replacement:
     """A leader keeps what it knew of a replica that went and came back (bug history "reassignment ABA")."""
 
@@ -72,7 +72,7 @@ def admit_the_fenced(_: Replacement) -> Replacement:
     return check_nothing
 
 
-@control_mutant(partition_isr, "what_makes_ineligible")
+@control_mutant(isr_policy, "what_makes_ineligible")
 def ask_for_the_fenced(_: Replacement) -> Replacement:
     """A leader asks for a replica that fetches, whatever its broker's standing (KIP-841)."""
 

@@ -18,12 +18,11 @@ from kreplica.common.types import NO_OFFSET
 from kreplica.log import log_reader, truncation
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
-from kreplica.replica import damage_repair, partition_fetch, partition_isr, partition_role, replica_fetcher
+from kreplica.replica import damage_repair, isr_policy, partition, replica_fetcher
 from kreplica.replica.fetch_session import CachedPartition
 from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_fetch_state import ReplicaState
-from kreplica.replica.partition_standing import PartitionStanding
 from kreplica.replica.remote_leader_endpoint import fetch_answers
 from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH
 from kreplica.replica.replica_fetcher import ReplicaFetcher
@@ -80,7 +79,7 @@ def keep_what_the_leader_cannot_check(truncate_to_epoch: Replacement) -> Replace
     return truncate
 
 
-@history_mutant(partition_isr, "begins_too_low")
+@history_mutant(isr_policy, "begins_too_low")
 def join_below_the_log_start(_: Replacement) -> Replacement:
     """A replica joins the ISR with records below the leader's log start, whose epochs the leader forgot."""
 
@@ -164,7 +163,7 @@ def leave_the_mark_behind(truncate_fully_and_start_at: Replacement) -> Replaceme
     return truncate
 
 
-@history_mutant(PartitionStanding, "is_under_min_isr")
+@history_mutant(Partition, "is_under_min_isr")
 def commit_below_min_isr(_: Replacement) -> Replacement:
     """The high watermark moves on though fewer than min.insync.replicas are in sync (KAFKA-15583)."""
 
@@ -174,15 +173,15 @@ def commit_below_min_isr(_: Replacement) -> Replacement:
     return property(is_under)  # type: ignore[return-value]
 
 
-@history_mutant(partition_isr, "what_keeps_out")
+@history_mutant(isr_policy, "what_keeps_out")
 def join_at_the_mark(what_keeps_out: Replacement) -> Replacement:
     """A replica may join the ISR at the high watermark, though a new leader's lags (KAFKA-7128)."""
 
-    def keeps_out(partition: Any, replica: Any) -> Any:
-        is_at_mark = replica.log_end_offset >= partition.high_watermark
+    def keeps_out(replica: Any, term: Any, brokers: Any) -> Any:
+        is_at_mark = replica.log_end_offset >= term.log.high_watermark
         if is_at_mark and replica.fetched_in_epoch and not replica.diverged:
-            return partition_isr.what_makes_ineligible(partition, replica)
-        return what_keeps_out(partition, replica)
+            return isr_policy.what_makes_ineligible(replica, brokers)
+        return what_keeps_out(replica, term, brokers)
 
     return keeps_out
 
@@ -198,7 +197,7 @@ def cut_where_any_epoch_ends(truncation_state: Replacement) -> Replacement:
     return end_alone
 
 
-@history_mutant(partition_fetch, "log_with_epoch")
+@history_mutant(Partition, "_term_in_epoch")
 def answer_in_any_epoch(log_with_epoch: Replacement) -> Replacement:
     """A leader answers whoever asks, also one who knows of a later leader epoch (KIP-320)."""
 
@@ -225,7 +224,7 @@ def trust_the_same_leader(follow: Replacement) -> Replacement:
     return go_on
 
 
-@history_mutant(partition_role, "_begin_epoch")
+@history_mutant(partition, "_begin_epoch")
 def note_no_epoch(_: Replacement) -> Replacement:
     """A new leader notes its epoch with its first record only (KAFKA-7415)."""
 
@@ -299,7 +298,7 @@ def believe_any_epoch(wanted_by: Replacement) -> Replacement:
     return wanted_of_any_epoch
 
 
-@history_mutant(partition_isr, "_broker_epoch")
+@history_mutant(Partition, "_broker_epoch_of")
 def forget_broker_epochs(_: Replacement) -> Replacement:
     """AlterPartition does not say in which life a broker was in sync: one may join that was started anew and
     has lost what it had (KIP-903)."""
@@ -310,7 +309,7 @@ def forget_broker_epochs(_: Replacement) -> Replacement:
     return unknown
 
 
-@history_mutant(PartitionStanding, "has_enough_in_sync")
+@history_mutant(Partition, "has_enough_in_sync")
 def acknowledge_with_too_few(_: Replacement) -> Replacement:
     """A produce is acknowledged though what is committed is on fewer replicas than min.insync.replicas."""
 

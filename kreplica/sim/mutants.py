@@ -16,10 +16,10 @@ from kreplica.common.errors import StorageIOError
 from kreplica.common.future import resolved
 from kreplica.log import log_reader
 from kreplica.log.local_log import LocalLog
-from kreplica.replica import partition_fetch, partition_isr
+from kreplica.replica import isr_policy, partition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_effects import INCREASED, SAME
+from kreplica.replica.partition_state import INCREASED, SAME
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.sim.controller import ScriptedController
 
@@ -83,7 +83,7 @@ def commit_without_followers(_: Replacement) -> Replacement:
     return increment
 
 
-@mutant(Partition, "set_state")
+@mutant(Partition, "_set_state")
 def commit_without_those_about_to_join(set_state: Replacement) -> Replacement:
     """The high watermark waits for the committed ISR alone, not for the maximal one (KAFKA-8836)."""
 
@@ -97,12 +97,12 @@ def commit_without_those_about_to_join(set_state: Replacement) -> Replacement:
     return set_committed
 
 
-@mutant(partition_isr, "what_keeps_out")
+@mutant(isr_policy, "what_keeps_out")
 def join_too_early(_: Replacement) -> Replacement:
     """A replica may join the ISR as soon as it has fetched, wherever it stands."""
 
-    def keeps_out(partition: Any, replica: Any) -> str | None:
-        return partition_isr.what_makes_ineligible(partition, replica)
+    def keeps_out(replica: Any, _: Any, brokers: Any) -> str | None:
+        return isr_policy.what_makes_ineligible(replica, brokers)
 
     return keeps_out
 
@@ -131,7 +131,7 @@ def lead_and_follow(_: Replacement) -> Replacement:
     return remove
 
 
-@mutant(partition_fetch, "_diverging_epoch")
+@mutant(partition, "_diverging_epoch")
 def never_diverge(_: Replacement) -> Replacement:
     """A leader does not tell followers that their logs part from its own (KIP-279, KIP-595)."""
 

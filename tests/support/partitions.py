@@ -17,14 +17,14 @@ from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.isr_policy import IsrPolicy, LagByTime
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_effects import (
+from kreplica.replica.partition_state import (
     INCREASED,
     SAME,
     BecameLeader,
     IsrChangeProposed,
+    LogReadInfo,
     PartitionEffects,
 )
-from kreplica.replica.partition_fetch import LogReadInfo
 from kreplica.sim.storage import SimStorage
 from tests.support.batches import build
 from tests.support.clock import ManualClock

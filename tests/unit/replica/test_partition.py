@@ -8,8 +8,7 @@ from kreplica.common import errors
 from kreplica.common.leader_and_isr import NO_LEADER, LeaderRecoveryState
 from kreplica.common.types import NO_OFFSET
 from kreplica.log.damage import Damage
-from kreplica.replica.partition_effects import INCREASED, SAME
-from kreplica.replica.partition_state import CommittedPartitionState, PendingRecovery
+from kreplica.replica.partition_state import INCREASED, SAME, CommittedPartitionState, PendingRecovery
 from kreplica.replica.replica import FetchClock
 from tests.support.batches import build
 from tests.support.partitions import LAG_MS, Replicas
@@ -261,7 +260,7 @@ def test_it_waits_for_who_is_about_to_join(replicas):
     replicas.decide(isr=(1, 2))
     replicas.tell(1)
     replicas.fetch(3)  # caught up: a moment later it may be in
-    replicas.leader.set_state(CommittedPartitionState((1, 2), LeaderRecoveryState.RECOVERED))
+    replicas.leader._set_state(CommittedPartitionState((1, 2), LeaderRecoveryState.RECOVERED))
     replicas.append(b"a")
     replicas.catch_up(2)
     assert replicas.high_watermark == 0

@@ -8,7 +8,7 @@ from kreplica._core.records import batches
 from kreplica.common import errors
 from kreplica.common.types import NO_OFFSET, AppendOrigin
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
-from kreplica.replica.partition_effects import NOTHING
+from kreplica.replica.partition_state import NOTHING
 from tests.support.batches import build
 from tests.support.partitions import Replicas
 

@@ -7,8 +7,10 @@ import pytest
 from kreplica.common import errors
 from kreplica.common.leader_and_isr import LeaderRecoveryState
 from kreplica.replica.isr_history import MAX_CHANGES, IsrChangeReason, IsrHistory
-from kreplica.replica.partition_effects import INCREASED, NOTHING, SAME
 from kreplica.replica.partition_state import (
+    INCREASED,
+    NOTHING,
+    SAME,
     CommittedPartitionState,
     PendingExpandIsr,
     PendingShrinkIsr,

@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kreplica.common import errors
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.replica.partition import Partition
-from kreplica.replica.partition_effects import IsrChangeProposed, PartitionEffects
-from kreplica.replica.partition_fetch import LogReadInfo
+from kreplica.replica.partition_state import IsrChangeProposed, LogReadInfo, PartitionEffects
 from tests.support.batches import build
 from tests.support.partitions import FETCH_BYTES, LAG_MS, Node, Replicas, truncation_offset
 
