@@ -1242,7 +1242,7 @@ class Partition:
     def _broker_epoch_of(self, broker_id: int) -> int:
         if broker_id == self.broker_id:
             return self.broker_epoch()
-        # If a member has not fetched from this leader yet, the controller removes it at a restart of its broker.
+        # The controller removes a member that has not fetched from this leader yet when its broker restarts.
         replica = self._replicas.get(broker_id)
         return UNKNOWN_BROKER_EPOCH if replica is None else replica.broker_epoch
 
