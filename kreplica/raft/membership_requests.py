@@ -4,7 +4,7 @@ A voter whose listeners are not those of the voters' record tells them by Update
 to join by itself (controller.quorum.auto.join.enable) asks by AddRaftVoter to become a voter; where its node
 votes with a disk that is gone, RemoveRaftVoter comes first. Each is asked at most once in a fetch timeout, in
 place of a fetch. So the leader answers before the change is committed, which may take this follower's
-fetches. Thread rule: the client's loop.
+fetches. A request that meets another change of voters is repeated sooner. Thread rule: the client's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -20,6 +20,7 @@ from kio.schema.add_raft_voter.v1 import request as add
 from kio.schema.remove_raft_voter.v0.request import RemoveRaftVoterRequest
 from kio.schema.update_raft_voter.v0 import request as update
 
+from kreplica.common.errors import RequestTimedOut
 from kreplica.common.wire import error_of, uuid_of
 from kreplica.raft.follower_state import FollowerState
 from kreplica.raft.raft_context import RaftContext
@@ -44,7 +45,9 @@ class MembershipRequests:
             if not context.requests.connection(state.leader_id).is_ready(now_ms):
                 # The answer to the fetch under way brings the next step.
                 return max(context.requests.back_off_ms([state.leader_id]), 1)
-            context.requests.maybe_send(state.leader_id, lambda: request, partial(self._answered, request))
+            context.requests.maybe_send(
+                state.leader_id, lambda: request, partial(self._answered, state, request)
+            )
         state.membership_due_ms = now_ms + context.config.quorum_fetch_timeout_ms
         return context.config.quorum_fetch_timeout_ms
 
@@ -98,9 +101,13 @@ class MembershipRequests:
             voter_directory_id=uuid_of(known.voter_key.directory_id),
         )
 
-    def _answered(self, request: Any, response: Any) -> None:
+    def _answered(self, state: FollowerState, request: Any, response: Any) -> None:
         error = None if response is None else error_of(response.error_code)
-        if error is not None:
+        if isinstance(error, RequestTimedOut):
+            # The leader is busy with another change, such as that of a voter which was started at once with
+            # this one: it is over before the fetch timeout is.
+            state.membership_due_ms = self._context.now_ms() + self._context.config.fetch_wait_max_ms
+        elif error is not None:
             # It is asked again as long as it is wanted.
             text = getattr(response, "error_message", None) or error
             LOGGER.info("node %d: %s: %s", self._context.key.node_id, type(request).__name__, text)

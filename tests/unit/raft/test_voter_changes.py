@@ -23,6 +23,7 @@ from kreplica.common.errors import (
 from kreplica.common.wire import uuid_of
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
+from kreplica.sim.network import LinkConditions
 from kreplica.sim.quorum.quorum_node import CLUSTER_ID
 from kreplica.sim.quorum.sim_quorum import SimQuorum, directory_id_of
 from tests.unit.raft.test_kafka_raft_client import all_have, answer_of, others_of, started
@@ -273,6 +274,18 @@ def test_a_voter_that_listens_elsewhere_after_its_start_tells_so():
     quorum.start(moved)
     assert quorum.run_until(lambda: quorum.leader and ports() == [19_093])
     assert voters_of(quorum) == [1, 2, 3]
+
+
+def test_voters_that_tell_where_they_listen_at_once_take_turns_without_a_word(caplog):
+    """The leader takes one change at a time, and answers the others with a time-out, as Kafka does."""
+    with caplog.at_level("INFO"):
+        quorum, _ = started(voters=5, endpoints=HERE)
+        # A commit takes so long that the next voter asks before it.
+        quorum.network.set_conditions(LinkConditions(delay_us=(15_000, 15_000)))
+        elected_ms = quorum.now_ms()
+        assert quorum.run_until(lambda: all(voter.endpoints for voter in voters_known(quorum)))
+    assert quorum.now_ms() - elected_ms < 3 * quorum.setup.config.quorum_fetch_timeout_ms
+    assert "UpdateRaftVoter" not in caplog.text
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
