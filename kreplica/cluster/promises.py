@@ -28,10 +28,17 @@ class BrokenPromise(AssertionError):
 
 
 class Promises:
-    """The appends that one cluster has acknowledged with acks=all."""
+    """The appends that one cluster has acknowledged with acks=all.
+
+    An unclean election that was allowed may lose them, so it makes the partition's promises void.
+    """
 
     def __init__(self) -> None:
         self._acknowledged: dict[TopicPartition, int] = {}
+
+    def void(self, topic_partition: TopicPartition) -> None:
+        """Forget the appends to a partition: an unclean election may have lost them."""
+        self._acknowledged.pop(topic_partition, None)
 
     def note(self, future: Future[Any]) -> None:
         """Record a finished append with acks=all; its result is one RecordMetadata or several."""

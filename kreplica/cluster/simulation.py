@@ -36,6 +36,7 @@ from kreplica.common.errors import (
     StorageIOError,
 )
 from kreplica.common.future import Future
+from kreplica.common.types import TopicPartition
 from kreplica.metadata.cluster_metadata import ClusterMetadata
 from kreplica.runtime.clock import SystemClock
 from kreplica.sim.network import LinkConditions
@@ -114,6 +115,8 @@ class Simulation(ClusterAdministration):
             self._client, self._newest, PendingFutures(f"the simulation of seed {seed}"), CONSUMER_CONFIG
         )
         self._promises = Promises()
+        # As `_unclean_epochs` was when promises were made void last.
+        self._voided: dict[TopicPartition, int] = {}
         self._cluster.boot()
 
     # ---- records ------------------------------------------------------------------------------------------
@@ -155,7 +158,8 @@ class Simulation(ClusterAdministration):
         """
         sent = self._records.ask(self._records.appending(topic, partition, records, acks, timeout))
         if acks_of(acks) == acks_of("all"):
-            sent.add_done_callback(self._promises.note)
+            elections = self._unclean_epochs()
+            sent.add_done_callback(partial(self._note, elections))
         return VirtualFuture(sent, self._cluster.run_until)
 
     def read(
@@ -376,10 +380,10 @@ class Simulation(ClusterAdministration):
     def check(self, timeout: float = SETTLE_TIMEOUT) -> None:
         """Reconnect and resume running nodes, let the cluster settle, and verify all invariants.
 
-        Acknowledged records must exist, replicas must be equal, and all nodes must have the same metadata.
-        Dead
-        nodes stay dead; without a majority of the quorum nothing can settle, and nothing is checked. Raises
-        BrokenPromise if an invariant does not hold within `timeout` virtual seconds.
+        Acknowledged records must exist, replicas must be equal, and all nodes must have the same metadata. An
+        unclean election that was allowed may lose what was acknowledged before it. Dead nodes stay dead;
+        without a majority of the quorum nothing can settle, and nothing is checked. Raises BrokenPromise if
+        an invariant does not hold within `timeout` virtual seconds.
         """
         died = [f"node {n}: {error!r}" for n, error in self._cluster.fatal if n not in self._failing]
         if died:
@@ -397,7 +401,29 @@ class Simulation(ClusterAdministration):
                 raise BrokenPromise("\n".join(problems))
             self.run_for(LOOK_MS)
 
+    def _unclean_epochs(self) -> dict[TopicPartition, int]:
+        """The leader epoch of the last unclean election of each partition that had one."""
+        views = self._checker.view.partitions.items()
+        return {at: view.unclean_epoch for at, view in views if view.unclean_epoch >= 0}
+
+    def _void_promises(self) -> None:
+        now = self._unclean_epochs()
+        for at in now:
+            if now[at] != self._voided.get(at):
+                self._promises.void(at)
+        self._voided = now
+
+    def _note(self, elections: dict[TopicPartition, int], sent: Future[Any]) -> None:
+        """`elections`: as `_unclean_epochs` was when the records were sent. Where another one came since, the
+        leader before it may have acknowledged them."""
+        self._void_promises()
+        self._promises.note(sent)
+        for at, epoch in self._voided.items():
+            if epoch != elections.get(at):
+                self._promises.void(at)
+
     def _problems(self) -> list[str]:
+        self._void_promises()
         running = {node.config.node_id: node for node in self._cluster.live()}
         return self._promises.problems(self._newest(), running)
 

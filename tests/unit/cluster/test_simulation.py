@@ -256,7 +256,8 @@ def test_a_group_goes_on_where_it_stopped_whoever_coordinates(sim):
         sim.consume("t", "g", config={"no.such": 1})
 
 
-def test_nodes_that_are_configured_to_elect_uncleanly_may():
+@pytest.mark.parametrize("acks", [1, "all"])
+def test_nodes_that_are_configured_to_elect_uncleanly_may(acks):
     with kreplica.Simulation(7, controllers=1, config={"unclean.leader.election.enable": True}) as sim:
         sim.create_topic("t", 1, 3)
         sim.append("t", 0, [b"a"]).result(timeout=20)
@@ -265,7 +266,7 @@ def test_nodes_that_are_configured_to_elect_uncleanly_may():
         for other in others:
             sim.kill(other)
         assert sim.run_until(lambda: view.isr == (leader,))
-        sim.append("t", 0, [b"lost"], acks=1).result(timeout=20)
+        sim.append("t", 0, [b"lost", b"too"], acks=acks).result(timeout=20)
         sim.kill(leader)
         assert sim.run_until(lambda: view.leader is None)
         for other in others:
@@ -273,3 +274,9 @@ def test_nodes_that_are_configured_to_elect_uncleanly_may():
         assert sim.run_until(lambda: view.leader in others)
         assert values(sim) == [b"a"]
         sim.check()
+        # What is acknowledged from then on is a promise again.
+        sim.append("t", 0, [b"may be refused: the sequence has begun anew"]).exception(timeout=20)
+        sim.append("t", 0, [b"b"]).result(timeout=20)
+        sim._promises._acknowledged[TopicPartition("t", 0)] += 5
+        with pytest.raises(BrokenPromise, match="acknowledged up to"):
+            sim.check(timeout=1)
