@@ -24,7 +24,7 @@ ACKS = {"all": -1, "1": 1, "0": 0}
 
 @command("produce [PARTITION] VALUE... [acks=all|1|0] [to=BROKER] [timeout=MS]")
 def produce(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Send a batch of values to the leader, or to whom a client takes for it; tells when it is answered."""
+    """Send a batch of values to the leader, or to the broker of `to`. Prints the answer when it comes."""
     topic_partition = script.the_partition(arguments)
     acks = ACKS[arguments.option("acks", "all")]
     receiver = number_of(arguments.option("to", str(script.leader_of(topic_partition))), "a broker")
@@ -41,7 +41,7 @@ def produce(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("read [PARTITION] [at=BROKER] [from=OFFSET] [isolation=committed]")
 def read(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Read as a consumer does: what is below the high watermark."""
+    """Read as a consumer does, below the high watermark."""
     topic_partition = script.the_partition(arguments)
     broker_id = number_of(arguments.option("at", str(script.leader_of(topic_partition))), "a broker")
     offset = number_of(arguments.option("from", "0"), "an offset")
@@ -63,7 +63,7 @@ def read(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("delete-records [PARTITION] before=OFFSET")
 def delete_records(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Drop the records before an offset (-1: the high watermark) on the leader; followers learn of it."""
+    """Delete the records before an offset (-1: the high watermark) on the leader, then on followers."""
     topic_partition = script.the_partition(arguments)
     offset = number_of(arguments.option("before", "-1"), "an offset")
     arguments.end()
@@ -79,8 +79,7 @@ def delete_records(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("status [PARTITION]")
 def status(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """A table of the replicas: role, epoch, log start, HW, LEO, and for a leader the ISR and the maximal
-    one."""
+    """Print the replicas: role, epoch, log start, HW, LEO; of leaders also the ISR and the maximal ISR."""
     topic_partition = script.the_partition(arguments)
     arguments.end()
     head = ("broker", "role", "epoch", "start", "HW", "LEO", "ISR", "maximal ISR")
@@ -116,7 +115,7 @@ def _brokers(script: Transcript, topic_partition: Any) -> list[int]:
 
 @command("records [PARTITION] [BROKER...]")
 def records(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """What the brokers' logs hold, by leader epoch."""
+    """Print the records in the brokers' logs, by leader epoch."""
     topic_partition = script.the_partition(arguments)
     asked = [number_of(word, "a broker") for word in arguments.words]
     for broker_id in asked or _brokers(script, topic_partition):
@@ -147,7 +146,7 @@ def _contents(log: Any) -> str:
 
 @command("epochs [PARTITION] [BROKER...]")
 def epochs(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Where each leader epoch begins, as the brokers' logs have noted it."""
+    """Print where each leader epoch begins in the brokers' logs."""
     topic_partition = script.the_partition(arguments)
     asked = [number_of(word, "a broker") for word in arguments.words]
     for broker_id in asked or _brokers(script, topic_partition):
@@ -159,7 +158,7 @@ def epochs(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("recovery [PARTITION] BROKER...")
 def recovery(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """What a broker had to do when it opened the log: nothing after a clean end of the one before it."""
+    """Print what a broker had to recover when it opened the log; nothing after a clean shutdown."""
     topic_partition = script.the_partition(arguments)
     for broker_id in [number_of(word, "a broker") for word in arguments.words]:
         log = log_of(script, broker_id, topic_partition)
@@ -172,7 +171,7 @@ def _recovered(recovery: Any) -> str:
 
 @command("why [PARTITION] BROKER")
 def why(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Why a replica is not in the ISR, by its leader."""
+    """Print why a replica is not in the ISR, according to its leader."""
     topic_partition = script.the_partition(arguments)
     broker_id = arguments.number("a broker")
     arguments.end()
@@ -187,7 +186,7 @@ def why(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("history [PARTITION]")
 def history(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """The changes of the ISR, as the leader has noted them."""
+    """Print the changes of the ISR that the leader has recorded."""
     topic_partition = script.the_partition(arguments)
     arguments.end()
     leader = script.replica(script.leader_of(topic_partition), topic_partition)

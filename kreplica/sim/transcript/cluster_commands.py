@@ -28,7 +28,7 @@ DISK_FAULTS = {"full": StorageFull, "broken": StorageIOError}
 
 @command("brokers ID... [SETTING=VALUE...]")
 def brokers(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Start brokers with empty disks; settings are Kafka's, of replication."""
+    """Start brokers with empty disks. Settings are Kafka's settings of replication."""
     cluster = script.begin(arguments.options)
     for word in arguments.words:
         broker_id = number_of(word, "a broker")
@@ -39,7 +39,7 @@ def brokers(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("topic NAME REPLICAS [partitions=N] [SETTING=VALUE...]")
 def topic(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Create a topic; its first replica leads, all are in sync, and all of them are told."""
+    """Create a topic. Its first replica leads, and all are in sync."""
     name = arguments.word("a name")
     replicas = brokers_of(arguments.word("the replicas"))
     count = number_of(arguments.option("partitions", "1"), "the number of partitions")
@@ -92,7 +92,7 @@ def hand_out(script: Transcript, broker_id: int, states: list[LeaderAndIsr]) -> 
 
 @command("lead [PARTITION] BROKER [isr=IDS] [to=IDS] [unclean=yes]")
 def lead(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Elect a leader, in a new leader epoch, and tell all replicas that run, or those of `to`.
+    """Elect a leader in a new leader epoch, and notify all running replicas, or those of `to`.
 
     `isr` is as before unless given; `unclean=yes` is an election of a replica out of sync.
     """
@@ -111,7 +111,7 @@ def lead(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("tell [PARTITION] BROKER... [leader=ID] [epoch=N] [isr=IDS] [partition.epoch=N]")
 def tell(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Hand the controller's present word to brokers; or another one, as a late message would."""
+    """Send brokers the controller's current decision, or the given one, as a late message would."""
     topic_partition = script.the_partition(arguments)
     state = script.decided(topic_partition)
     state = dataclasses.replace(
@@ -129,7 +129,7 @@ def tell(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("assign [PARTITION] IDS [isr=IDS]")
 def assign(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Change the assigned replicas, in the same leader epoch; tell nobody yet (see tell)."""
+    """Change the assigned replicas in the same leader epoch, without notifying brokers (see tell)."""
     topic_partition = script.the_partition(arguments)
     replicas = brokers_of(arguments.word("the replicas"))
     before = script.decided(topic_partition)
@@ -146,7 +146,7 @@ def assign(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("stop-replica [PARTITION] BROKER [delete=yes]")
 def stop_replica(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let a broker be no replica any more; with delete its log goes, too."""
+    """Make a broker give up its replica; with delete also its log."""
     topic_partition = script.the_partition(arguments)
     program = script.cluster.program(script.broker(arguments.word("a broker"), runs=True))
     delete = arguments.option("delete", "no") == "yes"
@@ -161,7 +161,7 @@ def stop_replica(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("start BROKER...")
 def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Start brokers on their disks as they are; they have no roles until they are told (see tell, lead)."""
+    """Start brokers on their disks as they are. They have no roles until lead or tell."""
     for word in arguments.words:
         broker_id = script.broker(word, runs=False)
         try:
@@ -172,14 +172,14 @@ def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("stop BROKER")
 def stop(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Shut a broker down in order."""
+    """Shut a broker down cleanly."""
     script.cluster.stop(script.broker(arguments.word("a broker"), runs=True))
     yield from ()
 
 
 @command("kill BROKER...")
 def kill(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """As kill -9: nothing that was written is lost."""
+    """Kill brokers, as kill -9 does: nothing that was written is lost."""
     for word in arguments.words:
         script.cluster.kill(script.broker(word, runs=True))
     yield from ()
@@ -187,8 +187,7 @@ def kill(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("power-cut BROKER... [names=kept]")
 def power_cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Cut a machine from power: everything that was not flushed is lost, or with `names=kept` all but the
-    names of files."""
+    """Cut a machine's power: unflushed data is lost; `names=kept` keeps the names of files."""
     names = arguments.option("names", "lost")
     if names not in ("kept", "lost"):
         raise ScriptError(f"names are kept or lost, not {names!r}")
@@ -199,36 +198,35 @@ def power_cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("pause BROKER")
 def pause(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Stall a broker, as a long garbage collection does."""
+    """Pause a broker, as a long garbage collection does."""
     script.cluster.pause(script.broker(arguments.word("a broker"), runs=True))
     yield from ()
 
 
 @command("resume BROKER")
 def resume(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """End a stall."""
+    """Resume a paused broker."""
     script.cluster.resume(script.broker(arguments.word("a broker"), runs=True))
     yield from ()
 
 
 @command("fence BROKER")
 def fence(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let the controller take a broker for dead."""
+    """Make the controller consider a broker dead."""
     script.cluster.controller.fenced.add(arguments.number("a broker"))
     yield from ()
 
 
 @command("unfence BROKER")
 def unfence(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let the controller take a broker for alive."""
+    """Make the controller consider a broker alive."""
     script.cluster.controller.fenced.discard(arguments.number("a broker"))
     yield from ()
 
 
 @command("disk BROKER full|broken|well [FILES]")
 def disk(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """From now on a broker's disk refuses changes and flushes of files with FILES in their path, or of
-    all."""
+    """Make a broker's disk refuse changes and flushes, of all files or of those with FILES in their path."""
     broker_id = script.broker(arguments.word("a broker"))
     state = arguments.word("the disk's state")
     named = arguments.word("files") if arguments.words else ""

@@ -15,8 +15,7 @@ from kreplica.sim.transcript.script import ScriptError
 
 @command("rot [PARTITION] BROKER OFFSET")
 def rot(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Flip a bit of the batch that holds the offset, in that broker's file; nobody is told. It may be
-    down."""
+    """Flip a bit of the batch with that offset in a broker's file. The broker may be down."""
     topic_partition = script.the_partition(arguments)
     broker_id = script.broker(arguments.word("a broker"))
     offset = arguments.number("an offset")
@@ -29,7 +28,7 @@ def rot(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("scrub BROKER...")
 def scrub(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let brokers' scrubbers read all closed segments, at once."""
+    """Make the brokers' scrubbers read all closed segments now."""
     for word in arguments.words:
         program = script.cluster.program(script.broker(word, runs=True))
         script.cluster.do(partial(_scrub, program.log_manager))
@@ -46,7 +45,7 @@ def _scrub(manager: Any) -> None:
 
 @command("damage [PARTITION] [BROKER...]")
 def damage(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """What brokers know to be damaged of their logs."""
+    """Print the damaged ranges that brokers know of."""
     topic_partition = script.the_partition(arguments)
     asked = [script.broker(word) for word in arguments.words]
     for broker_id in asked or brokers_of(listed(script.decided(topic_partition).replicas)):

@@ -56,7 +56,7 @@ def first_held(script: Transcript, fits: Callable[[HeldMessage], bool]) -> HeldM
 
 @command("hold [FROM->TO] [API] [request|response]")
 def hold(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """From now on hold such messages, until they are delivered one by one, or released."""
+    """Hold such messages from now on, until deliver or release."""
     words, fits = pattern_of(script, arguments)
     if words in script.holds:
         raise ScriptError("they are held already")
@@ -66,7 +66,7 @@ def hold(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("release [FROM->TO] [API] [request|response]")
 def release(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """End the hold of the same words, and deliver what it has held."""
+    """End the hold with the same words, and deliver its messages."""
     words, fits = pattern_of(script, arguments)
     if words not in script.holds:
         raise ScriptError(f"no such hold; there are: {', '.join(script.holds) or 'none'}")
@@ -79,7 +79,7 @@ def release(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("deliver [FROM->TO] [API] [request|response]")
 def deliver(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Deliver the first such message that is held."""
+    """Deliver the first such held message."""
     words, fits = pattern_of(script, arguments)
     message = first_held(script, fits)
     if message is None:
@@ -90,7 +90,7 @@ def deliver(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("drop [FROM->TO] [API] [request|response]")
 def drop(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Lose the first such message that is held."""
+    """Drop the first such held message."""
     words, fits = pattern_of(script, arguments)
     message = first_held(script, fits)
     if message is None:
@@ -101,14 +101,14 @@ def drop(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("messages")
 def messages(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """List the messages that are held."""
+    """Print the held messages."""
     arguments.end()
     yield from sorted(describe(script, message) for message in script.cluster.held())
 
 
 @command("fetch BROKER...")
 def fetch(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let each follower fetch once, where fetches are held: its request, the leader's answer, the append."""
+    """Let each follower fetch once while fetches are held: request, answer, append."""
     if not arguments.words:
         raise ScriptError("a broker is missing")
     while arguments.words:
@@ -211,7 +211,7 @@ def _name(script: Transcript, topic: Any, index: int) -> str:
 
 @command("cut A B | cut A->B")
 def cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let nothing arrive between two nodes any more; with an arrow in one direction only."""
+    """Drop all messages between two nodes; with an arrow in that direction only."""
     arrow = arguments.maybe_word(ARROW)
     if arrow is not None:
         sender, receiver = (script.node_of(end) for end in arrow.split("->"))
@@ -225,7 +225,7 @@ def cut(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("heal [A B]")
 def heal(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Join two nodes again, or all."""
+    """Reconnect two nodes, or all."""
     if arguments.words:
         one, other = (script.node_of(arguments.word("a node")) for _ in range(2))
         script.cluster.heal(one, other)
@@ -243,22 +243,21 @@ def disconnect(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("clock +MS")
 def clock(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let so many milliseconds pass."""
+    """Advance the clock by this number of milliseconds."""
     script.cluster.pass_time(arguments.number("milliseconds"))
     yield from ()
 
 
 @command("date BROKER +MS|-MS")
 def date(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Set a machine's date forward or back."""
+    """Move a machine's date forward or back, but not its monotonic clock."""
     script.cluster.jump_date(arguments.number("a broker"), arguments.number("milliseconds"))
     yield from ()
 
 
 @command("isr hold | isr accept | isr reject ERROR")
 def isr(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """How the controller answers AlterPartition: not yet; by its rules from now on; those that wait, with an
-    error."""
+    """Set how the controller answers AlterPartition: not yet, by its rules, or with an error."""
     controller = script.cluster.controller
     how = arguments.word("hold, accept or reject")
     if how == "hold":
@@ -279,7 +278,7 @@ def isr(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("asked")
 def asked(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """What the controller was asked and has not answered."""
+    """Print the requests that the controller has not answered."""
     arguments.end()
     for waiting in script.cluster.controller.waiting:
         for topic in waiting.request.topics:

@@ -185,8 +185,7 @@ def _nodes_of(script: Transcript) -> NodesTranscript:
 
 @command("nodes BROKERS [controllers=N] [SETTING=VALUE...]", NODE_COMMANDS)
 def nodes(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Start so many brokers, and controllers of their own with ids from 1001 on (one, unless said); settings
-    are Kafka's, of all nodes."""
+    """Start a number of brokers, and dedicated controllers (default 1) with ids from 1001 on."""
     brokers = arguments.number("how many brokers")
     controllers = number_of(arguments.option("controllers", "1"), "how many controllers")
     settings, arguments.options = dict(arguments.options), {}
@@ -197,7 +196,7 @@ def nodes(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("topic NAME REPLICAS [partitions=N] [SETTING=VALUE...]", NODE_COMMANDS)
 def topic(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let the controller create a topic; the first of the replicas is to lead."""
+    """Create a topic. The first of the replicas is the preferred leader."""
     cluster = _nodes_of(script).nodes
     name = arguments.word("a name")
     replicas = brokers_of(arguments.word("the replicas"))
@@ -220,14 +219,14 @@ def config(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("stop NODE", NODE_COMMANDS)
 def stop(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let a node leave in order, and stop it."""
+    """Shut a node down cleanly."""
     cluster = _nodes_of(script).nodes
     yield from _nodes_of(script).ask(cluster.shut_down(script.broker(arguments.word("a node"), runs=True)))
 
 
 @command("reassign [PARTITION] IDS", NODE_COMMANDS)
 def reassign(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let the controller begin to move a partition to these brokers."""
+    """Start moving a partition to these brokers."""
     at = script.the_partition(arguments)
     replicas = brokers_of(arguments.word("the replicas"))
     arguments.end()
@@ -236,7 +235,7 @@ def reassign(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("elect [PARTITION] [unclean=yes]", NODE_COMMANDS)
 def elect(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let the preferred replica lead, or, unclean, any that is there."""
+    """Elect the preferred replica; with unclean, any live replica."""
     at = script.the_partition(arguments)
     unclean = arguments.option("unclean", "no") == "yes"
     arguments.end()
@@ -246,7 +245,7 @@ def elect(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("partition [PARTITION]", NODE_COMMANDS)
 def partition(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """How a partition stands by the controller."""
+    """Print the controller's state of a partition."""
     at = script.the_partition(arguments)
     arguments.end()
     registration = _nodes_of(script).nodes.partition(*at)
@@ -255,7 +254,7 @@ def partition(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("quorum", NODE_COMMANDS)
 def quorum(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """A table of the controllers: the state of each in the quorum, its epoch, and the leader it knows."""
+    """Print the controllers: state in the quorum, epoch, and the leader that each knows."""
     arguments.end()
     cluster = _nodes_of(script).nodes
     rows = [("node", "state", "epoch", "leader")]

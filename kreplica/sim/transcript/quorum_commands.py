@@ -177,8 +177,8 @@ def _of(script: Transcript) -> QuorumTranscript:
 
 @command("voters N [observers=N] [static=yes] [checks=no]", QUORUM_COMMANDS)
 def voters(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Start so many voters, with ids from 1 on, and observers; static ones never change, and are known
-    without their directories. Where a script loses more disks than a quorum survives, checks are off."""
+    """Start a number of voters, with ids from 1 on, and observers. Static voters never change. `checks=no`
+    turns invariants off, for scripts that lose more disks than a quorum survives."""
     count = arguments.number("how many voters")
     observers = number_of(arguments.option("observers", "0"), "how many observers")
     dynamic = arguments.option("static", "no") != "yes"
@@ -201,7 +201,7 @@ def start(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("append VALUE... [at=NODE]", QUORUM_COMMANDS)
 def append(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let the leader, or who takes itself for it, append values in one batch."""
+    """Append values in one batch at the leader, or at a node that believes to lead."""
     node_id = script.node_of(arguments.option("at", "leader"))
     try:
         _of(script).quorum.append(node_id, *arguments.words)
@@ -211,14 +211,14 @@ def append(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("isolate NODE", QUORUM_COMMANDS)
 def isolate(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Cut a node off from all others."""
+    """Disconnect a node from all others."""
     _of(script).quorum.isolate(script.broker(arguments.word("a node")))
     yield from ()
 
 
 @command("wipe NODE", QUORUM_COMMANDS)
 def wipe(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Give a node that is down an empty disk."""
+    """Replace the disk of a stopped node with an empty one."""
     node_id = script.broker(arguments.word("a node"), runs=False)
     _of(script).quorum.machines[node_id].wipe()
     _of(script).checker.forget_disk(node_id)
@@ -227,7 +227,7 @@ def wipe(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("lose-snapshots NODE", QUORUM_COMMANDS)
 def lose_snapshots(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Remove all snapshots from the disk of a node that is down."""
+    """Remove all snapshots from the disk of a stopped node."""
     node_id = script.broker(arguments.word("a node"), runs=False)
     storage = _of(script).quorum.machines[node_id].storage
     for name in sorted(storage.list_directory(LOG_DIRECTORY)):
@@ -239,7 +239,7 @@ def lose_snapshots(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("snapshot NODE [at=OFFSET]", QUORUM_COMMANDS)
 def snapshot(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Let a node make a snapshot of what it has applied, or of what lies below an offset."""
+    """Make a node write a snapshot of what it has applied, or of what is below an offset."""
     node = _of(script).quorum.node(script.broker(arguments.word("a node"), runs=True))
     end = number_of(arguments.option("at", str(node.applied.offset)), "an offset")
     arguments.end()
@@ -253,7 +253,7 @@ def snapshot(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("ask-vote VOTER for=CANDIDATE epoch=N [pre=yes]", QUORUM_COMMANDS)
 def ask_vote(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Ask a voter for its vote, as a candidate would whose log nobody has more of."""
+    """Ask a voter for its vote, as a candidate with the longest log would."""
     quorum = _of(script).quorum
     voter = script.broker(arguments.word("a voter"), runs=True)
     candidate = script.node_of(arguments.option("for", ""))
@@ -281,7 +281,7 @@ def ask_vote(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("add-voter NODE", QUORUM_COMMANDS)
 def add_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Ask the leader to make an observer a voter; tells when it is answered."""
+    """Ask the leader to make an observer a voter. Prints the answer when it comes."""
     quorum = _of(script).quorum
     node_id = script.broker(arguments.word("a node"))
     request = AddRaftVoterRequest(
@@ -298,7 +298,7 @@ def add_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("remove-voter NODE", QUORUM_COMMANDS)
 def remove_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Ask the leader to let a voter be none any more; tells when it is answered."""
+    """Ask the leader to remove a voter. Prints the answer when it comes."""
     quorum = _of(script).quorum
     node_id = script.broker(arguments.word("a node"))
     request = RemoveRaftVoterRequest(
@@ -313,8 +313,7 @@ def remove_voter(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("status", QUORUM_COMMANDS)
 def status(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """A table of the nodes: state, epoch, the leader it knows, log start, HW, LEO, and of a leader the
-    voters."""
+    """Print the nodes: state, epoch, known leader, log start, HW, LEO; of leaders also the voters."""
     arguments.end()
     quorum = _of(script).quorum
     rows: list[tuple[str, ...]] = [("node", "state", "epoch", "leader", "start", "HW", "LEO", "voters")]
@@ -334,7 +333,7 @@ def status(script: Transcript, arguments: Arguments) -> Iterator[str]:
 
 @command("values [NODE...]", QUORUM_COMMANDS)
 def values(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """What the nodes take for committed."""
+    """Print the values that each node considers committed."""
     quorum = _of(script).quorum
     for node_id in [script.broker(word) for word in arguments.words] or quorum.machines:
         runs = node_id in quorum.alive
