@@ -357,12 +357,14 @@ class LogManager:
             if self.get_log(partition) is None:
                 raise KafkaStorageError(f"{partition}: its log directory is offline")
             directory = next(each for each in self._online() if partition in each.logs)
-            directory.logs.pop(partition).abandon()
+            former = directory.logs.pop(partition)
+            former.abandon()
             points, starts, marks = directory.read_checkpoints()
+            # The checkpoints may be older than the log that was open.
             options = OpenOptions(
                 recovery_point=points.get(partition, 0),
-                log_start_offset=starts.get(partition, 0),
-                high_watermark=marks.get(partition, 0),
+                log_start_offset=max(starts.get(partition, 0), former.log_start_offset),
+                high_watermark=max(marks.get(partition, 0), former.high_watermark),
             )
             try:
                 mend()

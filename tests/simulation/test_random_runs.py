@@ -88,3 +88,7 @@ def test_a_follower_with_damage_below_its_log_start_comes_back_after_a_full_disk
 @pytest.mark.parametrize("seed", [910599, 910815])
 def test_a_log_whose_disk_fails_when_damage_is_to_be_noted_takes_nothing_more(seed):
     RandomDriver(seed, with_disks=True).run(EVENTS)
+
+
+def test_a_high_watermark_does_not_go_back_where_a_log_is_opened_again_for_a_repair():
+    RandomDriver(911530, with_disks=True).run(EVENTS)

@@ -22,10 +22,11 @@ from kreplica.common.errors import (
 from kreplica.common.types import TopicPartition
 from kreplica.log import splice as splice_module
 from kreplica.log.damage_search import search
-from kreplica.log.file_names import DAMAGE_FILE
+from kreplica.log.file_names import DAMAGE_FILE, STATE_FILE
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.isr_history import IsrChangeReason
 from kreplica.replica.produce import ACKS_LEADER
+from kreplica.sim.node import DIRECTORY
 from tests.support.replicas import Replicas, batch
 
 T0 = TopicPartition("t", 0)
@@ -480,6 +481,25 @@ def test_a_full_disk_puts_off_the_repair_of_a_log_at_whose_rot_recovery_stopped(
     at.pass_time(5_000)
     assert image(at, 2) == whole
     assert set(at.partition(1).isr) == {1, 2, 3}
+
+
+def test_a_log_that_is_opened_again_for_a_repair_keeps_its_high_watermark() -> None:
+    """It took the one of the checkpoint, which may be older, or have no entry for the log yet."""
+    at = filled()
+    log = at.partition(2).local_log
+    at.cluster.kill(2)
+    rot_file(at, 2, 9, log)
+    at.cluster.start(2)
+    failing(at, 2, lambda _, path: path.endswith(".log.tmp"), StorageFull("no room"))
+    at.tell(at.controller.decide(T0))
+    former, mark = at.partition(2).local_log, at.partition(2).high_watermark
+    assert mark > 0
+    storage = at.cluster.brokers[2].storage
+    storage.write_file(f"{DIRECTORY}/replication-offset-checkpoint", b"0\n0\n")
+    storage.remove(f"{log.local.directory}/{STATE_FILE}")
+    at.pass_time(100)
+    assert at.partition(2).local_log is not former
+    assert at.partition(2).high_watermark == mark
 
 
 def test_who_is_to_lead_a_log_at_whose_rot_recovery_stopped_refuses_and_says_so() -> None:
