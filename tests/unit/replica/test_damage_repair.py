@@ -484,22 +484,21 @@ def test_a_full_disk_puts_off_the_repair_of_a_log_at_whose_rot_recovery_stopped(
 
 
 def test_a_log_that_is_opened_again_for_a_repair_keeps_its_high_watermark() -> None:
-    """It took the one of the checkpoint, which may be older, or have no entry for the log yet."""
+    """The checkpoint may have an older one, or no entry for the log."""
     at = filled()
     log = at.partition(2).local_log
     at.cluster.kill(2)
     rot_file(at, 2, 9, log)
     at.cluster.start(2)
-    failing(at, 2, lambda _, path: path.endswith(".log.tmp"), StorageFull("no room"))
-    at.tell(at.controller.decide(T0))
-    former, mark = at.partition(2).local_log, at.partition(2).high_watermark
-    assert mark > 0
+    manager = at.manager(2).log_manager
+    stopped = manager.get_log(T0)
+    assert (stopped.stopped_at.first_offset, stopped.high_watermark) == (9, 9)
     storage = at.cluster.brokers[2].storage
     storage.write_file(f"{DIRECTORY}/replication-offset-checkpoint", b"0\n0\n")
     storage.remove(f"{log.local.directory}/{STATE_FILE}")
-    at.pass_time(100)
-    assert at.partition(2).local_log is not former
-    assert at.partition(2).high_watermark == mark
+    again = manager.reopen_log(T0, lambda: None)
+    assert again is not stopped
+    assert again.high_watermark == 9
 
 
 def test_who_is_to_lead_a_log_at_whose_rot_recovery_stopped_refuses_and_says_so() -> None:
