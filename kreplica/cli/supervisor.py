@@ -70,7 +70,7 @@ def run(
         random=random.SystemRandom(),
         workers=ThreadWorkers(len(configs)),
     )
-    write_layout(directory, layout)
+    write_layout(directory, layout, FileStorage())
     return _Supervisor(nodes, _metrics(layout, options), layout, (host, port)).run()
 
 

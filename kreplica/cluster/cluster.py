@@ -73,13 +73,14 @@ LOOK_MS = 5
 class Cluster(ClusterAdministration):
     """A cluster of `brokers` brokers in `directory`, by default a temporary one that `close` removes.
 
-    If the directory already holds a cluster, it is opened, and brokers may be added. `controllers`: the
-    number
-    of dedicated controllers (ids from 1001); with 0 the first three brokers are controllers too (one if there
-    are fewer than three), or those that the directory names. `config`: Kafka's properties for every node and,
-    as defaults, for topics, such as {"min.insync.replicas": 2}. `serve`: the brokers also listen on ports of
-    127.0.0.1 for any Kafka client (`bootstrap_servers`). The constructor returns when every broker is able to
-    lead. Use the cluster as a context manager, or close it.
+    Nothing in a temporary directory is flushed to the disk, whatever `durability` says: its files survive the
+    kill of a node and no power cut. If the directory already holds a cluster, it is opened, and brokers may
+    be added. `controllers`: the number of dedicated controllers (ids from 1001); with 0 the first three
+    brokers are controllers too (one if there are fewer than three), or those that the directory names.
+    `config`: Kafka's properties for every node and, as defaults, for topics, such as
+    {"min.insync.replicas": 2}. `serve`: the brokers also listen on ports of 127.0.0.1 for any Kafka client
+    (`bootstrap_servers`). The constructor returns when every broker is able to lead. Use the cluster as a
+    context manager, or close it.
 
     Raises InvalidConfig, InconsistentClusterId, LogDirLocked, InvalidFile, RequestTimedOut.
     """
@@ -124,6 +125,7 @@ class Cluster(ClusterAdministration):
                 self._clock,
                 lambda node_id, error: on_error(f"node {node_id}", error),
                 None if self._listeners is None else self._listeners.by_node,
+                is_temporary=directory is None,
             )
             weakref.finalize(self, _close_unreferenced, parts).atexit = False
             _unclosed.add(parts)

@@ -26,6 +26,7 @@ from kreplica.metadata.records import Endpoint
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.local_node import LocalNode
 from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.unflushed_storage import UnflushedStorage
 from kreplica.runtime.workers import ThreadWorkers
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class ClusterNodes:
     """The nodes of `layout` in `directory`. New ones are formatted; none is started.
 
     `on_failure(node_id, error)`: called when a node fails. `listeners`: the listeners of nodes that serve
-    other
-    clients. Raises InvalidConfig, InconsistentClusterId, InvalidFile, KafkaStorageError; if settings are
+    other clients. `is_temporary`: the directory is removed when the cluster is closed, so no file is flushed
+    to the disk. Raises InvalidConfig, InconsistentClusterId, InvalidFile, KafkaStorageError; if settings are
     invalid, nothing is written.
     """
 
@@ -50,6 +51,8 @@ class ClusterNodes:
         clock: Clock,
         on_failure: Callable[[int, BaseException], None],
         listeners: Mapping[int, LocalListener] | None = None,
+        *,
+        is_temporary: bool = False,
     ) -> None:
         self.layout = layout
         self._network = network
@@ -58,17 +61,19 @@ class ClusterNodes:
         configs = {
             n: _listening(node_config(layout, n, directory, settings), doors.get(n)) for n in layout.roles
         }
+        storage = UnflushedStorage() if is_temporary else FileStorage()
         format_nodes(
             configs,
-            storage=FileStorage(),
+            storage=storage,
             clock=clock,
             random=random.SystemRandom(),
             workers=ThreadWorkers(len(configs)),
         )
-        write_layout(directory, layout)
+        write_layout(directory, layout, storage)
         self._is_closed = False  # guarded by _lock
         self._nodes = {
-            n: LocalNode(each, network, clock, on_failure, doors.get(n)) for n, each in configs.items()
+            n: LocalNode(each, network, clock, on_failure, doors.get(n), is_temporary=is_temporary)
+            for n, each in configs.items()
         }
 
     # ---- life cycles --------------------------------------------------------------------------------------

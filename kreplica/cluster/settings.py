@@ -19,6 +19,7 @@ from kreplica.broker.node_settings import with_settings
 from kreplica.cluster.arguments import LONGEST_MS
 from kreplica.common.errors import InconsistentClusterId, InvalidConfig, InvalidFile
 from kreplica.common.json_file import parse_object
+from kreplica.common.ports import Storage
 from kreplica.controller.controller_config import ControllerConfig
 from kreplica.coordinator.group_config import GroupConfig
 from kreplica.raft.raft_config import RaftConfig
@@ -118,12 +119,12 @@ def read_layout(directory: str) -> Layout | None:
     return Layout(cluster_id, roles)
 
 
-def write_layout(directory: str, layout: Layout) -> None:
+def write_layout(directory: str, layout: Layout, storage: Storage) -> None:
     """Write the layout into the directory; must be done before a new node runs."""
     nodes = {str(node_id): sorted(roles) for node_id, roles in layout.roles.items()}
     fields = {"version": LAYOUT_VERSION, "cluster_id": layout.cluster_id, "nodes": nodes}
     text = json.dumps(fields, indent=1) + "\n"
-    FileStorage().write_file_atomically(os.path.join(directory, LAYOUT_FILE), text.encode())
+    storage.write_file_atomically(os.path.join(directory, LAYOUT_FILE), text.encode())
 
 
 def extended(layout: Layout, brokers: int) -> Layout:

@@ -41,6 +41,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import Lock
 from kreplica.metadata.metadata_store import Item
 from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.unflushed_storage import UnflushedStorage
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
@@ -60,22 +61,27 @@ class LmdbMetadataStore:
     """Implements `kreplica.metadata.metadata_store.MetadataStore`; a directory that is missing is made.
 
     Raises CorruptImage if what is there cannot be opened safely: `discard` it then. A commit that the disk
-    failed is never tried again: from then on every call raises what it raised.
+    failed is never tried again: from then on every call raises what it raised. `is_flushed=False`: a commit
+    stays in the page cache, for a directory that is removed before a power cut could matter.
     """
 
-    def __init__(self, directory: str, *, smallest_map_bytes: int = SMALLEST_MAP_BYTES) -> None:
+    def __init__(
+        self, directory: str, *, smallest_map_bytes: int = SMALLEST_MAP_BYTES, is_flushed: bool = True
+    ) -> None:
         self._directory = directory
+        self._is_flushed = is_flushed
+        self._files = FileStorage() if is_flushed else UnflushedStorage()
         self._reading = Lock()  # held by each read, and while the map grows
         self._failure: KreplicaError | None = None  # of a commit; the store is of no use any more
-        FileStorage().make_directory(directory)
-        _check_file(directory)
+        self._files.make_directory(directory)
+        _check_file(directory, self._files)
         self._map_bytes = max(smallest_map_bytes, _size(os.path.join(directory, DATA_FILE)))
         self._env: lmdb.Environment | None = None
         with _typed(directory):
             # What readers of a process that is gone left in it is of no use.
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, LOCK_FILE))
-            self._env = lmdb.open(directory, map_size=self._map_bytes, metasync=False)
+            self._env = lmdb.open(directory, map_size=self._map_bytes, metasync=False, sync=is_flushed)
         try:
             self._allocate(self._map_bytes)
         except Exception:
@@ -152,10 +158,11 @@ class LmdbMetadataStore:
             return
         with _typed(self._directory):
             try:
-                env.sync(True)
+                if self._is_flushed:
+                    env.sync(True)
             finally:
                 env.close()
-        _write_sum(self._directory)
+        _write_sum(self._directory, self._files)
 
     def abandon(self) -> None:
         """Close the file as it is; without its sum the next start walks it."""
@@ -206,14 +213,18 @@ class LmdbMetadataStore:
 
 
 class LmdbImageDirectory:
-    """Implements `kreplica.metadata.image_writer.ImageDirectory`: the image is in `directory`."""
+    """Implements `kreplica.metadata.image_writer.ImageDirectory`: the image is in `directory`.
 
-    def __init__(self, directory: str) -> None:
+    `is_flushed`: as of LmdbMetadataStore.
+    """
+
+    def __init__(self, directory: str, *, is_flushed: bool = True) -> None:
         self._directory = directory
+        self._is_flushed = is_flushed
 
     def open(self) -> LmdbMetadataStore:
         """The store in the directory, made if there is none. Raises CorruptImage, KafkaStorageError."""
-        return LmdbMetadataStore(self._directory)
+        return LmdbMetadataStore(self._directory, is_flushed=self._is_flushed)
 
     def discard(self) -> None:
         """Remove what is in the directory; nobody has it open."""
@@ -229,9 +240,8 @@ def discard(directory: str) -> None:
         storage.sync_directory(directory)
 
 
-def _check_file(directory: str) -> None:
+def _check_file(directory: str, storage: FileStorage) -> None:
     """Raises CorruptImage unless the data file, if there is one, is safe to map; takes its sum away."""
-    storage = FileStorage()
     path, sum_path = os.path.join(directory, DATA_FILE), os.path.join(directory, SUM_FILE)
     if not storage.exists(path):
         return
@@ -250,9 +260,9 @@ def _check_file(directory: str) -> None:
         raise CorruptImage(f"{path}: {problems[0]}")
 
 
-def _write_sum(directory: str) -> None:
+def _write_sum(directory: str, storage: FileStorage) -> None:
     data = _sum_of(os.path.join(directory, DATA_FILE))
-    FileStorage().write_file_atomically(os.path.join(directory, SUM_FILE), data)
+    storage.write_file_atomically(os.path.join(directory, SUM_FILE), data)
 
 
 def _sum_of(path: str) -> bytes:

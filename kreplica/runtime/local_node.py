@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kreplica.broker.node import Node
@@ -21,6 +22,7 @@ from kreplica.runtime.local_endpoint import LocalEndpoint
 from kreplica.runtime.local_network import LocalNetwork
 from kreplica.runtime.revocable_storage import RevocableStorage
 from kreplica.runtime.storage import FileStorage
+from kreplica.runtime.unflushed_storage import UnflushedStorage
 from kreplica.runtime.workers import ThreadWorkers
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 class LocalNode:
     """See the module. `on_failure(node_id, error)` is told when the node cannot go on; it is still there.
 
-    `listener`: where it serves clients that are no part of the program.
+    `listener`: where it serves clients that are no part of the program. `is_temporary`: its directory is
+    removed with it, so nothing in it is flushed to the disk.
     """
 
     def __init__(
@@ -40,8 +43,12 @@ class LocalNode:
         clock: Clock,
         on_failure: Callable[[int, BaseException], None],
         listener: LocalListener | None = None,
+        *,
+        is_temporary: bool = False,
     ) -> None:
         self.config = config
+        self._files = UnflushedStorage() if is_temporary else FileStorage()
+        self._image = partial(LmdbImageDirectory, is_flushed=not is_temporary)
         self.is_paused = False
         self._network = network
         self._clock = clock
@@ -77,7 +84,7 @@ class LocalNode:
         if self._node is not None:
             raise InvalidRequest(f"node {node_id} runs already")
         endpoint = self._endpoint = self._network.join(node_id)
-        storage = self._storage = RevocableStorage(FileStorage())
+        storage = self._storage = RevocableStorage(self._files)
         ports = NodePorts(
             storage=storage,
             clock=self._clock,
@@ -86,7 +93,7 @@ class LocalNode:
             workers=ThreadWorkers(),
             random=random.SystemRandom(),
             loop=endpoint.loop,
-            image=LmdbImageDirectory,
+            image=self._image,
         )
         node = Node(self.config, ports, lambda error: self._failed(endpoint, error))
         listener = self._listener

@@ -61,17 +61,20 @@ class FileStorage:
 
         After a failure `path` is what it was, or, should the flush of the directory have failed, either.
         """
+        self._replace(path, data, flush=True)
+        if flush_name:
+            self.sync_directory(os.path.dirname(path) or ".")
+
+    def _replace(self, path: str, data: bytes, *, flush: bool) -> None:
         temporary = path + TEMPORARY_SUFFIX
         with _typed("writing"):
             try:
-                _write(temporary, data, flush=True)
+                _write(temporary, data, flush=flush)
                 os.replace(temporary, path)
             except OSError:
                 with suppress(OSError):
                     os.unlink(temporary)
                 raise
-        if flush_name:
-            self.sync_directory(os.path.dirname(path) or ".")
 
     def write_file(self, path: str, data: bytes) -> None:
         """Create or replace the file; nothing is flushed."""
