@@ -82,6 +82,35 @@ def dump(
     raise typer.Exit(command.run(list(map(str, paths)), deep, as_json))
 
 
+@app.command("isr-history")
+def isr_history(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            file_okay=False,
+            help="A node's log directory, or its metadata log.",
+            show_default=False,
+        ),
+    ],
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Only of this partition.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print when the leaders and ISRs of partitions changed.
+
+    Reads the metadata log, of which every node has a copy; the node may run. The history survives restarts
+    and goes back to the log's oldest snapshot. The last changes may not be committed yet.
+    """
+    from kreplica.cli import isr_history as command
+
+    log = command.metadata_log_in(directory)
+    if log is None:
+        text = f"{directory} has no metadata log: name a node's log directory"
+        raise typer.BadParameter(text, param_hint="DIRECTORY")
+    raise typer.Exit(command.run(log, topic, partition, as_json))
+
+
 @app.command()
 def verify(
     paths: Paths,
