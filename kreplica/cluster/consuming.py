@@ -98,9 +98,7 @@ def consumer_config(settings: Mapping[str, object], base: ConsumerConfig = CONSU
         name = given.replace("_", ".")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise InvalidConfig(
-                f"there is no setting {given!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+            raise InvalidConfig(f"there is no setting {given!r}" + (f"; is it {near[0]!r}?" if near else ""))
         is_number = isinstance(getattr(base, known[name]), int)
         if is_number is not (isinstance(value, int) and not isinstance(value, bool)):
             raise InvalidConfig(f"{name} must be {'an integer' if is_number else 'text'}, not {value!r}")

@@ -113,7 +113,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         waiting = 0
         if changed is not None:
             with changed:
-                self._tell(seen_by or ())
+                self._notify_waiters(seen_by or ())
                 changed.notify_all()
                 waiting = changed.waiting
         if callbacks is not None:
@@ -133,7 +133,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         except Exception:
             LOGGER.exception("a callback of %r failed", self)
 
-    def _tell(self, waiters: Iterable[Any]) -> None:
+    def _notify_waiters(self, waiters: Iterable[Any]) -> None:
         # Notify the waiters of concurrent.futures.wait and as_completed.
         for waiter in waiters:
             if self._state == CANCELLED:

@@ -1,7 +1,8 @@
-"""BoundedLog: lines about what others do to a node, of which there may be any number.
+"""BoundedLog: a rate-limited logger for events that peers cause, such as invalid requests.
 
-The first lines of a while are logged as they come; what follows is counted by its kind, and told in one line
-when the while is over: whoever sends nonsense to a port fills no disk with it. It belongs to an event loop.
+In each time span the first lines are logged as they come. Further lines are counted by kind and summed up in
+one line at the end of the span, so that a misbehaving client cannot fill the disk. It belongs to an event
+loop.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import asyncio
 import logging
 from collections import Counter
 
-# How many lines there may be in how many seconds, beside the one that sums up.
+# Maximum lines per span, in seconds, not counting the summary.
 LINES, SPAN_S = 10, 10.0
 
 
 class BoundedLog:
-    """See the module. `what`: of what the summary speaks, as in "more connections were closed"."""
+    """Logs a bounded number of lines.
+
+    `what`: the subject of the summary, as in "more connections were closed".
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, logger: logging.Logger, what: str, *, span_s: float = SPAN_S
@@ -36,7 +40,7 @@ class BoundedLog:
         level: int = logging.INFO,
         error: BaseException | None = None,
     ) -> None:
-        """Log it, or count it as one of its kind. `error`: whose traceback belongs to it."""
+        """Log the line, or count it as one of its kind. `error`: the error whose traceback is logged."""
         if self._end is None:
             self._end = self._loop.call_later(self._span_s, self._begin_anew)
         if self._lines < LINES:
@@ -46,7 +50,7 @@ class BoundedLog:
             self._kept_back[kind] += 1
 
     def close(self) -> None:
-        """Tell what was kept back; nothing may be logged afterwards."""
+        """Log the summary; nothing may be logged afterwards."""
         if self._end is not None:
             self._end.cancel()
         self._sum_up()

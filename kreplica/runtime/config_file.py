@@ -1,7 +1,7 @@
-"""A node's configuration in a file: TOML, or a Kafka server.properties.
+"""Reads a node's configuration from a file: TOML, or a Kafka server.properties.
 
-Both give properties under Kafka's names. In TOML they are quoted ("log.dirs" = "/data") or nested ([log]
-dirs = "/data"), as one likes. No state; any thread.
+Both formats give properties under Kafka's names. In TOML the names are quoted ("log.dirs" = "/data") or
+nested ([log] dirs = "/data"). Stateless; any thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def read_config_file(path: str) -> dict[str, object]:
-    """The properties in the file, by its suffix: .toml or .properties.
+    """Return the properties in the file, in the format that its suffix names: .toml or .properties.
 
-    Raises InvalidFile for one that cannot be read as what it says it is, InvalidConfig for a property that
-    comes twice or another suffix, KafkaStorageError.
+    Raises InvalidFile if it cannot be parsed, InvalidConfig for a repeated property or another suffix,
+    KafkaStorageError.
     """
     if not path.endswith((".toml", ".properties")):
-        raise InvalidConfig(f"{path}: a configuration is a .toml or a .properties file")
+        raise InvalidConfig(f"{path}: a configuration file must be a .toml or .properties file")
     data = FileStorage().read_file(path, MAX_FILE_BYTES)
     if path.endswith(".properties"):
-        # Kafka takes a last line without its end.
+        # Kafka accepts a last line without a line break.
         return dict(parse_properties(data + b"\n", path))
     try:
         found = tomllib.loads(data.decode("utf-8"))
@@ -35,7 +35,7 @@ def read_config_file(path: str) -> dict[str, object]:
     properties: dict[str, object] = {}
     for name, value in _flat(found, ""):
         if name in properties:
-            raise InvalidConfig(f"{path}: {name} comes twice")
+            raise InvalidConfig(f"{path}: {name} is repeated")
         properties[name] = value
     return properties
 

@@ -1,9 +1,8 @@
-"""The disk threads of a node on an event loop: one for the appends of each log directory, so that a
-directory whose disk stands still holds up no other.
+"""The disk threads of a node on an event loop: one per log directory, so that a slow disk delays no other.
 
-`NodeDisks` is one life's: `leave` ends its threads, and what they had not begun is never done. The thread
-itself is native, see _core/disk_thread. Thread rule: `disk` any thread; what is done is told in the event
-loop.
+`NodeDisks` belongs to one life of a node: `leave` ends its threads, and jobs that have not started are never
+done. The threads are native, see _core/disk_thread. Thread rule: any thread may call `disk`; results are
+reported in the event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ JOBS_A_TURN = 64
 
 
 class ThreadedDisk:
-    """Implements `kreplica.common.ports.Disk` by a native thread, whose notices the event loop watches."""
+    """Implements `kreplica.common.ports.Disk` with a native thread that notifies the event loop."""
 
     def __init__(self, life: NodeLoops, checks: Executor) -> None:
         self._life = life
@@ -30,7 +29,8 @@ class ThreadedDisk:
         self.settle = self._thread.settle
         self.is_finished = self._thread.is_finished
         self.free = self._thread.free
-        # Done, and not told yet: of many at once some in each turn of the loop, for which heartbeats wait.
+        # Finished jobs to report. Each turn of the loop reports only some, so that heartbeats are not
+        # delayed.
         self._done: deque[DiskJob] = deque()
         life.thread.post(self._watch)
 
@@ -42,12 +42,15 @@ class ThreadedDisk:
         *,
         lazily: bool = False,
     ) -> None:
-        """As the port."""
+        """Queue a job; see the port."""
         job.done = done
         self._thread.submit(job, lane, lazily=lazily)
 
     def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
-        """As the port; tasks run one at a time, by a thread that all disks of the node share."""
+        """Run a CPU-bound task; see the port.
+
+        One thread, shared by all disks of the node, runs them in order.
+        """
 
         def run() -> None:
             task()
@@ -57,11 +60,11 @@ class ThreadedDisk:
 
     @property
     def waiting_ms(self) -> float:
-        """As the port."""
+        """How long the oldest unfinished job has been waiting; see the port."""
         return self._thread.waiting_ms
 
     def stop(self) -> None:
-        """End the thread after the job that it is at."""
+        """End the thread after its current job."""
         self._life.thread.post(self._unwatch)
         self._thread.stop(at_once=True)
 
@@ -72,12 +75,12 @@ class ThreadedDisk:
         self._life.thread.loop.remove_reader(self._thread.fileno())
 
     def _take(self) -> None:
-        is_telling = bool(self._done)
+        is_reporting = bool(self._done)
         self._done.extend(self._thread.take())
-        if not is_telling:
-            self._tell()
+        if not is_reporting:
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         life = self._life
         for _ in range(min(JOBS_A_TURN, len(self._done))):
             job = self._done.popleft()
@@ -88,7 +91,7 @@ class ThreadedDisk:
                 except Exception as error:
                     life.thread.on_error("disk", error)
         if self._done:
-            life.thread.post(self._tell)
+            life.thread.post(self._report)
 
 
 class NodeDisks:
@@ -102,7 +105,7 @@ class NodeDisks:
         self._disks: dict[str, ThreadedDisk] = {}
 
     def disk(self, directory: str) -> ThreadedDisk:
-        """That of the directory."""
+        """Return the directory's disk."""
         with self._lock:
             found = self._disks.get(directory)
             if found is None:

@@ -1,11 +1,11 @@
-"""A node's loops and its schedule over one asyncio event loop, which is uvloop's where that is installed.
+"""A node's loops and scheduler on one asyncio event loop, which is uvloop's if that is installed.
 
-`EventLoopThread` is the thread; what is posted to it runs there, in order, between what the sockets bring.
-`NodeLoops` is one life of a node on it: it makes the Loops, is the Scheduler, and after `leave` none of its
-tasks runs any more. A task must not block: it would hold up the sockets of the whole process.
+`EventLoopThread` is the thread; tasks posted to it run there in order, between socket events. `NodeLoops` is
+one life of a node on it: it creates the Loops and implements the Scheduler; after `leave` none of its tasks
+runs. A task must not block, because that would delay the sockets of the whole process.
 
 Ownership: the thread owns its event loop, from `start` to `stop`. Thread rule: any thread may call anything;
-`leave` and `stop` wait for the task that runs, so they are not called from one.
+`leave` and `stop` wait for the running task, so a task must not call them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kreplica.runtime.scheduler import OnError, log_error
 T = TypeVar("T")
 Task = Callable[[], object]
 
-# How many tasks run before the sockets have their turn.
+# Tasks to run before the sockets get their turn.
 TASKS_OF_A_TURN = 64
 TURNS_TO_END = 8
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, or asyncio's where the extra "server" is not installed."""
+    """Return a uvloop loop, or asyncio's if the extra "server" is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -37,16 +37,19 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class EventLoopThread:
-    """See the module. An error of a task is reported to `on_error` (name, error), by default to the log."""
+    """A thread that runs an event loop and posted tasks.
+
+    A task's error is reported to `on_error` (name, error), by default to the log.
+    """
 
     def __init__(self, name: str = "kreplica-loop", on_error: OnError = log_error) -> None:
         self.on_error = on_error
         self.loop: asyncio.AbstractEventLoop = new_event_loop()
-        # What belongs to no node fails the tests that cause it, and is in the log otherwise.
+        # Errors outside of any node's task: reported, so that tests fail and logs show them.
         self.loop.set_exception_handler(self._failed)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._ident: int | None = None  # the thread's own, from its start
-        # Appended to by any thread, taken from by the loop's own.
+        self._ident: int | None = None  # the thread's id, once it has started
+        # Any thread appends; the loop's thread takes.
         self._tasks: deque[Task] = deque()
         self._is_woken = False
 
@@ -55,27 +58,30 @@ class EventLoopThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the task that runs, and close the loop; what waits is dropped."""
+        """End the thread after its current task, and close the loop; queued tasks are dropped."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
         self.loop.close()
 
     def is_current(self) -> bool:
-        """Whether the caller is in the loop's thread."""
+        """Whether the caller runs in the loop's thread."""
         return threading.get_ident() == self._ident
 
     def post(self, task: Task) -> None:
-        """Run `task` soon. An error of one that belongs to no node is reported as the event loop's."""
+        """Run `task` soon. If it belongs to no node, its error is reported as the event loop's."""
         self._tasks.append(task)
-        # While the flag is set, a drain is due or at work; it looks once more after it has cleared the flag.
+        # While the flag is set, a drain is scheduled or running; it checks the queue again after clearing the
+        # flag.
         if not self._is_woken:
             self._is_woken = True
             self._wake()
 
     def begin_turn(self) -> bool:
-        """Let what is posted from now on wait for `end_turn`, which is to be called where this is true; in
-        the loop's thread. Whoever takes what a socket brought saves the way round through the event loop so.
+        """Defer tasks posted from now on until `end_turn`; call in the loop's thread.
+
+        Call `end_turn` if this returns True. A socket callback thus saves a round trip through the event
+        loop.
         """
         if self._is_woken:
             return False
@@ -83,19 +89,20 @@ class EventLoopThread:
         return True
 
     def end_turn(self) -> None:
-        """Run what was posted since `begin_turn`, up to TASKS_OF_A_TURN; the rest follows in the next turn of
-        the event loop, after other sockets. An error of a task is reported, never raised here.
+        """Run tasks posted since `begin_turn`, up to TASKS_OF_A_TURN; never raises a task's error.
+
+        The rest runs in the next turn of the event loop, after other sockets.
         """
         self._drain()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, computed in the loop; not to be called from there."""
-        assert not self.is_current(), "it would wait for itself"
+        """Run the coroutine in the loop and return its result; must not be called from the loop's thread."""
+        assert not self.is_current(), "run() would wait for itself: call it from another thread"
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def report(self, name: str, error: BaseException) -> None:
-        """Report a task's error to `on_error`; raise it where it is to end the thread, as asyncio does."""
-        # Not Exception: asyncio's CancelledError is none.
+        """Report a task's error to `on_error`; re-raise what must end the thread, as asyncio does."""
+        # BaseException, because asyncio's CancelledError is not an Exception.
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
         self.on_error(name, error)
@@ -116,7 +123,7 @@ class EventLoopThread:
             for _ in range(TASKS_OF_A_TURN):
                 if not tasks:
                     self._is_woken = False
-                    # Another thread may have appended one while the flag was set still.
+                    # Another thread may have appended a task while the flag was still set.
                     if not tasks:
                         return
                     self._is_woken = True
@@ -125,7 +132,7 @@ class EventLoopThread:
                 except BaseException as error:
                     self.report("event loop", error)
         except BaseException:
-            # The others are run, whatever becomes of this one.
+            # Run the other tasks even so.
             self.loop.call_soon(self._drain)
             raise
         self.loop.call_soon(self._drain)
@@ -140,12 +147,12 @@ class EventLoopThread:
             asyncio.set_event_loop(None)
 
     async def _finish(self) -> None:
-        """Let what was cut close its socket, and end what connects."""
+        """Let aborted connections close their sockets, and cancel connection attempts."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        # What an end posts runs in the next turn, and may post once more.
+        # A closing connection posts to the next turn, and may do so repeatedly.
         for _ in range(TURNS_TO_END):
             await asyncio.sleep(0)
 
@@ -155,29 +162,29 @@ class EventLoopThread:
 
 
 class NodeLoops:
-    """One life of a node: implements the port Scheduler, and makes its Loops."""
+    """One life of a node: implements the Scheduler port and creates the node's Loops."""
 
     def __init__(self, thread: EventLoopThread) -> None:
         self.thread = thread
         self.is_alive = True
 
     def loop(self, name: str) -> EventLoop:
-        """A Loop for an object of this life of the node."""
+        """Return a Loop for an object of this life of the node."""
         return EventLoop(self, name)
 
     def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LoopTimer:
-        """Run `task` after `delay_ms`, then every `period_ms`, counted from the end of a run, if given."""
+        """Run `task` after `delay_ms`, then, if given, every `period_ms` counted from the end of a run."""
         timer = LoopTimer(self, name, task, period_ms)
         timer.arm(delay_ms)
         return timer
 
     def leave(self) -> None:
-        """End this life: none of its tasks runs any more when this returns."""
+        """End this life: once this returns, none of its tasks runs."""
         self.is_alive = False
         self.thread.run(_nothing())
 
     def run_task(self, name: str, task: Task) -> None:
-        """Run a task of this life, unless it is over; in the loop's thread."""
+        """Run a task of this life, unless the life has ended; call in the loop's thread."""
         if not self.is_alive:
             return
         try:
@@ -204,11 +211,11 @@ class EventLoop:
         return self._life.schedule(self.name, task, delay_ms)
 
     def about_to_wait(self) -> None:
-        """Nobody else can run the others: they have one thread."""
+        """Do nothing: all loops share one thread, so no other thread could run them."""
 
 
 class LoopTimer:
-    """A task that waits for its time; `cancel` keeps it from running again."""
+    """A task that runs at its time; `cancel` prevents further runs."""
 
     __slots__ = ("_handle", "_life", "_name", "_period_ms", "_task", "is_cancelled")
 
@@ -218,18 +225,18 @@ class LoopTimer:
         self._task = task
         self._period_ms = period_ms
         self.is_cancelled = False
-        # The loop's own:
+        # Used only in the loop:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, delay_ms: int) -> None:
-        """Wait for so long."""
+        """Start waiting for `delay_ms`."""
         if self._life.thread.is_current():
             self._arm(delay_ms)
         else:
             self._life.thread.post(partial(self._arm, delay_ms))
 
     def cancel(self) -> None:
-        """Never run it again; a run that has begun goes on."""
+        """Prevent further runs; a current run continues."""
         self.is_cancelled = True
         if self._life.thread.is_current():
             self._drop()
@@ -238,7 +245,7 @@ class LoopTimer:
 
     def _arm(self, delay_ms: int) -> None:
         if not self.is_cancelled and self._life.is_alive:
-            # One more, since a part of this millisecond is over: a timer never runs early.
+            # One ms more, because part of the current millisecond has passed: a timer must not fire early.
             self._handle = self._life.thread.loop.call_later((max(delay_ms, 0) + 1) / 1000, self._fire)
 
     def _drop(self) -> None:

@@ -1,11 +1,11 @@
-"""FrameReader: cuts what a socket brings into Kafka's frames, with few copies and within bounds.
+"""FrameReader: splits received bytes into Kafka's frames, with few copies and bounded memory.
 
-It has the two calls of asyncio's BufferedProtocol: `get_buffer`, into which the socket receives, and
-`buffer_updated`. Small frames lie one behind another in the receive buffer and are copied out; one that has
-no room there gets memory of its own, into which the socket then receives directly. That memory is mapped, so
-a length that somebody claims costs address space, and pages only as bytes arrive (`_core/frame_memory`).
+It has the two methods of asyncio's BufferedProtocol: `get_buffer`, into which the socket receives, and
+`buffer_updated`. Small frames are received one after the other into the receive buffer and copied out. A
+frame that does not fit gets its own memory, into which the socket then receives directly. That memory is
+mapped, so a claimed length costs only address space; pages are used as bytes arrive (`_core/frame_memory`).
 
-Thread rule: one thread at a time. A frame is read-only and nobody's but its receiver's.
+Thread rule: one thread at a time. A frame is read-only and belongs to its receiver alone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kreplica.common.errors import InvalidRequest
 
 RECEIVE_BYTES = 16_384
 SIZE_BYTES = 4
-# Below this, memory of the heap costs less than a mapping.
+# Below this size, heap memory is cheaper than a mapping.
 MAPPED_BYTES = 65_536
 
 
 class FrameReader:
-    """Frames of `min_bytes` to `max_bytes`, counted without the size that stands before each."""
+    """Reads frames of `min_bytes` to `max_bytes`, not counting the size field before each."""
 
     __slots__ = ("_end", "_filled", "_frame", "_max_bytes", "_min_bytes", "_received", "_start")
 
@@ -31,18 +31,18 @@ class FrameReader:
         self._max_bytes = max_bytes
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._start = self._end = 0
-        # A large frame that is on its way, and how much of it is there.
+        # The large frame being received, and the number of its bytes received so far.
         self._frame: memoryview | None = None
         self._filled = 0
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty once `frames` was read to its end."""
+        """Return the buffer for the next bytes; never empty if `frames` was read to its end."""
         if self._frame is not None:
             return self._frame[self._filled :]
         return self._received[self._end :] if self._end else self._received
 
     def buffer_updated(self, size: int) -> None:
-        """So many bytes came."""
+        """Note that `size` bytes were received into the buffer."""
         if self._frame is not None:
             self._filled += size
         else:
@@ -50,20 +50,20 @@ class FrameReader:
 
     @property
     def receiving_bytes(self) -> int:
-        """How much is there of a large frame that is on its way."""
+        """The number of bytes received of an incomplete large frame."""
         return 0 if self._frame is None else self._filled
 
     def frames(self) -> Iterable[memoryview]:
-        """The frames that are whole; those that are left come with the next call.
+        """Return the complete frames; frames not taken are returned by the next call.
 
-        Raises InvalidRequest for a size out of bounds, and then there is nothing more to be read.
+        Raises InvalidRequest for a size out of bounds; after that nothing more can be read.
         """
         end = self._end
         if end > SIZE_BYTES and not self._start and self._frame is None:
             size = end - SIZE_BYTES
-            told = int.from_bytes(self._received[:SIZE_BYTES], "big", signed=True)
-            if told == size and self._min_bytes <= size <= self._max_bytes:
-                # One frame and nothing else, as where a client waits for each answer.
+            announced = int.from_bytes(self._received[:SIZE_BYTES], "big", signed=True)
+            if announced == size and self._min_bytes <= size <= self._max_bytes:
+                # Exactly one frame, as from a client that waits for each response.
                 self._end = 0
                 return (memoryview(bytes(self._received[SIZE_BYTES:end])),)
         return self._several()
@@ -79,7 +79,8 @@ class FrameReader:
             size = int.from_bytes(self._received[self._start : body], "big", signed=True)
             if not self._min_bytes <= size <= self._max_bytes:
                 raise InvalidRequest(
-                    f"a frame of {size} bytes; {self._min_bytes} to {self._max_bytes} may be"
+                    f"a frame of {size} bytes is out of bounds: allowed are {self._min_bytes} to"
+                    f" {self._max_bytes}"
                 )
             if body + size <= self._end:
                 self._start = body + size

@@ -1,8 +1,8 @@
-"""Signals while the main thread does a node's work: it is finished first, then their handlers are called.
+"""Delays signal handlers while the main thread does a node's work.
 
-The handler of a signal, Ctrl-C's or that of a time-out, may raise an exception between any two instructions
-of the main thread. In the middle of a node's step it would leave that node's state half changed, which no
-crash of a process does, for that ends the state, too.
+The handler of a signal (Ctrl-C, a timeout) may raise an exception between any two instructions of the main
+thread. In the middle of a node's step that would leave the node's state half changed, which not even a crash
+of the process does, since a crash ends that state.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any]
 
 _MAIN = threading.main_thread().ident
-# The functions below those of `signal`, which look for an enum's member for each handler: in Python 3.11 that
-# costs 30 us for one that is a function, a tenth of an append with acks=all.
+# The functions behind those of `signal`, which look up an enum member for each handler. In Python 3.11 that
+# takes 30 us for a handler that is a function, a tenth of an append with acks=all.
 _get_handler, _set_handler = _signal.getsignal, _signal.signal
-# All that a program may handle, but for the real-time signals: to ask for each takes 50 ns.
+# All signals that a program may handle, except real-time signals: querying each takes 50 ns.
 _SIGNALS = sorted(int(number) for number in signal.valid_signals() if number < 32)
 
 
 class HeldSignals:
-    """From `hold` on, signal handlers in Python wait for `release`. One thread; `hold` does nothing in any
-    but the main one."""
+    """Delays Python signal handlers from `hold` to `release`.
+
+    For one thread; `hold` does nothing in any thread but the main one.
+    """
 
     __slots__ = ("_came", "_handlers")
 
     def __init__(self) -> None:
-        # Those to be given back, and the numbers of those that were wanted meanwhile.
+        # The handlers to restore, and the signals that arrived meanwhile.
         self._handlers: list[tuple[int, Handler]] = []
         self._came: list[int] = []
 
     def hold(self) -> None:
-        """Take the handlers away."""
+        """Replace the signal handlers with one that only records the signal."""
         if threading.get_ident() != _MAIN:
             return
         try:
@@ -46,19 +48,19 @@ class HeldSignals:
                     self._handlers.append((number, handler))
                     _set_handler(number, self._note)
         except BaseException:
-            # From a handler that was not taken away yet.
+            # Raised by a handler that was not replaced yet.
             self.release()
             raise
 
     def release(self) -> None:
-        """Give the handlers back, and call those that were wanted meanwhile."""
+        """Restore the handlers, and call those whose signals arrived meanwhile."""
         if not self._handlers:
             return
         held = dict(self._handlers)
         try:
             self._give_back()
         except BaseException:
-            # One that was back already was called, and has raised.
+            # A handler restored already was called, and has raised.
             self._give_back()
             raise
         finally:
@@ -76,7 +78,7 @@ class HeldSignals:
 
 
 def _call(came: list[int], handlers: dict[int, Handler]) -> None:
-    # Each of them, whatever the one before it raises.
+    # Call all handlers, even if an earlier one raises.
     if came:
         try:
             handlers[came[0]](came[0], None)

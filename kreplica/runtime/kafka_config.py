@@ -1,4 +1,4 @@
-"""KafkaConfig: what a node's process is told, under Kafka's property names.
+"""KafkaConfig: the configuration of a node's process, under Kafka's property names.
 
     node.id=1
     process.roles=broker,controller
@@ -7,10 +7,9 @@
     advertised.listeners=PLAINTEXT://a.example.org:9092
     controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093,3@10.0.0.3:9093
 
-A listener without a host is one of 127.0.0.1: whoever wants to be reached by others says so. A voter that
-names no listener for controllers has one at its address in controller.quorum.voters; where that is the one
-for clients, one port answers all. A name that no part of a node has is refused, with the nearest one that
-there is. No state; any thread.
+A listener without a host listens on 127.0.0.1 only. A voter without a controller listener gets one at its
+address in controller.quorum.voters; if that is the address of the client listener, one port serves both. An
+unknown name is rejected, with the nearest known one. Stateless; any thread.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ CONTROLLER = ControllerConfig(
 )
 BROKER = BrokerConfig(broker_heartbeat_interval_ms=100, broker_heartbeat_timeout_ms=500)
 
-# Ids of bootstrap servers are negative, as in Kafka: -2, -3, ...
+# Bootstrap servers get negative ids, as in Kafka: -2, -3, ...
 FIRST_BOOTSTRAP_ID = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfig:
-    """A node, where it listens, and where the quorum's voters do.
+    """A node, its listeners, and the addresses of the quorum's voters.
 
-    `listeners`: all of them, each with those for whom it is. `listen`: the one for clients, or of a
-    controller alone its own. `voters`: those of controller.quorum.voters, and the bootstrap servers under
-    ids below 0.
+    `listeners`: all of them, with the scope of each. `listen`: the listener for clients, or for a pure
+    controller its own. `voters`: the voters of controller.quorum.voters, and the bootstrap servers under
+    negative ids.
     """
 
     node: NodeConfig
@@ -77,18 +76,18 @@ class KafkaConfig:
 
     @classmethod
     def parse(cls, properties: Mapping[str, object], cluster_id: str) -> KafkaConfig:
-        """The configuration that these properties make. Raises InvalidConfig."""
+        """Return the configuration from these properties. Raises InvalidConfig."""
         return _Parser(properties).parse(cluster_id)
 
 
 def directories_of(properties: Mapping[str, object]) -> tuple[str, ...]:
-    """The node's directories, that of the metadata log first. Raises InvalidConfig."""
+    """Return the node's directories, that of the metadata log first. Raises InvalidConfig."""
     parser = _Parser(properties)
     return tuple(dict.fromkeys((parser.metadata_directory, *parser.directories)))
 
 
 class _Parser:
-    """One reading of the properties."""
+    """Parses one set of properties."""
 
     def __init__(self, properties: Mapping[str, object]) -> None:
         self._own = {name: properties[name] for name in OF_PROCESS if name in properties}
@@ -96,19 +95,19 @@ class _Parser:
 
     @property
     def directories(self) -> list[str]:
-        """Those of the logs."""
+        """The log directories."""
         return self._words("log.dirs") or self._words("log.dir")
 
     @property
     def metadata_directory(self) -> str:
-        """That of the metadata log."""
+        """The directory of the metadata log."""
         directories = self.directories
         if not directories:
-            raise InvalidConfig("a node needs a directory for its logs (log.dirs)")
+            raise InvalidConfig("log.dirs is missing: a node needs a directory for its logs")
         return self._text("metadata.log.dir") or directories[0]
 
     def parse(self, cluster_id: str) -> KafkaConfig:
-        """See KafkaConfig.parse."""
+        """Return the configuration; see KafkaConfig.parse."""
         voters = self._voters()
         node_id = self._integer("node.id")
         roles = self._roles(node_id, voters)
@@ -144,14 +143,14 @@ class _Parser:
                 raise InvalidConfig(f"there is no setting {name!r}{hint}")
         return with_settings(node, self._others)
 
-    # ---- who it is ----------------------------------------------------------------------------------------
+    # ---- roles and quorum ---------------------------------------------------------------------------------
 
     def _voters(self) -> VoterSet | None:
         text = self._text("controller.quorum.voters")
         return VoterSet.parse(text, self._controller_names()[0]) if text else None
 
     def _bootstrap_servers(self) -> dict[int, Address]:
-        """By the ids under which the quorum asks them."""
+        """Return the bootstrap servers, under the ids by which the quorum addresses them."""
         name = "controller.quorum.bootstrap.servers"
         addresses = [parse_address(name, word) for word in self._words(name)]
         return {FIRST_BOOTSTRAP_ID - number: address for number, address in enumerate(addresses)}
@@ -177,7 +176,7 @@ class _Parser:
             )
         return roles
 
-    # ---- where it is --------------------------------------------------------------------------------------
+    # ---- addresses ----------------------------------------------------------------------------------------
 
     def _controller_names(self) -> list[str]:
         return self._words("controller.listener.names") or [DEFAULT_CONTROLLER_LISTENER]
@@ -185,7 +184,7 @@ class _Parser:
     def _listeners(
         self, roles: frozenset[Role], node_id: int, voters: VoterSet | None
     ) -> tuple[dict[str, Address], dict[str, Address]]:
-        """Those of the broker, the one for clients first, and that of the controller."""
+        """Return the broker's listeners, the one for clients first, and the controller's listener."""
         found = _parse_listeners("listeners", self._words("listeners"))
         names = self._controller_names()
         controllers = {name: address for name, address in found.items() if name in names}
@@ -196,41 +195,46 @@ class _Parser:
         if not controllers and own is not None and own[1] not in [port for _, port in others.values()]:
             controllers = {names[0]: own}
         if "broker" not in roles and (others or not controllers):
-            raise InvalidConfig(f"listeners: a controller listens as {names[0]} alone, not as {list(found)}")
+            raise InvalidConfig(
+                f"listeners: a controller needs only the listener {names[0]}, not {list(found)}"
+            )
         between = self._text("inter.broker.listener.name")
         if between and others and between not in others:
             raise InvalidConfig(
                 f"inter.broker.listener.name: {between} is not one of the broker's listeners, {list(others)}"
             )
         if between in others:
-            others[between] = others.pop(between)  # to the end
+            others[between] = others.pop(between)  # move it to the end
         if len(others) > 1 + (len(others) == 2 and bool(between)) or len(controllers) > 1:
             raise InvalidConfig(
-                "listeners: one for clients, one for controllers and one that inter.broker.listener.name"
-                f" names, not {list(found)}"
+                "listeners: allowed are one for clients, one for controllers and the one in"
+                f" inter.broker.listener.name, not {list(found)}"
             )
         self._check_protocols(others, controllers)
         return others, controllers
 
     def _check_protocols(self, others: Mapping[str, Address], controllers: Mapping[str, Address]) -> None:
-        """Raises InvalidConfig where a listener would have another protocol than PLAINTEXT."""
+        """Raises InvalidConfig if a listener has another protocol than PLAINTEXT."""
         for word in self._words("listener.security.protocol.map"):
             name, separator, protocol = word.partition(":")
             if not name or not separator:
-                raise InvalidConfig(f"listener.security.protocol.map: {word[:80]!r} is not NAME:PROTOCOL")
+                raise InvalidConfig(f"listener.security.protocol.map: {word[:80]!r} must be NAME:PROTOCOL")
             if protocol != PLAINTEXT and (name in others or name in controllers):
                 raise InvalidConfig(
-                    f"listener.security.protocol.map: listener {name} cannot have {protocol[:40]};"
-                    " connections are neither encrypted nor authenticated here"
+                    f"listener.security.protocol.map: listener {name} cannot use {protocol[:40]};"
+                    " encryption and authentication are not supported"
                 )
         protocol = self._text("security.inter.broker.protocol")
         if protocol not in ("", PLAINTEXT):
-            raise InvalidConfig(f"security.inter.broker.protocol={protocol[:40]} is not {PLAINTEXT}")
+            raise InvalidConfig(f"security.inter.broker.protocol={protocol[:40]} must be {PLAINTEXT}")
 
     def _advertised(
         self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
     ) -> tuple[Endpoint, ...]:
-        """What clients and other brokers are told. A controller's may be named, too, as Kafka allows."""
+        """Return the addresses for clients and other brokers.
+
+        As in Kafka, a controller's may be named, too.
+        """
         given = _parse_listeners("advertised.listeners", self._words("advertised.listeners"))
         for name in given:
             if name not in listeners and name not in controllers:
@@ -240,20 +244,22 @@ class _Parser:
             if name in controllers:
                 continue
             if address[0] in ANY_HOST:
-                raise InvalidConfig(f"advertised.listeners: nobody can connect to {address[0]}; name a host")
+                raise InvalidConfig(
+                    f"advertised.listeners: clients cannot connect to {address[0]}; name a host"
+                )
             endpoints.append(Endpoint(name=name, host=address[0], port=address[1], security_protocol=0))
         return tuple(endpoints)
 
     def _of_controller(
         self, listeners: Mapping[str, Address], controllers: Mapping[str, Address]
     ) -> tuple[Endpoint, ...]:
-        """Where others reach the controller; nothing where that is not said, behind 0.0.0.0."""
+        """Return the controller's address for other nodes; empty if unknown because it listens on 0.0.0.0."""
         given = _parse_listeners("advertised.listeners", self._words("advertised.listeners"))
         name, address = next(iter((controllers or listeners).items()))
         host, port = given.get(name, address)
         if host in ANY_HOST:
             return ()
-        # One listener for all has another name, by which the quorum does not know it.
+        # A shared listener has another name; the quorum expects the controller listener's name.
         name = name if controllers else self._controller_names()[0]
         return (Endpoint(name=name, host=host, port=port, security_protocol=0),)
 
@@ -272,8 +278,11 @@ class _Parser:
 
 
 def _scopes(brokers: list[Address], controllers: list[Address], node: NodeConfig) -> dict[Address, Scope]:
-    """For whom each listener is: one for clients is for nobody else if other nodes surely find this one
-    elsewhere, at its inter-broker listener or as a voter that is configured."""
+    """Return the scope of each listener.
+
+    The client listener is for clients only if other nodes certainly use another address of this node: its
+    inter-broker listener, or its address as a configured voter.
+    """
     scopes = dict.fromkeys(brokers, Scope.CLIENTS)
     is_separate = len(brokers) > 1 or (controllers and node.voters is not None)
     if brokers and not is_separate:
@@ -283,7 +292,7 @@ def _scopes(brokers: list[Address], controllers: list[Address], node: NodeConfig
     for address in controllers:
         scopes[address] = Scope.CONTROLLERS | Scope.BROKERS
     if "controller" in node.roles and not controllers:
-        # One of these is the voter's address. The voters may name it otherwise than the listeners do.
+        # One of these is the voter's address, though the voters may use another name for the host.
         own = None if node.voters is None else _addresses(node.voters).get(node.node_id)
         for address in brokers:
             if own is None or own[1] == address[1]:
@@ -296,17 +305,17 @@ def _parse_listeners(what: str, words: list[str]) -> dict[str, Address]:
     for word in words:
         name, separator, address = word.partition("://")
         if not name or not separator or name in found:
-            raise InvalidConfig(f"{what}: {word[:80]!r} is no NAME://host:port, or comes twice")
+            raise InvalidConfig(f"{what}: {word[:80]!r} is not NAME://host:port, or its name is repeated")
         found[name] = parse_address(what, address)
     return found
 
 
 def parse_address(what: str, text: str) -> Address:
-    """`host:port`, `[host]:port` or `:port`, which is that of this machine alone. Raises InvalidConfig."""
+    """Parse `host:port`, `[host]:port` or `:port` (this machine only). Raises InvalidConfig."""
     host, separator, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not separator or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
-        raise InvalidConfig(f"{what}: {text[:80]!r} is no host:port")
+        raise InvalidConfig(f"{what}: {text[:80]!r} is not host:port")
     return host or LOOPBACK, int(port)
 
 

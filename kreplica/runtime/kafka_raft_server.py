@@ -1,7 +1,7 @@
-"""KafkaRaftServer: the one node of a process, from its properties to its end.
+"""KafkaRaftServer: the node of a process, from its properties to its shutdown.
 
-Where the others are: the voters by the configuration, brokers by what they have registered. Ownership: the
-server owns its node. Thread rule: one thread calls; `ready` and `on_failure` come from the node's own.
+The addresses of voters come from the configuration, those of brokers from their registrations. Ownership: the
+server owns its node. Thread rule: one thread calls; `ready` and `on_failure` run in the node's threads.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kreplica.runtime.storage import FileStorage
 from kreplica.runtime.tcp_node import TcpNode
 from kreplica.runtime.tcp_transport import Address
 
-# One that waits for a slow disk or a large batch stands still for seconds at most.
+# A loop that waits for a slow disk or handles a large batch is blocked for seconds at most.
 LOOP_TURNS_WITHIN_S = 5.0
 
 
 class KafkaRaftServer:
-    """See the module. `on_failure(error)`: the node cannot go on.
+    """Runs one node, configured by properties. `on_failure(error)` is called when the node fails.
 
-    Raises InvalidConfig for properties that make no node, InvalidFile where its directory is not formatted or
-    another node's, InconsistentClusterId where two of them are of two clusters.
+    Raises InvalidConfig for invalid properties, InvalidFile if a directory is not formatted or belongs to
+    another node, InconsistentClusterId if two directories belong to different clusters.
     """
 
     def __init__(self, properties: Mapping[str, object], on_failure: Callable[[BaseException], None]) -> None:
@@ -35,11 +35,11 @@ class KafkaRaftServer:
         metadata_log = f"{self.config.node.metadata_directory}/{METADATA_LOG}"
         if not self.config.voters and not FileStorage().is_directory(metadata_log):
             raise InvalidConfig(
-                "a node has to know its quorum: by controller.quorum.voters (--quorum), id@host:port,..., by"
-                " controller.quorum.bootstrap.servers, host:port,..., or by"
+                "the quorum is unknown: set controller.quorum.voters (--quorum) to id@host:port,..., or"
+                " controller.quorum.bootstrap.servers to host:port,..., or run"
                 " `kreplica format --initial-controllers`"
             )
-        # Another node's directory is refused here, before it is so much as locked.
+        # Reject another node's directory before locking it.
         for path in self.config.node.all_directories:
             read_properties(self.config.node, FileStorage(), path)
         self._node: Node | None = None
@@ -52,32 +52,35 @@ class KafkaRaftServer:
 
     @property
     def node(self) -> Node:
-        """The node. Raises InvalidRequest where it does not run."""
+        """The running node. Raises InvalidRequest if it does not run."""
         return self._tcp_node.node
 
     def startup(self) -> Future[None]:
-        """Start the node; the future is done when its broker may lead. Raises as TcpNode.start."""
+        """Start the node; the future is done when its broker is able to lead.
+
+        Raises what TcpNode.start does.
+        """
         self._node = self._tcp_node.start()
         return self._node.ready
 
     def what_keeps_from_serving(self) -> list[str]:
-        """Why clients should go elsewhere now; none where the node can serve them."""
+        """Return the reasons why clients should use other nodes now; empty if the node can serve them."""
         return what_keeps_from_serving(self.node)
 
     def what_keeps_from_living(self) -> list[str]:
-        """Why the process should be started again; none while the node's loop turns."""
+        """Return the reasons to restart the process; empty while the node's loop runs."""
         return (
             []
             if self._tcp_node.turns(LOOP_TURNS_WITHIN_S)
-            else [f"the node's loop has not turned for {LOOP_TURNS_WITHIN_S:g} s"]
+            else [f"the node's loop has been blocked for {LOOP_TURNS_WITHIN_S:g} s"]
         )
 
     def begin_shutdown(self, timeout_ms: int) -> Future[None]:
-        """Hand over what the node leads; `close` is to be called when the future is done."""
+        """Hand over the node's leaderships; call `close` when the future is done."""
         return self._tcp_node.stop(timeout_ms)
 
     def close(self) -> None:
-        """End the node at once and close its files in order."""
+        """Stop the node at once and close its files cleanly."""
         self._node = None
         self._tcp_node.close()
 
@@ -85,7 +88,7 @@ class KafkaRaftServer:
         voter = self.config.voters.get(node_id)
         if voter is not None or self._node is None:
             return voter
-        # A voter's own listener comes before those that it has registered as a broker.
+        # A voter's own listener takes precedence over those it has registered as a broker.
         voter = self._node.voter_address(node_id)
         registration = self._node.loader.published.brokers.get(node_id)
         if voter is not None or registration is None or not registration.endpoints:
@@ -94,9 +97,9 @@ class KafkaRaftServer:
 
 
 def cluster_id_of(directory: str) -> str:
-    """The cluster that the directory was formatted for. Raises InvalidFile, KafkaStorageError."""
+    """Return the cluster id that the directory was formatted with. Raises InvalidFile, KafkaStorageError."""
     storage = FileStorage()
     found = MetaPropertiesFile(storage, directory).read() if storage.is_directory(directory) else None
     if found is None:
-        raise InvalidFile(f"{directory} is not formatted; `kreplica format` does that")
+        raise InvalidFile(f"{directory} is not formatted: run `kreplica format`")
     return found.cluster_id

@@ -1,19 +1,19 @@
-"""The metadata image in a file: the MetadataStore port over LMDB.
+"""LmdbMetadataStore: the metadata image in an LMDB file, as the MetadataStore port.
 
-A directory holds LMDB's `data.mdb` and `lock.mdb`, and, while nobody has it open, `data.crc`: size and
-CRC-32C of the data file as the last close left it. A data file that does not fit, or was not closed, is
-walked page by page before LMDB may map it, since LMDB trusts what it maps and would take the process down
-with it.
+A directory holds LMDB's `data.mdb` and `lock.mdb` and, while closed, `data.crc`: size and CRC-32C of the data
+file at the last close. A data file that does not match, or was not closed, is verified page by page before it
+is mapped, because LMDB trusts what it maps and a corrupt file would crash the process.
 
-`metasync=False`: a commit flushes the data and not yet the page that names it, so a power cut may undo the
-last one, which the log replays. Every read transaction ends within its call; the map grows while none is
-open. The file has the size of the map, so that a full disk is met when it grows, and not by half a commit.
+`metasync=False`: a commit flushes the data but not yet the page that refers to it. A power failure may undo
+the last commit, which is then replayed from the log. Every read transaction ends within its call; the map
+grows while none is open. The file has the size of the map, so that a full disk is noticed when the map grows
+and not in the middle of a commit.
 
-What rots in the file while it is mapped is an error too: LMDB checks what it follows, and the image has a CRC
-on each value. One thing is not: a file that somebody else makes shorter under the map ends the process
-(SIGBUS in LMDB's own code, where no guard can stand); the next start then makes the image anew.
+Damage to the file while it is mapped raises an error too: LMDB checks the pages it follows, and the image has
+a CRC for each value. The exception is a file that another program truncates under the map: it ends the
+process (SIGBUS in LMDB's own code, which cannot be guarded), and the next start rebuilds the image.
 
-The directory belongs to one LmdbMetadataStore of one process: whoever opens it holds the lock of the log
+The directory belongs to one LmdbMetadataStore of one process, whose opener holds the lock of the log
 directory around it. One thread writes, any thread may read.
 """
 
@@ -49,7 +49,7 @@ SUM_FILE = "data.crc"
 SMALLEST_MAP_BYTES = 1 << 20
 LARGEST_MAP_BYTES = 64 << 30
 _PART_BYTES = 1 << 20
-FEW = 16  # of the keys of a scan
+FEW = 16  # keys of a scan's first step
 
 _BROKEN = (
     *(lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError),
@@ -58,11 +58,12 @@ _BROKEN = (
 
 
 class LmdbMetadataStore:
-    """Implements `kreplica.metadata.metadata_store.MetadataStore`; a directory that is missing is made.
+    """Implements `kreplica.metadata.metadata_store.MetadataStore`; creates a missing directory.
 
-    Raises CorruptImage if what is there cannot be opened safely: `discard` it then. A commit that the disk
-    failed is never tried again: from then on every call raises what it raised. `is_flushed=False`: a commit
-    stays in the page cache, for a directory that is removed before a power cut could matter.
+    Raises CorruptImage if the files cannot be opened safely: `discard` them then. A commit that failed on
+    disk is never retried: every later call raises the same error.
+    `is_flushed=False`: commits stay in the page cache, for a directory that is removed before a power failure
+    could matter.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class LmdbMetadataStore:
         self._is_flushed = is_flushed
         self._files = FileStorage() if is_flushed else UnflushedStorage()
         self._reading = Lock()  # held by each read, and while the map grows
-        self._failure: KreplicaError | None = None  # of a commit; the store is of no use any more
+        self._failure: KreplicaError | None = None  # of a commit; makes the store unusable
         self._files.make_directory(directory)
         _check_file(directory, self._files)
         self._map_bytes = max(smallest_map_bytes, _size(os.path.join(directory, DATA_FILE)))
         self._env: lmdb.Environment | None = None
         with _typed(directory):
-            # What readers of a process that is gone left in it is of no use.
+            # The reader table left by a dead process is useless.
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, LOCK_FILE))
             self._env = lmdb.open(directory, map_size=self._map_bytes, metasync=False, sync=is_flushed)
@@ -90,11 +91,11 @@ class LmdbMetadataStore:
 
     @property
     def map_bytes(self) -> int:
-        """How large the file may become before the map has to grow."""
+        """The size that the file may reach before the map has to grow."""
         return self._map_bytes
 
     def get(self, key: bytes) -> bytes | None:
-        """The key's value; None where there is none."""
+        """Return the key's value, or None."""
         with self._reading:
             env = self._opened()
             try:
@@ -104,7 +105,7 @@ class LmdbMetadataStore:
                 raise _typed_error(error, self._directory) from error
 
     def scan(self, prefix: bytes, after: bytes, limit: int) -> list[Item]:
-        """The first `limit` keys that start with `prefix` and come behind `after`, with their values."""
+        """Return the first `limit` keys after `after` that start with `prefix`, with their values."""
         found: list[Item] = []
         start = max(prefix, after + b"\0" if after else b"")
         with self._reading:
@@ -112,20 +113,20 @@ class LmdbMetadataStore:
             with _typed(self._directory), env.begin() as transaction, transaction.cursor() as cursor:
                 there = cursor.set_range(start) if start else cursor.first()
                 items = cursor.iternext()
-                # A few first, since most nodes have few children; then all at once, since some have many.
+                # Fetch a few first, because most nodes have few children, then all the rest at once.
                 for size in (FEW, limit):
                     if there and len(found) < limit:
                         found += islice(items, min(size, limit - len(found)))
                         there = found[-1][0].startswith(prefix)
-        # Keys come in order: behind the last one with the prefix no other has it.
+        # Keys are sorted: after the last key with the prefix no other has it.
         while found and not found[-1][0].startswith(prefix):
             found.pop()
         return found
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Give keys their values, None to remove them: all or nothing.
+        """Set the values of keys, None to remove one, atomically.
 
-        Raises StorageFull, after which the call may be made again; any other failure is the store's last.
+        Raises StorageFull, after which the call may be retried; after any other error the store is unusable.
         """
 
         def put(env: lmdb.Environment, transaction: lmdb.Transaction[bytes]) -> None:
@@ -148,12 +149,12 @@ class LmdbMetadataStore:
         self._commit(drop)
 
     def close(self) -> None:
-        """Close the file and note its sum, so that the next start need not walk it."""
+        """Close the file and write its checksum, so that the next start need not verify it."""
         with self._reading:
             env, self._env = self._env, None
         if env is None:
             return
-        if self._failure is not None:  # what the disk did not take is not tried again, nor vouched for
+        if self._failure is not None:  # neither retry what failed on disk, nor vouch for the file
             env.close()
             return
         with _typed(self._directory):
@@ -165,14 +166,14 @@ class LmdbMetadataStore:
         _write_sum(self._directory, self._files)
 
     def abandon(self) -> None:
-        """Close the file as it is; without its sum the next start walks it."""
+        """Close the file without a checksum; the next start verifies it."""
         with self._reading:
             env, self._env = self._env, None
         if env is not None:
             env.close()
 
     def _commit(self, change: Callable[[lmdb.Environment, lmdb.Transaction[bytes]], None]) -> None:
-        """One write transaction; made again in a larger map where the first was too small."""
+        """Run one write transaction; retry it in a larger map if the map is full."""
         while True:
             env = self._opened()
             try:
@@ -191,22 +192,22 @@ class LmdbMetadataStore:
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))
         if self._env is None:
-            raise LogClosed(f"{self._directory}: the image is closed")
+            raise LogClosed(f"{self._directory}: the metadata image is closed")
         return self._env
 
     def _grow(self, env: lmdb.Environment) -> None:
         wanted = self._map_bytes * 2
         if wanted > LARGEST_MAP_BYTES:
-            raise StorageFull(f"{self._directory}: the image may have {LARGEST_MAP_BYTES} bytes at most")
+            raise StorageFull(
+                f"{self._directory}: the metadata image has its maximum of {LARGEST_MAP_BYTES} bytes"
+            )
         self._allocate(wanted)
         with self._reading, _typed(self._directory):
             env.set_mapsize(wanted)
             self._map_bytes = wanted
 
     def _allocate(self, size: int) -> None:
-        """Take the space for the whole map: LMDB tells of a disk that fills by half a commit as of a broken
-        one.
-        """
+        """Allocate the space for the whole map; LMDB would report a disk that fills in a commit as broken."""
         if hasattr(os, "posix_fallocate"):
             with _typed(self._directory), open(os.path.join(self._directory, DATA_FILE), "rb+") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
@@ -215,7 +216,7 @@ class LmdbMetadataStore:
 class LmdbImageDirectory:
     """Implements `kreplica.metadata.image_writer.ImageDirectory`: the image is in `directory`.
 
-    `is_flushed`: as of LmdbMetadataStore.
+    `is_flushed`: as in LmdbMetadataStore.
     """
 
     def __init__(self, directory: str, *, is_flushed: bool = True) -> None:
@@ -223,16 +224,16 @@ class LmdbImageDirectory:
         self._is_flushed = is_flushed
 
     def open(self) -> LmdbMetadataStore:
-        """The store in the directory, made if there is none. Raises CorruptImage, KafkaStorageError."""
+        """Open the store in the directory; create it if missing. Raises CorruptImage, KafkaStorageError."""
         return LmdbMetadataStore(self._directory, is_flushed=self._is_flushed)
 
     def discard(self) -> None:
-        """Remove what is in the directory; nobody has it open."""
+        """Remove the image's files; the store must be closed."""
         discard(self._directory)
 
 
 def discard(directory: str) -> None:
-    """Remove the image from its directory, which nobody has open."""
+    """Remove the image's files from a directory in which no store is open."""
     storage = FileStorage()
     for name in (SUM_FILE, DATA_FILE, LOCK_FILE):
         storage.remove(os.path.join(directory, name))
@@ -241,7 +242,7 @@ def discard(directory: str) -> None:
 
 
 def _check_file(directory: str, storage: FileStorage) -> None:
-    """Raises CorruptImage unless the data file, if there is one, is safe to map; takes its sum away."""
+    """Raises CorruptImage if the data file is not safe to map; removes its checksum file."""
     path, sum_path = os.path.join(directory, DATA_FILE), os.path.join(directory, SUM_FILE)
     if not storage.exists(path):
         return
@@ -283,7 +284,7 @@ def _size(path: str) -> int:
 
 @contextmanager
 def _typed(directory: str) -> Iterator[None]:
-    """LMDB's and the system's errors as ours; MapFullError goes through, since a larger map helps."""
+    """Translate LMDB's and the system's errors. MapFullError passes, because a larger map solves it."""
     try:
         yield
     except lmdb.MapFullError:

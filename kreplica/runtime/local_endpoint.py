@@ -1,7 +1,7 @@
-"""LocalEndpoint: one life of a node in a LocalNetwork, with its loops and its timers.
+"""LocalEndpoint: one life of a node in a LocalNetwork, with its loops and timers.
 
-They are what the node sees of the network: its Transport, its Scheduler and its Loops. What they hold is the
-network's to read and to change, under its lock; what they are asked for, it does. Thread rule: any thread.
+They are the node's Transport, Scheduler and Loops. Their state belongs to the network, which reads and
+changes it under its lock; calls are passed on to the network. Thread rule: any thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Handler = Callable[[Any], Future[Any]]
 
 
 class Network(Protocol):
-    """What an endpoint asks of its network."""
+    """The operations that an endpoint requests from its network."""
 
     def post(self, loop: LocalLoop, task: Task) -> None: ...
 
@@ -33,7 +33,7 @@ class Network(Protocol):
 class LocalLoop:
     """Implements `kreplica.common.ports.Loop`: a queue of tasks, run in order by one thread at a time.
 
-    `is_apart`: its tasks may take long, and are run by a thread that does nothing else first.
+    `is_apart`: its tasks may take long, and run in a dedicated thread.
     """
 
     __slots__ = ("_network", "endpoint", "is_apart", "is_queued", "name", "tasks")
@@ -47,7 +47,7 @@ class LocalLoop:
         self.name = name
         # Guarded by the network's _lock; the thread that runs the queue takes from it.
         self.tasks: deque[Task] = deque()
-        self.is_queued = False  # it waits for a thread, or has one
+        self.is_queued = False  # waits for a thread, or is being run by one
 
     def post(self, task: Task) -> None:
         """Run `task` soon."""
@@ -58,12 +58,12 @@ class LocalLoop:
         return self._network.arm(LocalTimer(self._network, self, task, None), delay_ms)
 
     def about_to_wait(self) -> None:
-        """Let the helpers run what is ready in other loops."""
+        """Let the helper threads run other loops that have tasks."""
         self._network.call_helpers()
 
 
 class LocalTimer:
-    """A task that waits for its time; `cancel` keeps it from running again."""
+    """A task that runs at its time; `cancel` prevents further runs."""
 
     __slots__ = ("deadline_ms", "handle", "is_cancelled", "loop", "network", "period_ms", "task", "ticket")
 
@@ -72,16 +72,16 @@ class LocalTimer:
         self.loop = loop
         self.task = task
         self.period_ms = period_ms
-        # Guarded by the network's _lock; a ticket of 0: it waits for nothing.
+        # Guarded by the network's _lock. A ticket of 0 means that it is not waiting.
         self.is_cancelled = False
         self.deadline_ms = self.ticket = self.handle = 0
 
     def cancel(self) -> None:
-        """Never run it again; a run that has begun goes on."""
+        """Prevent further runs; a current run continues."""
         self.network.cancel(self)
 
     def run(self) -> None:
-        """Do the task; its loop calls this when the time has come."""
+        """Run the task; its loop calls this at the timer's time."""
         if self.is_cancelled:
             return
         try:
@@ -92,7 +92,7 @@ class LocalTimer:
 
 
 class LocalEndpoint:
-    """One life of a node: implements the ports Transport and Scheduler, and makes its Loops."""
+    """One life of a node: implements the Transport and Scheduler ports, and creates the node's Loops."""
 
     def __init__(self, network: Network, node_id: int) -> None:
         self._network = network
@@ -100,12 +100,12 @@ class LocalEndpoint:
         # Guarded by the network's _lock:
         self.is_alive = True
         self.is_paused = False
-        self.stalled: list[LocalLoop] = []  # that have tasks, while it is paused
+        self.stalled: list[LocalLoop] = []  # loops with tasks, while the node is paused
         self.listeners: list[Callable[[int], object]] = []
         self.handle: Handler | None = None
         self.timeouts = LocalLoop(network, self, "timeout")
-        self.links: dict[int, LocalLoop] = {}  # the requests that come to it, by sender
-        self.runners: list[int] = []  # the threads that run one of its queues
+        self.links: dict[int, LocalLoop] = {}  # incoming requests, by sender
+        self.runners: list[int] = []  # the threads that are running its queues
 
     def send(self, node_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
         """Send `request` to the node; see the port."""
@@ -120,9 +120,9 @@ class LocalEndpoint:
         return LocalLoop(self._network, self, name)
 
     def loop_apart(self, name: str) -> LocalLoop:
-        """A Loop for tasks that take long: no other loop waits for its thread."""
+        """Return a Loop for tasks that take long; no other loop waits for its thread."""
         return LocalLoop(self._network, self, name, is_apart=True)
 
     def schedule(self, name: str, task: Task, delay_ms: int, period_ms: int | None = None) -> LocalTimer:
-        """Run `task` after `delay_ms`, then every `period_ms`, counted from the end of a run, if given."""
+        """Run `task` after `delay_ms`, then, if given, every `period_ms` counted from the end of a run."""
         return self._network.arm(LocalTimer(self._network, self.loop(name), task, period_ms), delay_ms)

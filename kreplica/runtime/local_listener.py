@@ -1,12 +1,11 @@
-"""LocalListener: the port of a node in a LocalNetwork, for clients that are no part of the program.
+"""LocalListener: the port of a node in a LocalNetwork, for clients outside the program.
 
     socket ──▶ TcpServer ──▶ a loop of the node ──▶ RequestChannel ──▶ Node.handle
 
-Between nodes messages still go by the network; here only Kafka's frames come in. The port stays the same over
-the node's lives. Nobody listens there while it is dead; on Linux the kernel keeps it from who connects, too.
-A request waits while the node is paused, and is never answered once it is gone. Ownership: whoever made the
-event loop's thread stops it after `close`.
-Thread rule: as LocalNode.
+Nodes still exchange messages over the network; only Kafka's frames come in here. The port stays the same over
+the node's lives. While the node is dead, nothing listens on it, and on Linux connections to it are refused.
+Requests wait while the node is paused, and are never answered once it is dead. Ownership: the creator of the
+event loop's thread stops it after `close`. Thread rule: as for LocalNode.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from kreplica.runtime.tcp_server import Answered, TcpServer
 from kreplica.runtime.tcp_transport import Address
 
 LOOPBACK = "127.0.0.1"
-# With which the frame of a Produce request begins.
+# The first bytes of a Produce request.
 PRODUCE_KEY = PRODUCE.to_bytes(2, "big")
 
 
 class LocalListener:
-    """See the module. `has_port`: a node that is no broker has none, and opens others' envelopes only.
+    """Serves clients on a port. `has_port`: False for a pure controller, which only opens others' envelopes.
 
     Takes a free port at once. Raises OSError.
     """
@@ -49,7 +48,7 @@ class LocalListener:
         self._server: TcpServer | None = None
         self._channel: RequestChannel | None = None
         self._loop: Loop | None = None
-        # Producers' requests: to decompress and check their batches may take a second.
+        # For Produce requests: decompressing and checking their batches may take a second.
         self._produce_loop: Loop | None = None
         self._held: socket.socket | None = None
         self.address: Address | None = None
@@ -65,9 +64,9 @@ class LocalListener:
                 raise
 
     def join(self, node: Node, endpoint: LocalEndpoint, clock: Clock) -> Handler:
-        """Begin a life of the node; the handler of what other nodes send it.
+        """Start a life of the node; return the handler for requests of other nodes.
 
-        Raises OSError where somebody else took the port meanwhile.
+        Raises OSError if another program has taken the port meanwhile.
         """
         if self._server is None and self.address is not None:
             server = TcpServer(self._thread, self._receive, self._config)
@@ -95,18 +94,18 @@ class LocalListener:
         return handle
 
     def open(self) -> None:
-        """Serve clients from now on."""
+        """Start serving clients."""
         if self._server is not None:
             self._server.start()
 
     def leave(self) -> None:
-        """End a life of the node: cut all connections, and listen no more."""
+        """End a life of the node: close all connections, and stop listening."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
 
     def close(self) -> None:
-        """Let the port go, too; the node does not live again."""
+        """Release the port, too; the node will not start again."""
         self.leave()
         if self._held is not None:
             self._held.close()
@@ -124,14 +123,14 @@ class LocalListener:
 
 
 def _serve(serve: Callable[[], Future[Any] | None], waiting: Future[Any]) -> None:
-    """Serve a frame; whoever cancels `waiting` cancels what is under way."""
+    """Serve a frame; cancelling `waiting` cancels the request."""
     under_way = serve()
     if under_way is not None:
         waiting.add_done_callback(lambda _: under_way.cancel())
 
 
 def _held_port() -> socket.socket:
-    """A free port, held without listening. On Linux that lets others bind it only as a listener does."""
+    """Return a socket that reserves a free port without listening: on Linux only a listener can bind it."""
     held = socket.socket()
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,21 +1,19 @@
-"""LocalNetwork: the nodes of one process, their messages and their loops, with real threads and time.
+"""LocalNetwork: connects the nodes of one process with real threads and time; runs their messages and loops.
 
 A node gets an endpoint for each of its lives, from a start to a kill: its Transport, its Scheduler and the
-maker of its Loops. Tasks and arriving requests lie in queues, one for each loop and one for each direction
-between two nodes, and whoever has the time runs them: a caller's own thread when it leaves `with
-network.draining()`, so that a produce that waits for its followers needs no other thread; else the network's
-thread, which also goes on where a caller has done its share, and runs what is due. Nothing is ever run inside
-`post` or `send`, so both may be called under locks; a `draining` block must be left without any, and must not
-wait for a future.
+source of its Loops. Tasks and arriving requests wait in queues, one per loop and one per direction between
+two nodes. Any free thread runs them. A caller's own thread does so when it leaves `with network.draining()`,
+so that a produce that waits for its followers needs no other thread. The network's thread continues when a
+caller has done its share, and runs timers. `post` and `send` never run anything themselves, so they may be
+called under locks. A `draining` block must be left without holding locks, and must not wait for a future.
 
-A task that is about to wait for the disk says so, and helpers, threads that do nothing else, run what is
-ready meanwhile: the voters of a process flush one and the same batch at once, not one after the other.
-What takes long without a wait, checking the batches of foreign producers, has loops apart, and a thread that
-runs them first.
+A task that is about to wait for the disk announces it, and helper threads run other queues meanwhile. So the
+voters of a process flush the same batch at the same time instead of one after the other. Tasks that take long
+without waiting (checking the batches of foreign producers) have separate loops and a dedicated thread.
 
-Ownership: the network owns its threads, from `start` to `shutdown`. Thread rule: any thread may call all.
-`_lock` guards queues, timers, lives and calls; nothing is called under it. A queue is run by one thread at
-a time, different ones by several.
+Ownership: the network owns its threads, from `start` to `shutdown`. Thread rule: any thread may call
+anything. `_lock` guards queues, timers, lives and calls; nothing is called under it. A queue is run by one
+thread at a time, different queues by several.
 """
 
 from __future__ import annotations
@@ -36,16 +34,16 @@ from kreplica.runtime.interrupts import HeldSignals
 from kreplica.runtime.local_endpoint import Handler, LocalEndpoint, LocalLoop, LocalTimer, Task
 from kreplica.runtime.scheduler import LONGEST_WAIT_MS, OnError, log_error
 
-# How many turns of queues a caller's thread runs before the network's own thread takes over.
+# Turns that a caller's thread runs before the network's own thread takes over.
 TURNS_OF_A_CALLER = 256
-# How many tasks of one queue are run before the next queue has its turn.
+# Tasks of one queue to run before the next queue gets its turn.
 TASKS_OF_A_TURN = 16
-# Beside the thread that waits for the disk: so many that the three nodes of most quorums wait at once.
+# With the thread that waits for the disk, enough for the three nodes of a usual quorum to wait at once.
 HELPERS = 2
 
 
 class Gate(Protocol):
-    """Sees each message before it travels; True: the message is the gate's, which may `deliver` it later."""
+    """Intercepts messages before they travel; returns True to keep one, and may `deliver` it later."""
 
     def __call__(
         self, sender: int, receiver: int, body: Any, *, is_request: bool, deliver: Callable[[], None]
@@ -53,7 +51,7 @@ class Gate(Protocol):
 
 
 class _Call(LocalTimer):
-    """A request whose sender waits for the answer, and the timer that ends the wait."""
+    """A pending request: its future, and the timer for its timeout."""
 
     __slots__ = ("future", "number", "owner", "receiver", "request", "sender", "timeout_ms")
 
@@ -78,13 +76,13 @@ class _Call(LocalTimer):
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
-        """No answer came in time; the sender's loop calls this."""
+        """Fail the call, because no response arrived in time; the sender's loop calls this."""
         what = f"no answer from node {self.receiver.node_id} within {self.timeout_ms} ms"
         self.owner._fail(self, what)
 
 
 class _Draining:
-    """See LocalNetwork.draining. Has no state of its own: the depth is the thread's."""
+    """The context of LocalNetwork.draining. Stateless: the nesting depth belongs to the thread."""
 
     __slots__ = ("_network",)
 
@@ -110,16 +108,15 @@ class _Draining:
 
 class _ThreadLocal(threading.local):
     def __init__(self) -> None:
-        self.depth = 0  # how many `draining` blocks the thread is in
+        self.depth = 0  # number of `draining` blocks that the thread is in
         self.signals = HeldSignals()
 
 
 class LocalNetwork:
-    """The network, loops and timers of the nodes of this process; see the module.
+    """The network, loops and timers of the nodes of this process.
 
-    An error of a task is reported to `on_error` (name of the loop, error), by default to the log. Signal
-    handlers wait until a caller's thread has done its share. `gate`, if set, is asked about each message;
-    tests set it.
+    A task's error is reported to `on_error` (loop name, error), by default to the log. Signal handlers wait
+    until a caller's thread has done its share. `gate`, if set, may intercept each message; only tests set it.
     """
 
     def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:
@@ -129,7 +126,7 @@ class LocalNetwork:
         self._draining = _Draining(self)
         self._thread_local = _ThreadLocal()
         self._lock = Lock()
-        # Apart, so that nobody who waits for rest takes a wake-up that is meant for the network's thread.
+        # Separate conditions, so that no waiter takes a wake-up meant for another kind of thread.
         self._work = Condition(self._lock)
         self._changed = Condition(self._lock)
         self._help = Condition(self._lock)
@@ -138,37 +135,37 @@ class LocalNetwork:
         self._ready: deque[LocalLoop] = deque()
         self._ready_apart: deque[LocalLoop] = deque()
         self._lives: dict[int, LocalEndpoint] = {}
-        self._cut: set[tuple[int, int]] = set()  # (sender, receiver) between whom nothing arrives
+        self._cut: set[tuple[int, int]] = set()  # (sender, receiver) pairs whose messages are dropped
         self._calls: dict[int, _Call] = {}
         self._numbers = 0
         self._wheel = TimingWheel(start_ms=self._now_ms())
-        self._timers: dict[int, LocalTimer] = {}  # by ticket, those that wait
+        self._timers: dict[int, LocalTimer] = {}  # waiting timers, by ticket
         self._tickets = 0
-        self._wakes_at_ms = 0  # when the network's thread will look for what is due
-        self._running = 0  # threads that run a queue
-        self._calls_for_help = 0  # helpers that are to look for a queue that is ready
-        self._idlers = 0  # threads that wait until nothing is left to do
+        self._wakes_at_ms = 0  # when the network's thread next checks for due timers
+        self._running = 0  # threads that are running a queue
+        self._calls_for_help = 0  # helpers asked to run a ready queue
+        self._idlers = 0  # threads in `wait_until_idle`
         self._is_stopping = False
         self._threads: list[threading.Thread] = []
 
     # ---- nodes --------------------------------------------------------------------------------------------
 
     def join(self, node_id: int) -> LocalEndpoint:
-        """A new life of the node: from now on requests to it are for this endpoint."""
+        """Start a new life of the node; requests to it go to this endpoint from now on."""
         with self._lock:
             assert node_id not in self._lives, f"node {node_id} lives already"
             endpoint = self._lives[node_id] = LocalEndpoint(self, node_id)
             return endpoint
 
     def register(self, endpoint: LocalEndpoint, handle: Handler) -> None:
-        """Let `handle` answer the requests that come to the endpoint, while it lives."""
+        """Let `handle` answer the endpoint's requests, while the endpoint lives."""
         with self._lock:
             endpoint.handle = handle
 
     def leave(self, endpoint: LocalEndpoint) -> None:
-        """End the endpoint's life: none of its tasks runs any more when this returns, save the caller's.
+        """End the endpoint's life: once this returns, none of its tasks runs, except the caller's.
 
-        Those who wait for its answers get a NetworkException.
+        Pending calls to it fail with NetworkException.
         """
         own = threading.get_ident()
         with self._lock:
@@ -178,30 +175,32 @@ class LocalNetwork:
             broken = [call for call in self._calls.values() if call.receiver is endpoint]
             for call in [call for call in self._calls.values() if call.sender is endpoint]:
                 del self._calls[call.number]
-            # What waits for its time would keep all that the life had, some of it for days.
+            # Waiting timers would keep all of the life's objects alive, some for days.
             for timer in [timer for timer in self._timers.values() if timer.loop.endpoint is endpoint]:
                 self._drop_timer(timer)
             self._changed.wait_for(lambda: all(thread == own for thread in endpoint.runners))
         for call in broken:
             self._fail(call, f"the connection to node {endpoint.node_id} broke")
-        self._tell_of_closed(endpoint.node_id)
+        self._notify_of_closed(endpoint.node_id)
 
     def silence(self, endpoint: LocalEndpoint) -> None:
-        """Begin no task of the endpoint any more, and report no error of one that runs: whatever it meets
-        from now on is due to its node's end. `leave` follows."""
+        """Start no more tasks of the endpoint, and report no more errors of its running ones.
+
+        Such errors are only due to the node's end. `leave` follows.
+        """
         with self._lock:
             endpoint.is_alive = False
 
     def disconnect(self, node_id: int) -> None:
-        """End every call from and to the node with a NetworkException; new ones may follow."""
+        """Fail every call from and to the node with NetworkException; new calls may follow."""
         with self._lock:
             calls = list(self._calls.values())
         for call in calls:
             if node_id in (call.sender.node_id, call.receiver.node_id):
                 self._fail(call, f"the connection to node {call.receiver.node_id} broke")
-        self._tell_of_closed(node_id)
+        self._notify_of_closed(node_id)
 
-    def _tell_of_closed(self, node_id: int) -> None:
+    def _notify_of_closed(self, node_id: int) -> None:
         with self._lock:
             for endpoint in self._lives.values():
                 if endpoint.node_id != node_id and not self._is_cut(endpoint.node_id, node_id):
@@ -209,15 +208,17 @@ class LocalNetwork:
                         self._queue(endpoint.timeouts, partial(listener, node_id))
 
     def pause(self, endpoint: LocalEndpoint) -> None:
-        """Stall the endpoint's life: none of its tasks runs when this returns, save the caller's; all that
-        comes waits for `resume`."""
+        """Stall the endpoint: once this returns, none of its tasks runs, except the caller's.
+
+        Everything that arrives waits for `resume`.
+        """
         own = threading.get_ident()
         with self._lock:
             endpoint.is_paused = True
             self._changed.wait_for(lambda: all(thread == own for thread in endpoint.runners))
 
     def resume(self, endpoint: LocalEndpoint) -> None:
-        """Let it go on."""
+        """Resume a paused endpoint."""
         with self._lock:
             endpoint.is_paused = False
             stalled, endpoint.stalled = endpoint.stalled, []
@@ -226,12 +227,12 @@ class LocalNetwork:
             self._work.notify()
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
-        """Let nothing arrive any more that `one` sends to `other`, nor the other way; nobody is told."""
+        """Drop messages from `one` to `other`, and with `both_ways` also back; neither node is notified."""
         with self._lock:
             self._cut |= {(one, other), (other, one)} if both_ways else {(one, other)}
 
     def heal(self, one: int, other: int) -> None:
-        """Join what was cut, in both directions."""
+        """Reconnect two nodes in both directions."""
         with self._lock:
             self._cut -= {(one, other), (other, one)}
 
@@ -245,7 +246,7 @@ class LocalNetwork:
     # ---- threads ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the network's thread, and its helpers."""
+        """Start the network's thread, its dedicated thread for long tasks, and its helpers."""
         assert not self._threads, "started already"
         self._threads = [threading.Thread(target=self._run, name="kreplica-network", daemon=True)]
         self._threads.append(
@@ -258,7 +259,7 @@ class LocalNetwork:
             thread.start()
 
     def shutdown(self) -> None:
-        """Stop the threads after the tasks that they are running; what waits is dropped."""
+        """Stop the threads after their current tasks; queued tasks are dropped."""
         with self._lock:
             self._is_stopping = True
             self._work.notify()
@@ -269,15 +270,15 @@ class LocalNetwork:
                 thread.join()
 
     def draining(self) -> _Draining:
-        """A context in which this thread may post and send; leaving it runs what there is to do.
+        """Return a context in which this thread may post and send; on exit it runs queued tasks.
 
-        At most a share of it, so that a caller is not held up by other people's work. May be nested: the
-        outermost one counts.
+        It runs a limited share, so that a caller is not delayed by other callers' work. In nested contexts
+        the outermost one runs the tasks.
         """
         return self._draining
 
     def wait_until_idle(self, timeout: float) -> bool:
-        """Return when no task is left or running, and no timer is due; False after `timeout` seconds."""
+        """Return True when no task is left or running, and no timer is due; False after `timeout` seconds."""
         with self._lock:
             self._idlers += 1
             try:
@@ -286,7 +287,7 @@ class LocalNetwork:
                 self._idlers -= 1
 
     def clock_moved(self) -> None:
-        """Look for what is due now: the clock was set forward."""
+        """Check for due timers, because the clock was set forward."""
         with self._lock:
             self._work.notify()
 
@@ -307,11 +308,11 @@ class LocalNetwork:
                     if following is not None:
                         self._wakes_at_ms = min(self._wakes_at_ms, following)
                     if self._idlers:
-                        # What was due may have been of those who live no more, and have left nothing to run.
+                        # The due timers may have belonged to ended lives, and have left nothing to run.
                         self._changed.notify_all()
                     self._work.wait(max(self._wakes_at_ms - now_ms, 0) / 1000)
                     due = self._take_due()
-                # While it is at work nobody needs to wake it.
+                # While it is working, it need not be woken.
                 self._wakes_at_ms = 0
                 if self._is_stopping:
                     return
@@ -342,7 +343,7 @@ class LocalNetwork:
                 loop = self._begin_turn(own, self._ready_apart)
             if loop is None:
                 continue
-            # As a caller's thread, it has a share of what its task gives others to do.
+            # Like a caller's thread, it runs a share of the tasks that its task posts.
             with self._draining:
                 try:
                     self._run_turn(loop)
@@ -351,14 +352,14 @@ class LocalNetwork:
                         self._end_turn(loop, own)
 
     def call_helpers(self) -> None:
-        """Let the helpers run what is ready in other loops."""
+        """Let the helper threads run other loops that have tasks."""
         with self._lock:
             self._calls_for_help = min(len(self._ready), HELPERS)
             if self._calls_for_help:
                 self._help.notify(self._calls_for_help)
 
     def _drain(self, turns: int) -> None:
-        """Run queues until none is ready, at most so many turns; the network's thread has what is left."""
+        """Run up to `turns` turns of ready queues; leave the rest to the network's thread."""
         lock, own = self._lock, threading.get_ident()
         loop: LocalLoop | None = None
         for _ in range(turns):
@@ -370,7 +371,7 @@ class LocalNetwork:
                 return
             try:
                 self._run_turn(loop)
-            except BaseException:  # no error, but what ends a thread or a test, such as SystemExit
+            except BaseException:  # not an error, but the end of a thread or test, such as SystemExit
                 with lock:
                     self._end_turn(loop, own)
                 raise
@@ -406,7 +407,7 @@ class LocalNetwork:
 
     def _run_turn(self, loop: LocalLoop) -> None:
         tasks, endpoint = loop.tasks, loop.endpoint
-        # What the tasks post to their own queue comes after those who wait for its thread by then.
+        # Tasks posted to their own queue run after other queues that are waiting for this thread by then.
         for _ in range(min(len(tasks), TASKS_OF_A_TURN)):
             if not endpoint.is_alive or endpoint.is_paused:
                 return
@@ -419,12 +420,12 @@ class LocalNetwork:
                     raise
 
     def post(self, loop: LocalLoop, task: Task) -> None:
-        """Run `task` soon, in the loop."""
+        """Run `task` soon in the loop."""
         with self._lock:
             self._queue(loop, task)
 
     def _queue(self, loop: LocalLoop, task: Task) -> None:
-        # Under _lock. A thread that drains will see it; without one the network's own is woken.
+        # Under _lock. A draining thread will see the task; without one the network's thread is woken.
         if not loop.endpoint.is_alive:
             return
         loop.tasks.append(task)
@@ -448,7 +449,7 @@ class LocalNetwork:
         return self._clock.monotonic_ns() // 1_000_000
 
     def arm(self, timer: LocalTimer, delay_ms: int) -> LocalTimer:
-        """Let the timer run in its loop after `delay_ms`."""
+        """Run the timer in its loop after `delay_ms`."""
         with self._lock:
             self._add_timer(timer, delay_ms)
         return timer
@@ -458,7 +459,7 @@ class LocalNetwork:
         if timer.is_cancelled or not timer.loop.endpoint.is_alive:
             return
         self._tickets += 1
-        # One more, since a part of this millisecond is over: a timer never runs early.
+        # One ms more, because part of the current millisecond has passed: a timer must not fire early.
         timer.deadline_ms = self._now_ms() + max(delay_ms, 0) + 1
         timer.ticket = self._tickets
         timer.handle = self._wheel.add(timer.deadline_ms, timer.ticket)
@@ -467,7 +468,7 @@ class LocalNetwork:
             self._work.notify()
 
     def cancel(self, timer: LocalTimer) -> None:
-        """Never run it again."""
+        """Prevent further runs of the timer."""
         with self._lock:
             self._drop_timer(timer)
 
@@ -485,13 +486,13 @@ class LocalNetwork:
     # ---- messages -----------------------------------------------------------------------------------------
 
     def send(self, sender: LocalEndpoint, node_id: int, request: Any, timeout_ms: int) -> Future[Any]:
-        """See the Transport port."""
+        """Send a request; see the Transport port."""
         with self._lock:
             if not sender.is_alive:
                 return Future()
             receiver = self._lives.get(node_id)
             if receiver is None or receiver.handle is None:
-                return failed(NodeUnreachable(f"node {node_id} is not there"))
+                return failed(NodeUnreachable(f"node {node_id} is not running"))
             self._numbers += 1
             number = self._numbers
             link = receiver.links.get(sender.node_id)
@@ -525,7 +526,7 @@ class LocalNetwork:
         if not call.receiver.is_alive:
             return
         if answer.cancelled() or answer.exception() is not None:
-            # A handler that fails closes the connection, as it does not know what to answer.
+            # A failing handler closes the connection, because it has no response.
             self._fail(call, f"node {call.receiver.node_id} failed: {answer!r}")
             return
         gate, body = self.gate, answer.result()
@@ -545,7 +546,8 @@ class LocalNetwork:
             call.future.set_exception(NetworkException(why))
 
     def _end(self, call: _Call) -> bool:
-        # Whoever takes the call out of the table resolves its future; nobody for a sender that is dead.
+        # The thread that removes the call from the table resolves its future; calls of a dead sender stay
+        # unresolved.
         with self._lock:
             self._drop_timer(call)
             return self._calls.pop(call.number, None) is not None and call.sender.is_alive

@@ -1,8 +1,8 @@
-"""LocalNode: a node of this process, over its starts, kills and restarts, on one directory.
+"""LocalNode: a node of this process on one directory, through starts, kills and restarts.
 
-Each life has an endpoint of its own in the LocalNetwork and a Storage of its own, which a kill takes away
-first: what the life still has in its hands can change nothing afterwards. Thread rule: one thread at a time
-(Cluster holds a lock); the node itself runs in the network's threads.
+Each life has its own endpoint in the LocalNetwork and its own Storage. A kill first revokes the storage, so
+that the ended life can change nothing afterwards. Thread rule: one thread at a time (Cluster holds a lock);
+the node itself runs in the network's threads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 
 class LocalNode:
-    """See the module. `on_failure(node_id, error)` is told when the node cannot go on; it is still there.
+    """Starts and stops a node.
 
-    `listener`: where it serves clients that are no part of the program. `is_temporary`: its directory is
-    removed with it, so nothing in it is flushed to the disk.
+    `on_failure(node_id, error)` is called when it fails; it still has to be stopped.
+
+    `listener`: the port for clients outside the program. `is_temporary`: the directory is removed with the
+    node, so nothing in it is flushed to disk.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class LocalNode:
 
     @property
     def node(self) -> Node | None:
-        """The node, while it lives."""
+        """The node while it runs, or None."""
         return self._node
 
     @property
@@ -69,20 +71,20 @@ class LocalNode:
 
     @property
     def endpoint(self) -> LocalEndpoint:
-        """Its place in the network. Raises InvalidRequest where it does not run."""
+        """The node's endpoint in the network. Raises InvalidRequest if it does not run."""
         if self._endpoint is None:
-            raise InvalidRequest(f"node {self.config.node_id} does not run")
+            raise InvalidRequest(f"node {self.config.node_id} is not running: start it first")
         return self._endpoint
 
     def start(self) -> Node:
-        """Start the node on its directory as it is; returns when its logs are loaded.
+        """Start the node on its directory; returns when its logs are loaded.
 
-        Raises InvalidRequest if it runs, OSError where its port is taken, and as Node.startup; then it does
-        not run.
+        Raises InvalidRequest if it runs already, OSError if its port is taken, and what Node.startup raises;
+        then it does not run.
         """
         node_id = self.config.node_id
         if self._node is not None:
-            raise InvalidRequest(f"node {node_id} runs already")
+            raise InvalidRequest(f"node {node_id} is running already")
         endpoint = self._endpoint = self._network.join(node_id)
         storage = self._storage = RevocableStorage(self._files)
         ports = NodePorts(
@@ -110,27 +112,27 @@ class LocalNode:
         return node
 
     def stop(self, timeout_ms: int) -> Future[None]:
-        """Let it hand over what it leads; `close` is to be called when the future is done."""
+        """Hand over the node's leaderships; call `close` when the future is done."""
         return self._alive().shutdown(timeout_ms)
 
     def close(self) -> None:
-        """End it at once and close its files in order."""
+        """Stop the node at once and close its files cleanly."""
         node = self._alive()
         self._leave()
         node.close()
 
     def kill(self) -> None:
-        """End it as kill -9 would: nothing more is written, sent or answered."""
+        """Kill the node, as kill -9 would: it writes, sends and answers nothing more."""
         node = self._alive()
         assert self._storage is not None
-        # First, so that nobody takes for a failure what its tasks meet without their storage.
+        # First, so that errors of its tasks without their storage are not reported as failures.
         self._network.silence(self.endpoint)
         self._storage.revoke(f"node {self.config.node_id} was killed")
         self._leave()
         node.abandon()
 
     def pause(self) -> None:
-        """Stop it for a while, as SIGSTOP would."""
+        """Pause the node, as SIGSTOP would."""
         self._network.pause(self.endpoint)
         self.is_paused = True
 
@@ -144,7 +146,7 @@ class LocalNode:
 
     def _alive(self) -> Node:
         if self._node is None:
-            raise InvalidRequest(f"node {self.config.node_id} does not run")
+            raise InvalidRequest(f"node {self.config.node_id} is not running: start it first")
         return self._node
 
     def _leave(self) -> None:

@@ -1,10 +1,10 @@
-"""MemoryPool: what the requests of all connections of a listener hold, and who has to wait or go for it.
+"""MemoryPool: limits the memory held by the requests of all connections of a listener.
 
-Two sums have the same bound (Kafka's queued.max.request.bytes, without one there). Requests that are under
-way: beyond it a connection is not read from while one of its own is among them, nor in the middle of a large
-frame; small ones of others go on, since an answer may wait for them, as a produce does for a follower's
-fetch. Frames that are not whole: beyond it the connection goes whose frame has been on its way the longest,
-so that slow ones keep nobody out.
+Two sums have the same limit (Kafka's queued.max.request.bytes, which has no default limit there). For
+requests in progress: above the limit a connection is not read while one of its own requests is in progress,
+nor in the middle of a large frame. Small requests of other connections continue, because a response may
+depend on them, as a produce does on a follower's fetch. For incomplete frames: above the limit the connection
+whose frame has been incomplete the longest is closed, so that slow clients keep no others out.
 
 It belongs to the event loop of its listener.
 """
@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Connection(Protocol):
-    """Whoever holds memory."""
+    """A connection that holds memory."""
 
     def cut(self) -> None: ...
 
@@ -23,27 +23,27 @@ class Connection(Protocol):
 
 
 class MemoryPool:
-    """See the module. `max_bytes`: the bound of either sum."""
+    """Counts the memory of requests. `max_bytes`: the limit of each sum."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.under_way_bytes = 0
         self.receiving_bytes = 0
-        # In the order in which their frames began.
+        # In the order in which the frames began.
         self._receiving: dict[Connection, int] = {}
         self._waiting: dict[Connection, None] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether requests under way take all there is."""
+        """Whether the requests in progress have reached the limit."""
         return self.under_way_bytes >= self.max_bytes
 
     def take(self, size: int) -> None:
-        """A request of so many bytes is under way; it may be one too many, and is the last then."""
+        """Count a request in progress; the one that exceeds the limit is the last one read."""
         self.under_way_bytes += size
 
     def give_back(self, size: int) -> None:
-        """A request is answered."""
+        """Release the memory of an answered request."""
         self.under_way_bytes -= size
         if self._waiting and not self.is_full:
             waiting, self._waiting = self._waiting, {}
@@ -51,7 +51,10 @@ class MemoryPool:
                 connection.go_on()
 
     def receive(self, connection: Connection, size: int) -> None:
-        """So much of a large frame of the connection is there; 0: none is on its way. May cut connections."""
+        """Count `size` bytes received of the connection's large frame; 0 if it has none.
+
+        May close connections.
+        """
         self.receiving_bytes += size - self._receiving.get(connection, 0)
         if size:
             self._receiving[connection] = size
@@ -63,10 +66,10 @@ class MemoryPool:
             slowest.cut()
 
     def wait(self, connection: Connection) -> None:
-        """Let the connection go on when there is room again."""
+        """Let the connection continue when there is room again."""
         self._waiting[connection] = None
 
     def forget(self, connection: Connection) -> None:
-        """The connection is gone; its requests under way still count until they are answered."""
+        """Forget a closed connection; its requests in progress still count until they are answered."""
         self.receive(connection, 0)
         self._waiting.pop(connection, None)

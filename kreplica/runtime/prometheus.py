@@ -1,9 +1,8 @@
-"""A node's metrics for Prometheus, by a collector that prometheus-client asks at each scrape, and its health.
+"""Exports a node's metrics to Prometheus, by a collector called at each scrape, and answers health checks.
 
 Meters become counters, durations a count and a sum in seconds, gauges gauges, words a gauge of 1 with the
-word as its label `value`. A name is Kafka's with its
-parts joined: kafka.server:type=ReplicaManager,name=IsrShrinksPerSec is
-kafka_server_ReplicaManager_IsrShrinks_total.
+word as label `value`. Names are Kafka's with their parts joined:
+kafka.server:type=ReplicaManager,name=IsrShrinksPerSec is kafka_server_ReplicaManager_IsrShrinks_total.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from prometheus_client.registry import Collector
 from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import Duration, Meter, MetricName, MetricRegistry, Text, Value
 
-# What is wrong, in words; an empty list where nothing is.
+# Returns what is wrong, in words; empty if all is well.
 Check = Callable[[], list[str]]
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class MetricsListener:
-    """Answers on a port, from threads of its own, until `close`. Raises OSError with the address.
+    """Serves metrics and health checks on a port, in its own threads, until `close`. Raises OSError.
 
-    /metrics is for Prometheus. /livez, /ready and /health answer 200 where nothing is wrong and 503 with the
-    reasons else, as JSON; /health has those of both others. Any other path is 404.
+    /metrics is for Prometheus. /livez, /ready and /health return 200 if all is well, else 503 with the
+    reasons,
+    as JSON; /health combines the other two. Any other path is 404.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -53,11 +53,14 @@ class MetricsListener:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port of the listener."""
         return self._server.server_port
 
     def show(self, metrics: MetricRegistry, *, livez: Check, ready: Check) -> None:
-        """From now on these are told, too. `livez`, `ready`: what is wrong; called in any thread."""
+        """Serve these metrics and checks, too.
+
+        `livez`, `ready` return what is wrong; called in any thread.
+        """
         self._registry.register(MetricsCollector(metrics))
         self._checks = {"/livez": livez, "/ready": ready}
 
@@ -88,7 +91,7 @@ def _reasons(check: Check) -> list[str]:
     try:
         return check()
     except KreplicaError as error:
-        return [str(error)]  # the node is about to end, or has ended
+        return [str(error)]  # the node is shutting down, or has ended
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -97,11 +100,11 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Log no scrape."""
+        """Log nothing for scrapes."""
 
 
 class MetricsCollector(Collector):
-    """Give it to `prometheus_client.CollectorRegistry.register`."""
+    """A collector for `prometheus_client.CollectorRegistry.register`."""
 
     def __init__(self, metrics: MetricRegistry) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""PublishedTopics: the ids of topics, as a node's RequestChannel asks for them. No state; any thread."""
+"""PublishedTopics: looks up the ids of topics for a node's RequestChannel. Stateless; any thread."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from kreplica.common.types import Uuid
 
 
 class PublishedTopics:
-    """Implements `kreplica.broker.message_conversion.TopicIds` by what the node knows of the cluster."""
+    """Implements `kreplica.broker.message_conversion.TopicIds` with the node's published metadata."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def topic_id(self, topic: str) -> Uuid | None:
-        """The id of the topic of that name. Raises BrokerNotAvailable before the node is open."""
+        """Return the id of the topic, or None. Raises BrokerNotAvailable before the node is open."""
         if not self._node.is_open:
-            raise BrokerNotAvailable(f"node {self._node.config.node_id} is not open")
+            raise BrokerNotAvailable(f"node {self._node.config.node_id} is still starting")
         found = self._node.loader.published.topics.get(topic)
         return None if found is None else found.topic_id

@@ -1,8 +1,8 @@
-"""RevocableStorage: a Storage that can be taken away from whoever has it.
+"""RevocableStorage: a Storage whose use can be revoked.
 
-A node of this process is killed by taking its storage first: from then on every change that it asks for is
-refused, whichever of its threads asks. Reads are refused, too: nobody is there to need them. Regions that it
-has open are let go by its logs, which nobody calls any more. Thread rule: any thread.
+A node of this process is killed by revoking its storage first: from then on it refuses every change, from any
+thread. Reads are refused, too. Open regions are released by the node's logs, which are no longer used. Thread
+rule: any thread.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from kreplica.common.errors import KafkaStorageError
 from kreplica.common.ports import Storage
 
-# What a node may still do when its storage is gone: nothing of this changes a file.
+# Calls that stay allowed after a revocation, because they touch no file.
 HARMLESS = frozenset({"boot_id", "process_id"})
 
 
 class RevocableStorage:
-    """Implements `kreplica.common.ports.Storage` by another one, until `revoke`."""
+    """Implements `kreplica.common.ports.Storage` by delegating to another one, until `revoke`."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._reason: str | None = None
 
     def revoke(self, reason: str) -> None:
-        """Refuse everything from now on, with a KafkaStorageError that tells the reason."""
+        """Refuse every call from now on, with a KafkaStorageError that names the reason."""
         self._reason = reason
 
     def __getattr__(self, name: str) -> Any:
@@ -39,6 +39,6 @@ class RevocableStorage:
                 raise KafkaStorageError(f"{name}: {self._reason}")
             return method(*arguments, **named)
 
-        # The next look finds it without a detour.
+        # The next access finds the wrapper directly.
         setattr(self, name, guarded)
         return guarded

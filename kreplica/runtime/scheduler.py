@@ -1,8 +1,8 @@
-"""Functions that run later, in one thread, as the Scheduler port wants them.
+"""Runs tasks later in one thread, as the Scheduler port.
 
-A ThreadScheduler owns its thread, from `start` to `shutdown`; without a thread, whoever calls `run_due` is it
-(tests are). Tasks run one after another, so one that blocks holds up the others: they must not. Thread rule:
-any thread may schedule and cancel, a task too; `_changed` guards the tables and the wheel.
+A ThreadScheduler owns its thread, from `start` to `shutdown`. Without a thread the caller of `run_due` runs
+the tasks, as tests do. Tasks run one after another, so they must not block. Thread rule: any thread may
+schedule and cancel, also a task; `_changed` guards the tables and the wheel.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from kreplica.common.locks import Condition
 from kreplica.common.ports import Clock
 from kreplica.runtime.clock import SystemClock
 
-# No wait is longer, so that none is too long for the system.
+# The longest single wait, to stay within the system's limits.
 LONGEST_WAIT_MS = 3_600_000
 
 OnError = Callable[[str, BaseException], None]
 
 
 def log_error(name: str, error: BaseException) -> None:
-    """What becomes of a task's error where nobody else asks for it."""
+    """Log a task's error; the default error handler."""
     logging.getLogger(__name__).error("the task %s failed", name, exc_info=error)
 
 
 class ScheduledTask:
-    """A task that waits for its time; `cancel` keeps it from running again."""
+    """A task that runs at its time; `cancel` prevents further runs."""
 
     __slots__ = ("_scheduler", "deadline_ms", "name", "period_ms", "task", "ticket")
 
@@ -39,20 +39,20 @@ class ScheduledTask:
         self.name = name
         self.task = task
         self.period_ms = period_ms
-        # Guarded by the scheduler's _changed; a ticket of None: it will not run (again).
+        # Guarded by the scheduler's _changed. A ticket of None means that it will not run (again).
         self.deadline_ms = 0
         self.ticket: int | None = None
 
     def cancel(self) -> None:
-        """Never run it again; a run that has begun goes on."""
+        """Prevent further runs; a current run continues."""
         self._scheduler._cancel(self)
 
 
 class ThreadScheduler:
     """Implements `kreplica.common.ports.Scheduler`.
 
-    A task that raises is reported to `on_error` (name, error), by default to the log, and a periodic one goes
-    on with its next turn.
+    A task's error is reported to `on_error` (name, error), by default to the log; a periodic task continues
+    with its next turn.
     """
 
     def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:
@@ -61,8 +61,8 @@ class ThreadScheduler:
         self._changed = Condition()
         # Guarded by _changed:
         self._wheel = TimingWheel(start_ms=self._now_ms())
-        self._tasks: dict[int, ScheduledTask] = {}  # by ticket, those that wait
-        self._handles: dict[int, int] = {}  # in the wheel, by ticket
+        self._tasks: dict[int, ScheduledTask] = {}  # waiting tasks, by ticket
+        self._handles: dict[int, int] = {}  # handles in the wheel, by ticket
         self._tickets = 0
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -77,21 +77,21 @@ class ThreadScheduler:
         return scheduled
 
     def __len__(self) -> int:
-        """The number of tasks that wait."""
+        """Return the number of waiting tasks."""
         with self._changed:
             return len(self._tasks)
 
     # ---- the thread ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to run tasks when they are due, in a thread."""
+        """Start the thread that runs tasks when they are due."""
         with self._changed:
             assert self._thread is None, "started already"
             self._thread = threading.Thread(target=self._run, name="kreplica-scheduler", daemon=True)
         self._thread.start()
 
     def shutdown(self) -> None:
-        """Stop the thread after the task that is running; those that wait are dropped."""
+        """Stop the thread after its current task; waiting tasks are dropped."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -99,7 +99,7 @@ class ThreadScheduler:
             self._thread.join()
 
     def run_due(self) -> int:
-        """Run the tasks whose time has come; the milliseconds until the next one's, at most an hour."""
+        """Run the due tasks; return the milliseconds until the next one, at most an hour."""
         for scheduled in self._take_due():
             self._run_one(scheduled)
         with self._changed:
@@ -110,7 +110,7 @@ class ThreadScheduler:
         while True:
             self.run_due()
             with self._changed:
-                # What was scheduled since is looked at under the lock, so no notice of it is missed.
+                # Checked again under the lock, so that no task scheduled meanwhile is missed.
                 following = self._wheel.next_deadline()
                 wait_ms = LONGEST_WAIT_MS if following is None else self._until(following)
                 if not self._stopping and wait_ms:
@@ -129,7 +129,7 @@ class ThreadScheduler:
 
     def _run_one(self, scheduled: ScheduledTask) -> None:
         with self._changed:
-            # One that ran before it in this turn may have cancelled it.
+            # A task that ran earlier in this turn may have cancelled it.
             if self._stopping or scheduled.ticket is None:
                 return
         try:
@@ -140,7 +140,7 @@ class ThreadScheduler:
             if scheduled.period_ms is None:
                 scheduled.ticket = None
             elif scheduled.ticket is not None:
-                # At a fixed rate, but turns that were missed are not made up for.
+                # At a fixed rate, but missed turns are skipped.
                 following, now_ms = scheduled.deadline_ms + scheduled.period_ms, self._now_ms()
                 self._add(scheduled, following if following > now_ms else now_ms + scheduled.period_ms)
 

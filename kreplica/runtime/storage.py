@@ -1,7 +1,7 @@
-"""Files of the machine, as the Storage port wants them.
+"""FileStorage: the machine's files, as the Storage port.
 
-Ownership: a FileStorage owns nothing; a region or a lock that it hands out belongs to the caller. Thread
-rule: any thread may call any method.
+Ownership: a FileStorage owns nothing; its regions and locks belong to the caller. Thread rule: any thread may
+call any method.
 """
 
 from __future__ import annotations
@@ -31,35 +31,38 @@ TEMPORARY_SUFFIX = ".tmp"
 class FileStorage:
     """Implements `kreplica.common.ports.Storage` over the operating system's files.
 
-    Every method raises KafkaStorageError, or the subclass that fits (StorageFull, OutOfDescriptors,
-    StorageIOError), when the system refuses.
+    Every method raises KafkaStorageError, or a subclass (StorageFull, OutOfDescriptors, StorageIOError), if
+    the operation fails.
     """
 
     def open_region(self, path: str, capacity: int, *, writable: bool, create: bool = False) -> Region:
-        """The file at `path` as a Region; `capacity` is the largest length it may grow to, in bytes."""
+        """Open the file at `path` as a Region that may grow to `capacity` bytes."""
         return Region(path, capacity, writable=writable, create=create)
 
     def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
-        """The whole file; InvalidFile if it is larger than `limit` bytes, or is no file."""
+        """Return the file's contents.
+
+        Raises InvalidFile if it is larger than `limit` bytes or not a regular file.
+        """
         with _typed("reading"), _opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise InvalidFile(f"{path} is no regular file")
+                raise InvalidFile(f"{path} is not a regular file")
             if status.st_size > limit:
-                raise InvalidFile(f"{path}: {status.st_size} bytes, more than {limit}")
+                raise InvalidFile(f"{path}: {status.st_size} bytes exceed the limit of {limit}")
             data = bytearray()
-            # The file may grow while it is read: never more than the limit and one byte is asked for.
+            # The file may grow meanwhile: read at most the limit plus one byte.
             while part := os.read(descriptor, min(limit + 1 - len(data), max(status.st_size, 1 << 16))):
                 data += part
             if len(data) > limit:
-                raise InvalidFile(f"{path}: more than {limit} bytes")
+                raise InvalidFile(f"{path}: exceeds the limit of {limit} bytes")
             return bytes(data)
 
     def write_file_atomically(self, path: str, data: bytes, *, flush_name: bool = True) -> None:
-        """Write to path + '.tmp', flush it, rename it over `path`, and flush the directory unless the caller
-        does that.
+        """Write to path + '.tmp', flush it, rename it to `path`, and flush the directory.
 
-        After a failure `path` is what it was, or, should the flush of the directory have failed, either.
+        `flush_name=False`: the caller flushes the directory. After an error `path` is unchanged, unless only
+        the flush of the directory failed: then it is either the old or the new file.
         """
         self._replace(path, data, flush=True)
         if flush_name:
@@ -77,14 +80,14 @@ class FileStorage:
                 raise
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Create or replace the file; nothing is flushed."""
+        """Create or replace the file, without flushing it."""
         with _typed("writing"):
             _write(path, data, flush=False)
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write at byte `position` of the file, which is created if missing; nothing is flushed.
+        """Write at byte `position` of the file without flushing; create the file if it is missing.
 
-        After an error the file is no longer than it was.
+        After an error the file is not longer than before.
         """
         with _typed("writing"), _opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -101,60 +104,60 @@ class FileStorage:
             _flush(descriptor)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory of this name."""
+        """Whether a file or directory of this name exists."""
         return _status(path, follow=False) is not None
 
     def size(self, path: str) -> int:
-        """The file's size in bytes."""
+        """Return the file's size in bytes."""
         with _typed("measuring"):
             return os.stat(path).st_size
 
     def free_bytes(self, path: str) -> int:
-        """What the file system of this file or directory has left for this user; a quota may allow less."""
+        """Return the free bytes of the file system for this user; a quota may allow less."""
         with _typed("looking at"):
             found = os.statvfs(path)
             return found.f_bavail * found.f_frsize
 
     def list_directory(self, path: str) -> list[str]:
-        """The names in the directory, sorted."""
+        """Return the names in the directory, sorted."""
         with _typed("listing"):
             return sorted(os.listdir(path))
 
     def make_directory(self, path: str) -> None:
-        """Create the directory and its missing parents; nothing happens if it is there."""
+        """Create the directory and its missing parents; do nothing if it exists."""
         with _typed("making"):
             os.makedirs(path, exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename `source` to `target`, replacing a file that is there."""
+        """Rename `source` to `target`, replacing an existing file."""
         with _typed("renaming"):
             os.replace(source, target)
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing happens if it is gone already."""
+        """Remove a file; do nothing if it does not exist."""
         with _typed("removing"):
             Path(path).unlink(missing_ok=True)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it; nothing happens if it is gone already."""
+        """Remove a directory with its contents; do nothing if it does not exist."""
         with _typed("removing"):
             if self.exists(path):
                 shutil.rmtree(path)
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in the directory last."""
+        """Flush the names in the directory to disk."""
         with _typed("flushing"), _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             os.fsync(descriptor)
 
     def lock_directory(self, path: str, *, shared: bool = False) -> FileLock:
-        """Take the directory for one writer (Kafka's file '.lock'); raises LogDirLocked if it is taken.
+        """Lock the directory for one writer (Kafka's file '.lock'). Raises LogDirLocked if it is locked.
 
-        Excludes writers in this process, in others, and a Kafka broker. `shared`: together with others who
-        take it so.
+        Excludes writers in this process, in others, and a Kafka broker. `shared`: hold the lock together with
+        other shared holders.
         """
         with _typed("locking"):
-            # An object and no bare descriptor: where an exception from outside comes in between, it is closed
-            # all the same, and the directory is free.
+            # A FileIO, not a bare descriptor: if an asynchronous exception strikes, it is closed all the
+            # same, which unlocks the directory.
             file = FileIO(os.path.join(path, LOCK_FILE), "r+", opener=_open_or_make)
             try:
                 _lock(file.fileno(), fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
@@ -162,7 +165,7 @@ class FileStorage:
                 holder = _holder(file.fileno())
                 file.close()
                 if error.errno in (errno.EAGAIN, errno.EACCES):
-                    raise LogDirLocked(f"{path}: another writer has the directory, in {holder}") from None
+                    raise LogDirLocked(f"{path} is locked by another writer, in {holder}") from None
                 raise
             if not shared:
                 _note_holder(file.fileno())
@@ -173,7 +176,7 @@ class FileStorage:
         return found is not None and stat.S_ISDIR(found.st_mode)
 
     def is_locked(self, path: str) -> bool:
-        """Whether somebody holds the directory's lock; asks without taking it (Linux only)."""
+        """Whether the directory is locked; does not take the lock (Linux only)."""
         name = os.path.join(path, LOCK_FILE)
         if sys.platform != "linux" or not self.exists(name):
             return False
@@ -186,13 +189,15 @@ class FileStorage:
         return os.getpid()
 
     def boot_id(self) -> str:
-        """What changes when the machine is started anew."""
+        """Return an id that changes at each boot."""
         return _boot_id()
 
 
 class FileLock:
-    """A directory's lock file, held. `release` lets it go and may be called twice; in a forked child it does
-    nothing to the parent's lock."""
+    """A lock on a directory.
+
+    `release` may be called twice; in a forked child it leaves the parent's lock in place.
+    """
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -201,7 +206,7 @@ class FileLock:
     def release(self) -> None:
         if self._file.closed:
             return
-        # Parent and child have the lock in common: closing leaves it to the other, unlocking ends it.
+        # Parent and child share the lock: closing the file keeps it for the other, unlocking would end it.
         if os.getpid() == self._process:
             with suppress(OSError):
                 _lock(self._file.fileno(), fcntl.F_UNLCK)
@@ -213,15 +218,15 @@ def _open_or_make(path: str, _flags: int) -> int:
 
 
 def _note_holder(descriptor: int) -> None:
-    """Write this process's id into a lock file, for the message that another process gets."""
-    # Only a message depends on it, so a full or broken disk is left to what matters to find.
+    """Write this process's id into a lock file, for other processes' error messages."""
+    # Ignore a full or broken disk: only an error message depends on this.
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 
 
 def _holder(descriptor: int) -> str:
-    """Words for the process that holds a lock file. A holder that shares it, or Kafka, notes no id there."""
+    """Describe the process that holds a lock file. A shared holder, or Kafka, writes no id into it."""
     with suppress(OSError):
         noted = os.pread(descriptor, 20, 0).strip()
         if noted.isdigit() and int(noted) == os.getpid():
@@ -233,7 +238,7 @@ def _holder(descriptor: int) -> str:
 
 @functools.cache
 def _boot_id() -> str:
-    # It stays for as long as this process can live, and each log that is opened asks for it.
+    # Constant for the life of the process; each log that is opened asks for it.
     if sys.platform == "darwin":
         with _typed("asking for the boot time"):
             asked = subprocess.run(
@@ -244,9 +249,9 @@ def _boot_id() -> str:
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    """Lock or unlock an open file; the same file opened once more is refused, in this process too."""
+    """Lock or unlock an open file; opening the same file again conflicts even within one process."""
     if sys.platform == "linux":
-        # Here flock() and the lock that Java takes do not see each other; an OFD lock and that one do.
+        # On Linux, flock() and Java's locks ignore each other; an OFD lock conflicts with Java's.
         request = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
     else:
@@ -256,19 +261,21 @@ def _lock(descriptor: int, kind: int) -> None:
 
 @contextmanager
 def _typed(what: str) -> Iterator[None]:
-    """Turn an OSError into the exception of the tree, with the system's words."""
+    """Turn an OSError into a KreplicaError with the system's message."""
     try:
         yield
     except OSError as error:
         if error.errno is None:
-            # Not the system's: a signal's handler has raised it, TimeoutError as a rule.
+            # Not from the system, but raised by a signal handler, usually TimeoutError.
             raise
         raise exception_for_os(error, what) from error
 
 
 def _status(path: str, *, follow: bool) -> os.stat_result | None:
-    """What the system says of the file; None where there is none. A disk that cannot tell is an error: to
-    take the file for missing would lose it."""
+    """Return the file's status, or None if it does not exist.
+
+    A disk error raises: treating the file as missing would lose it.
+    """
     with _typed("looking at"):
         try:
             return os.stat(path, follow_symlinks=follow)
@@ -277,15 +284,18 @@ def _status(path: str, *, follow: bool) -> os.stat_result | None:
 
 
 class _SpareDescriptor:
-    """One descriptor kept aside, for the process: with it one that may open no more files can still write its
-    checkpoints, flush its directories and read a small file."""
+    """A descriptor kept in reserve for the process.
+
+    With it a process at its limit of open files can still write its checkpoints, flush its directories and
+    read a small file.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()  # guards _descriptor
         self._descriptor: int | None = None
 
     def open(self, path: str, flags: int) -> int:
-        """Open `path`, with the spare one's number if there is no other; `close` takes it back."""
+        """Open `path`, if necessary by giving up the spare descriptor; call `keep` afterwards."""
         try:
             return os.open(path, flags | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -306,7 +316,7 @@ class _SpareDescriptor:
             return True
 
     def keep(self) -> None:
-        """Have a descriptor aside again, if there is one to be had."""
+        """Reserve a descriptor again, if one is available."""
         with self._lock, suppress(OSError):
             if self._descriptor is None:
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -343,7 +353,7 @@ def _write_all(descriptor: int, position: int, data: bytes) -> None:
 
 def _flush(descriptor: int) -> None:
     if sys.platform == "darwin":
-        # There fsync() leaves the bytes in the drive's cache.
+        # On macOS fsync() leaves the bytes in the drive's cache.
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fsync(descriptor)

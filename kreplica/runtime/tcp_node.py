@@ -1,10 +1,10 @@
-"""TcpNode: a node of this process that listens on a port, over its starts and stops, on one directory.
+"""TcpNode: a node of this process that listens on ports, through starts and stops on one directory.
 
     TcpServer ──▶ RequestChannel ──▶ Node ──▶ TcpTransport ──▶ the others
 
-Each life has an event loop of its own, in which its listener, its connections and all of the node's steps
-run, and a Storage that a kill takes away first. Its ports are taken before anything is opened. Thread rule:
-one thread at a time, and none of the node's own.
+Each life has its own event loop, which runs its listener, its connections and all of the node's steps, and a
+Storage that a kill revokes first. Its ports are bound before any file is opened. Thread rule: one thread at a
+time, but none of the node's own.
 """
 
 from __future__ import annotations
@@ -36,23 +36,26 @@ from kreplica.runtime.tcp_server import TcpServer
 from kreplica.runtime.tcp_transport import Address, TcpTransport
 from kreplica.runtime.workers import ThreadWorkers
 
-# A client whose leader was killed asks for another one at once, maybe before this node has seen its own
-# connections to that leader close. Told that nothing has changed, or that there is no leader, librdkafka may
-# ask again only a second later: so the answer waits a moment, and then for what becomes of that leader, but
-# no longer than this. Answers behind it on the connection wait, too; writes that want the acknowledgement of
-# the one that was killed would anyway.
+# A client whose leader was killed asks for the new one at once, perhaps before this node has seen its own
+# connections to that leader close. If the answer is unchanged, or says that there is no leader, librdkafka
+# may wait a second before it asks again. So the answer is delayed a moment, then until the leader's fate is
+# clear, up to the limit below. Later answers on the connection are delayed, too; writes that wait for the
+# killed leader would be anyway.
 METADATA_DELAY_MS = 2
 METADATA_LOOK_MS = 5
 LONGEST_METADATA_WAIT_MS = 1_000
-# What nodes call themselves to each other, before their ids.
+# The prefix of nodes' client ids; the node id follows.
 CLIENT_ID_PREFIX = "node-"
-# The loops whose tasks wait for the disk, and for whom nobody waits.
+# Loops whose tasks wait for the disk, without other tasks depending on them.
 ASIDE = frozenset({"image", "new-logs"})
 
 
 class TcpNode:
-    """See the module. `listeners`: where it listens, and for whom. `address(node_id)`: where each node
-    listens for other nodes. `on_failure(error)`: it cannot go on."""
+    """Runs a node with TCP listeners.
+
+    `listeners`: the addresses to listen on, with their scopes. `address(node_id)`: where each node listens
+    for other nodes. `on_failure(error)`: called when the node fails.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class TcpNode:
 
     @property
     def node(self) -> Node:
-        """The node. Raises InvalidRequest where it does not run."""
+        """The running node. Raises InvalidRequest if it does not run."""
         return self._alive().node
 
     @property
@@ -77,42 +80,42 @@ class TcpNode:
         return self._life is not None
 
     def start(self) -> Node:
-        """Start the node on its directory as it is; its logs are loaded when this returns.
+        """Start the node on its directory; its logs are loaded when this returns.
 
-        Raises InvalidRequest if it runs, OSError where the port is taken, before anything on the disk is
-        touched, and as Node.startup; then it does not run.
+        Raises InvalidRequest if it runs already, OSError if a port is taken (before any file is touched), and
+        what Node.startup raises; then it does not run.
         """
         if self._life is not None:
-            raise InvalidRequest(f"node {self.config.node_id} runs already")
+            raise InvalidRequest(f"node {self.config.node_id} is running already")
         life = _Life(self.config, self._listeners, self._address, self._on_failure)
         life.start()
         self._life = life
         return life.node
 
     def turns(self, timeout_s: float) -> bool:
-        """Whether the node's loop runs a task within that time; waits for it."""
+        """Wait for the node's loop to run a task; return whether it did within that time."""
         done = threading.Event()
         self._alive().post(done.set)
         return done.wait(timeout_s)
 
     def stop(self, timeout_ms: int) -> Future[None]:
-        """Let it hand over what it leads; `close` is to be called when the future is done."""
+        """Hand over the node's leaderships; call `close` when the future is done."""
         return self._alive().node.shutdown(timeout_ms)
 
     def close(self) -> None:
-        """End it at once and close its files in order."""
+        """Stop the node at once and close its files cleanly."""
         life = self._end()
         life.node.close()
 
     def kill(self) -> None:
-        """End it as kill -9 would: nothing more is written, sent or answered."""
+        """Kill the node, as kill -9 would: it writes, sends and answers nothing more."""
         self._alive().storage.revoke(f"node {self.config.node_id} was killed")
         life = self._end()
         life.node.abandon()
 
     def _alive(self) -> _Life:
         if self._life is None:
-            raise InvalidRequest(f"node {self.config.node_id} does not run")
+            raise InvalidRequest(f"node {self.config.node_id} is not running: start it first")
         return self._life
 
     def _end(self) -> _Life:
@@ -123,7 +126,7 @@ class TcpNode:
 
 
 class _Life:
-    """From one start to its end."""
+    """The objects of one life of the node, from a start to its end."""
 
     def __init__(
         self,
@@ -136,7 +139,8 @@ class _Life:
         self._address = address
         self._thread = EventLoopThread(f"kreplica-node-{config.node_id}")
         self._loops = NodeLoops(self._thread)
-        # What waits for the disk and for nobody else: the metadata image, checkpoints, retention, cleaning.
+        # For work that waits for the disk and delays nothing else: metadata image, checkpoints, retention,
+        # cleaning.
         self._aside_thread = EventLoopThread(f"kreplica-aside-{config.node_id}")
         self._aside = NodeLoops(self._aside_thread)
         self._disks = NodeDisks(self._loops)
@@ -167,12 +171,12 @@ class _Life:
         self._servers = []
         for listen, scope in listeners.items():
             channel = RequestChannel(self._handle, topics, forwarding=forwarding, scope=scope)
-            # Where nodes do not connect, nobody's end says anything about one.
+            # On a listener only for clients, the end of a connection says nothing about another node.
             on_closed = None if scope == Scope.CLIENTS else self._client_left
             self._servers.append((listen, TcpServer(self._thread, channel.serve, config.server, on_closed)))
 
     def start(self) -> None:
-        """Take the ports, then serve while the node opens its logs: the quorum does not wait for that."""
+        """Bind the ports, then serve while the node opens its logs: the quorum does not wait for that."""
         self._thread.start()
         self._aside_thread.start()
         try:
@@ -210,8 +214,8 @@ class _Life:
         return int(self._thread.loop.time() * 1000)
 
     def _client_left(self, client_id: str) -> None:
-        # A node that is killed closes what it had open to others, who may have nothing open to it. Whoever
-        # takes the name of a node gains nothing: a closed connection is a hint, which a heartbeat undoes.
+        # A killed node closes its connections to others, which may have none to it. Another client using a
+        # node's name gains nothing: a closed connection is only a hint, which a heartbeat undoes.
         node_id = client_id.removeprefix(CLIENT_ID_PREFIX)
         is_number = node_id.isascii() and node_id.isdecimal() and len(node_id) <= 10
         if (
@@ -226,7 +230,7 @@ class _Life:
         self._thread.post(task)
 
     def leave(self) -> None:
-        """No task of the node runs any more, no connection is left."""
+        """End the life: stop all tasks of the node and close all connections."""
         self._loops.leave()
         for _, server in self._servers:
             server.close()

@@ -2,16 +2,16 @@
 
     socket ──▶ FrameReader ──frame──▶ receive ──answer──▶ answers, in the order of their requests ──▶ socket
 
-Requests of one connection are handed on in their order and may be answered in any; their answers leave in
-the order of the requests, as the protocol has it. A connection that has too much under way, or does not take
-its answers, is not read from until it does. What cannot be answered closes the connection, after the answers
-before it. Buffers of an answer are written as they are, so a slice of a log stays pinned until it is sent.
+Requests of one connection are passed on in order and may be answered in any order; the answers are sent in
+the order of the requests, as the protocol requires. A connection with too much in progress, or a slow reader,
+is not read from for that time. A request that cannot be answered closes the connection, after the earlier
+answers. The buffers of an answer are written as they are, so a slice of a log stays pinned until it is sent.
 
-A full server lets go the connection that has been silent longest, one that never sent a whole frame first, so
-that a flood of mute ones keeps nobody out; what one address may have is bounded in the same way. From `bind`
-on the port is taken, and who connects waits for `start`. Ownership: the server owns its sockets and its
-connections, from `bind` to `close`. Thread rule: `bind`, `start` and `close` from outside of the event loop;
-all else happens in it.
+A full server closes the connection that has been idle longest, preferring those that never sent a whole
+frame, so that a flood of silent connections keeps no client out. Connections per address are limited in the
+same way. From `bind` on the port is taken, and connecting clients wait for `start`. Ownership: the server
+owns its sockets and connections, from `bind` to `close`. Thread rule: call `bind`, `start` and `close` from
+outside the event loop; everything else happens in it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ LOGGER = logging.getLogger(__name__)
 SMALLEST_REQUEST = 8
 BACKLOG = 512
 
-# Takes an answer's buffers, None for no answer; or the error for which the connection is to be closed.
+# Takes an answer's buffers (None: no answer), or the error that closes the connection.
 Answered = Callable[[list[Any] | None, BaseException | None], object]
 Receive = Callable[[memoryview, str, Answered, object], "Future[Any] | None"]
 OnClosed = Callable[[str], object]
 
 
 class TcpServer:
-    """See the module. `receive(frame, client_host, answered, connection)` is given each frame and calls
-    `answered` in any thread, maybe at once; a client's host is its address after a slash, `connection` an
-    object that stands for the connection. It does not raise. What it returns is cancelled when the connection
-    is gone before the answer.
+    """Serves connections on bound ports.
 
-    `on_closed(client_id)`: a client closed the last of its connections, or is gone; their first requests
-    named the id. One that closes some and keeps others has only given up what it asked there.
+    `receive(frame, client_host, answered, connection)` gets each frame and calls `answered` in any thread,
+    perhaps at once. The client host is the address after a slash; `connection` is an object that identifies
+    the connection. It must not raise. The future it returns is cancelled if the connection closes before the
+    answer.
+
+    `on_closed(client_id)`: called when a client has closed its last connection; the id is that of a
+    connection's first request. A client that closes only some connections has merely given up requests there.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class TcpServer:
         self.thread = thread
         self.receive = receive
         self.on_closed = on_closed
-        # The event loop's own; in the order in which they were last active, the idlest first.
+        # Used only in the event loop; ordered by last activity, the idlest first.
         self.connections: dict[ServerConnection, None] = {}
         self.memory = MemoryPool(self.config.queued_max_request_bytes)
         self.closed = BoundedLog(thread.loop, LOGGER, "more connections were closed")
@@ -77,17 +79,17 @@ class TcpServer:
         self._sweep: asyncio.TimerHandle | None = None
 
     def bind(self, host: str, port: int) -> tuple[str, int]:
-        """Take the port, 0 for a free one; the address that is listened on. Raises OSError with its name."""
+        """Bind the port (0: a free one); return the address. Raises OSError, which names host and port."""
         self._sockets = _listening_sockets(host, port)
         taken = self._sockets[0].getsockname()
         return taken[0], taken[1]
 
     def start(self) -> None:
-        """Serve those who have connected to the port, and whoever does from now on."""
+        """Serve clients that are connected to the port, and new ones."""
         self.thread.run(self._start())
 
     def close(self) -> None:
-        """Listen no more and cut all connections."""
+        """Stop listening and close all connections."""
         self.thread.run(self._close())
 
     async def _start(self) -> None:
@@ -116,7 +118,7 @@ class TcpServer:
     # ---- connections --------------------------------------------------------------------------------------
 
     def add(self, connection: ServerConnection) -> None:
-        """One more connection, for which the idlest one may have to go."""
+        """Add a connection; at the limit, close the idlest one."""
         if self._by_host[connection.host] >= self.config.max_connections_per_ip:
             self._let_go([each for each in self.connections if each.host == connection.host], connection)
         elif len(self.connections) >= self.config.max_connections:
@@ -128,11 +130,11 @@ class TcpServer:
     def _let_go(self, among: Iterable[ServerConnection], new: ServerConnection) -> None:
         idle = [each for each in among if not each.is_busy]
         mute = next((each for each in idle if not each.has_asked), None)
-        # All are waiting for answers: then it is the new one.
+        # If all are waiting for answers, close the new one.
         (mute or next(iter(idle), new)).cut()
 
     def remove(self, connection: ServerConnection) -> None:
-        """The connection is gone, or about to be."""
+        """Remove a connection that is closed or about to be."""
         self.memory.forget(connection)
         if connection in self.connections:
             del self.connections[connection]
@@ -141,11 +143,11 @@ class TcpServer:
                 del self._by_host[connection.host]
 
     def named(self, client_id: str) -> None:
-        """A connection is of this client."""
+        """Count a connection of this client."""
         self._by_client[client_id] += 1
 
     def unnamed(self, client_id: str) -> bool:
-        """It is not open any more; whether it was the client's last."""
+        """Discount a closed connection of this client; return whether it was the last one."""
         self._by_client[client_id] -= 1
         if self._by_client[client_id]:
             return False
@@ -153,10 +155,10 @@ class TcpServer:
         return True
 
     def touch(self, connection: ServerConnection) -> None:
-        """The connection was active now."""
+        """Note that the connection is active now."""
         connection.active_at = self.thread.loop.time()
         if connection in self.connections:
-            # To the end, where the last active one is.
+            # Move it to the end, behind less recently active ones.
             del self.connections[connection]
             self.connections[connection] = None
 
@@ -176,21 +178,21 @@ class TcpServer:
 
 
 class _Slot:
-    """The place of an answer among those of its connection."""
+    """A pending answer, in the order of its connection's requests."""
 
     __slots__ = ("buffers", "error", "is_done", "size", "under_way")
 
     def __init__(self, size: int) -> None:
-        self.size = size  # of the request
+        self.size = size  # size of the request
         self.is_done = False
         self.buffers: list[Any] | None = None
         self.error: BaseException | None = None
-        # Who makes the answer; nobody waits for it any more once the connection is gone.
+        # The work on the answer, which is cancelled when the connection closes.
         self.under_way: Future[Any] | None = None
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One client's connection. `active_at`: when it last asked, or took of an answer, in the loop's time."""
+    """A client's connection. `active_at`: its last request, or progress in sending, in the loop's time."""
 
     def __init__(self, server: TcpServer) -> None:
         self.active_at = server.thread.loop.time()
@@ -208,22 +210,22 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._client_host = ""
         self._slots: deque[_Slot] = deque()
         self._in_flight_bytes = 0
-        self._receiving_bytes = 0  # of a large frame
-        self._is_paused = False  # it is not read from
-        self._is_reader_slow = False  # it does not take its answers
-        self._is_ending = False  # nothing that comes now is looked at
+        self._receiving_bytes = 0  # received bytes of an incomplete large frame
+        self._is_paused = False  # reading is paused
+        self._is_reader_slow = False  # the client does not read its answers fast enough
+        self._is_ending = False  # further input is ignored
 
     def __repr__(self) -> str:
         return f"<connection of {self._peer}>"
 
     @property
     def is_handled(self) -> bool:
-        """Whether somebody is about to answer it."""
+        """Whether its next answer is being worked on."""
         return bool(self._slots) and not self._slots[0].is_done
 
     @property
     def is_busy(self) -> bool:
-        """Whether it waits for an answer, or has one to take."""
+        """Whether an answer is pending or not completely sent."""
         return bool(self._slots) or bool(self._transport.get_write_buffer_size())
 
     # ---- asyncio ------------------------------------------------------------------------------------------
@@ -237,11 +239,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server.add(self)
 
     def eof_received(self) -> None:
-        # Before anything is served that came meanwhile: who asks next is told that this one may be gone.
-        self._tell_of_end()
+        # Before serving anything received meanwhile, so that later requests see that this client may be gone.
+        self._notify_of_end()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._tell_of_end()
+        self._notify_of_end()
         self.is_closed = self._is_ending = True
         self._server.remove(self)
         slots = list(self._slots)
@@ -270,10 +272,10 @@ class ServerConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_reader_slow = False
         self._server.touch(self)
-        # Not from here: a write that fails inside this call closes a socket of asyncio twice.
+        # Not directly: a write that fails inside this callback would make asyncio close a socket twice.
         self._server.thread.loop.call_soon(self.go_on)
 
-    def _tell_of_end(self) -> None:
+    def _notify_of_end(self) -> None:
         name, self.client_id = self.client_id, ""
         if not name:
             return
@@ -284,7 +286,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # ---- requests -----------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Close it now, whatever is under way."""
+        """Close the connection at once, whatever is in progress."""
         self.is_closed = self._is_ending = True
         self._server.remove(self)
         self._transport.abort()
@@ -320,7 +322,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             slot.under_way = under_way
 
     def _refuse(self, error: BaseException) -> None:
-        # What was asked before is answered first.
+        # Earlier requests are answered first.
         slot = _Slot(0)
         slot.error, slot.is_done = error, True
         self._slots.append(slot)
@@ -344,11 +346,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def go_on(self) -> None:
-        """Read on, if nothing is against it any more."""
+        """Resume reading, unless a limit still prevents it."""
         if not self._is_paused or self._is_ending or self._has_enough:
             return
         self._is_paused = False
-        # What came before the pause first.
+        # First serve what was received before the pause.
         self._serve()
         if not self._is_paused and not self._is_ending:
             self._transport.resume_reading()
@@ -363,7 +365,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         server = self._server
         if server.thread.is_current():
             self._flush()
-            # Also of a connection that is gone: until now somebody had its bytes in hand.
+            # Also for a closed connection: its request's bytes were in use until now.
             server.memory.give_back(slot.size)
         else:
             server.thread.post(partial(self._finish, slot))
@@ -392,9 +394,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_ending = True
         log, kind = self._server.closed.log, type(error).__name__
         if isinstance(error, KreplicaError):
-            log(kind, "%r: closed, for %r", self, error)
+            log(kind, "%r: closed because of %r", self, error)
         else:
-            log(kind, "%r: closed, for %r", self, error, level=logging.ERROR, error=error)
+            log(kind, "%r: closed because of %r", self, error, level=logging.ERROR, error=error)
 
     def _close(self) -> None:
         if not self.is_closed:
@@ -403,14 +405,17 @@ class ServerConnection(asyncio.BufferedProtocol):
 
 
 def _client_id(frame: memoryview) -> str:
-    """Who a request says it is from, "" where it says nothing that can be read."""
+    """Return the client id of a request, or "" if it has none that can be read."""
     size = int.from_bytes(frame[SMALLEST_REQUEST : SMALLEST_REQUEST + 2], "big", signed=True)
     name = frame[SMALLEST_REQUEST + 2 : SMALLEST_REQUEST + 2 + max(size, 0)]
     return bytes(name).decode("utf-8", errors="replace")
 
 
 def _listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of the host, all with one port. Raises OSError, which names host and port."""
+    """Return a socket for each address of the host, all on one port.
+
+    Raises OSError, which names host and port.
+    """
     made: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -421,7 +426,7 @@ def _listening_sockets(host: str, port: int) -> list[socket.socket]:
                 made[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             taken = made[0].getsockname()[1] if len(made) > 1 else port
             made[-1].bind((address[0], taken, *address[2:]))
-            # Two may bind a port as long as nobody listens.
+            # Two sockets may bind the same port as long as neither listens.
             made[-1].listen(BACKLOG)
     except OSError as error:
         for each in made:

@@ -1,17 +1,17 @@
-"""TcpTransport: a node's requests to the others over TCP; implements the port Transport.
+"""TcpTransport: sends a node's requests to other nodes over TCP; implements the Transport port.
 
-A connection answers in the order of its requests, so what may wait for long has no others behind it. To each
-peer go one connection for the quorum, one for what clients want of the controller, one for everything else,
-and for fetches as many as are under way at once, since each waits for records. A connection is made when it
-is first needed, and anew after it was lost; an attempt that failed is not repeated for a while, which grows,
-and meanwhile requests fail at once: whoever asks has a back-off of its own.
+A connection answers in the order of its requests, so requests that may wait long get their own connections.
+Each peer has one connection for the quorum, one for forwarded client requests, one for everything else, and
+one per concurrent fetch, because each fetch waits for records. A connection is opened on first use, and again
+after a loss. A failed attempt is not repeated for a growing while, during which requests fail at once;
+callers have their own back-off.
 
-A request that is not answered in time takes its connection along: a peer that hangs, or is behind a cut
-network, closes nothing, and what was asked behind it would wait as long. That a peer closed a connection is
-told to those who watch where it was the last one to that peer: who dies closes all of them at once. Nor is it
-told where nothing was asked for a while, since it is let go for being idle then. Ownership: the transport
-owns its connections until `close`. Thread rule: `send`, `watch_connections` and `close` by any thread; the
-rest, and the callbacks of futures, in the loop.
+A request that times out closes its connection: a peer that hangs, or is behind a network partition, closes
+nothing, and later requests would wait as long. Watchers are notified when a peer closes its last connection,
+because a dying process closes all of them at once. They are not notified if nothing was sent for a while,
+since the peer may then have closed idle connections. Ownership: the transport owns its connections until
+`close`. Thread rule: any thread may call `send`, `watch_connections` and `close`; the rest, and the callbacks
+of futures, run in the loop.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ LANES = {
     FetchRequest: FETCH,
     EnvelopeRequest: FORWARD,
 }
-# A correlation id and nothing more.
+# The size of a correlation id alone.
 SMALLEST_RESPONSE = 4
 MAX_CORRELATION_ID = 0x7FFFFFFF
-# A timer of uvloop's counts in these, so it may be early by one.
+# The resolution of uvloop's timers, which may fire early by this much.
 CLOCK_TICK_S = 0.001
 
 Address = tuple[str, int]
@@ -64,8 +64,11 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpTransportConfig:
-    """`max_fetch_connections`: to one peer; further fetches stand behind others. `idle_ms`: a connection
-    without a request for so long tells nothing about the peer that closes it."""
+    """Settings of a transport.
+
+    `max_fetch_connections`: per peer; further fetches share connections. `idle_ms`: when a peer closes a
+    connection without a request for this long, nothing is concluded about the peer.
+    """
 
     reconnect_backoff_ms: int = 20
     reconnect_backoff_max_ms: int = 200
@@ -76,7 +79,7 @@ class TcpTransportConfig:
 
 
 class _Call:
-    """A request whose sender waits for the answer."""
+    """A pending request and its future."""
 
     __slots__ = ("deadline", "future", "number", "request")
 
@@ -87,7 +90,7 @@ class _Call:
         self.deadline = 0.0  # in the loop's time
 
     def end(self, error: BaseException | None, response: Any = None) -> None:
-        """Resolve it, if it is not."""
+        """Resolve the future, unless it is resolved."""
         if self.future.done():
             return
         if error is not None:
@@ -97,7 +100,7 @@ class _Call:
 
 
 class TcpTransport:
-    """See the module. `address(node_id)`: where the node listens, None where that is not known."""
+    """Sends requests over TCP. `address(node_id)`: where the node listens, or None if unknown."""
 
     def __init__(
         self,
@@ -113,10 +116,12 @@ class TcpTransport:
         self.client_id = client_id.encode()
         self._loops = loops
         self._address = address
-        # The loop's own:
+        # Used only in the loop:
         self._peers: dict[int, _Peer] = {}
         self._listeners: list[Callable[[int], object]] = []
-        self._told: dict[int, bool] = {}  # in this turn of the loop; whether once more
+        self._notified: dict[
+            int, bool
+        ] = {}  # peers reported closed in this turn; whether to report them again
         self.log = BoundedLog(self.loop, LOGGER, "more connections were lost")
         self._is_closed = False
 
@@ -135,7 +140,7 @@ class TcpTransport:
         self._listeners.append(listener)
 
     def close(self) -> None:
-        """Cut all connections; what waits for an answer is not told any more."""
+        """Close all connections; pending requests stay unresolved."""
         self._is_closed = True
         self._loops.thread.post(self._cut)
 
@@ -156,26 +161,26 @@ class TcpTransport:
         peer.connection_for(call.request).send(call)
 
     def address_of(self, node_id: int) -> Address | None:
-        """Where the node listens."""
+        """Return the address of the node, or None."""
         return self._address(node_id)
 
     def tell_of_closed(self, node_id: int) -> None:
-        """The node closed a connection; of several at once the first and the last are told."""
+        """Notify watchers that the node closed a connection; of several at once, the first and the last."""
         if self._is_closed:
             return
-        if node_id in self._told:
-            # What another connection brought meanwhile, a heartbeat, may have taken the first word back.
-            self._told[node_id] = True
+        if node_id in self._notified:
+            # A heartbeat received on another connection meanwhile may have undone the first notification.
+            self._notified[node_id] = True
             return
-        self._told[node_id] = False
-        self._loops.thread.post(partial(self._tell_again, node_id))
-        self._tell(node_id)
+        self._notified[node_id] = False
+        self._loops.thread.post(partial(self._notify_again, node_id))
+        self._notify_watchers(node_id)
 
-    def _tell_again(self, node_id: int) -> None:
-        if self._told.pop(node_id):
-            self._tell(node_id)
+    def _notify_again(self, node_id: int) -> None:
+        if self._notified.pop(node_id):
+            self._notify_watchers(node_id)
 
-    def _tell(self, node_id: int) -> None:
+    def _notify_watchers(self, node_id: int) -> None:
         for listener in self._listeners:
             self._loops.run_task("connections", partial(listener, node_id))
 
@@ -195,15 +200,17 @@ class _Peer:
         yield from self._fetches
 
     def connection_lost(self, now_s: float, *, was_idle: bool) -> bool:
-        """The peer closed a connection; whether it looks dead now: it was the last one, and some of those
-        that it closed just now were in use."""
+        """Note that the peer closed a connection; return whether it looks dead now.
+
+        It does if that was the last connection, and one of those closed just now was in use.
+        """
         if not was_idle:
             self._lost_in_use_s = now_s
         is_recent = now_s - self._lost_in_use_s <= self._transport.config.idle_ms / 1000
         return is_recent and not any(each.is_connected for each in self.connections())
 
     def connection_for(self, request: Any) -> PeerConnection:
-        """The one to send it by, which need not be connected."""
+        """Return the connection for the request; it need not be connected."""
         lane = LANES.get(type(request), CONTROL)
         if lane is FETCH:
             return self._for_fetch()
@@ -224,37 +231,37 @@ class _Peer:
 
 
 class PeerConnection:
-    """One connection to a peer, over its losses: at most one socket at a time."""
+    """One connection to a peer, reopened after losses; at most one socket at a time."""
 
     def __init__(self, transport: TcpTransport, peer: _Peer) -> None:
         self._transport = transport
         self._peer = peer
         self._node_id = peer.node_id
-        self._waiting: deque[_Call] = deque()  # until it is connected
+        self._waiting: deque[_Call] = deque()  # calls that wait for the connection
         self._in_flight: deque[_Call] = deque()
         self._socket: _Socket | None = None
         self._attempt: asyncio.Task[None] | None = None
         self._numbers = 0
         self._failures = 0
-        self._retries_at = 0.0  # in the loop's time, as is the next
+        self._retries_at = 0.0  # in the loop's time, like the next field
         self._used_at = 0.0
-        # One alarm for all calls, which may go off for one that is answered: a timer for each would cost as
-        # much as the rest of a call.
+        # One alarm for all calls, which may fire for an answered one: a timer per call would cost as much as
+        # the rest of the call.
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
 
     @property
     def load(self) -> int:
-        """Requests without an answer."""
+        """The number of unanswered requests."""
         return len(self._waiting) + len(self._in_flight)
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has a socket."""
+        """Whether the connection has a socket."""
         return self._socket is not None
 
     def send(self, call: _Call) -> None:
-        """Write it, or as soon as there is a connection; or fail it, where there was none a moment ago."""
+        """Write the request, or queue it until connected; fail it if an attempt failed a moment ago."""
         if self._alarm is None or call.deadline < self._alarm_at:
             self._arm(call.deadline)
         if self._socket is not None:
@@ -262,7 +269,8 @@ class PeerConnection:
             return
         if self._attempt is None:
             if self._transport.loop.time() < self._retries_at:
-                call.end(NodeUnreachable(f"node {self._node_id} could not be reached a moment ago"))
+                text = f"node {self._node_id} is unreachable: the last connection attempt failed just now"
+                call.end(NodeUnreachable(text))
                 return
             self._attempt = self._transport.loop.create_task(self._connect())
         self._waiting.append(call)
@@ -274,20 +282,20 @@ class PeerConnection:
         self._alarm = self._transport.loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
-        """No answer came in time, perhaps."""
+        """Fail calls that are past their deadlines."""
         self._alarm = None
         due = self._transport.loop.time() + CLOCK_TICK_S
         for call in [each for each in self._waiting if each.deadline <= due]:
             self._waiting.remove(call)
-            call.end(NodeUnreachable(f"no connection to node {self._node_id} in time"))
+            call.end(NodeUnreachable(f"no connection to node {self._node_id} within the request's timeout"))
         if any(each.deadline <= due for each in self._in_flight):
-            self.give_up(f"node {self._node_id} did not answer in time")
+            self.give_up(f"node {self._node_id} did not answer within the request's timeout")
         left = [each.deadline for each in (*self._waiting, *self._in_flight)]
         if left:
             self._arm(min(left))
 
     def give_up(self, why: str) -> None:
-        """Cut the socket, if there is one, and fail all that waits."""
+        """Close the socket, if any, and fail all pending calls."""
         socket, self._socket = self._socket, None
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
@@ -305,7 +313,7 @@ class PeerConnection:
     async def _connect(self) -> None:
         address = self._transport.address_of(self._node_id)
         if address is None:
-            self._failed(f"no address of node {self._node_id}")
+            self._failed(f"the address of node {self._node_id} is unknown")
             return
         patience_s = self._transport.config.socket_connection_setup_timeout_ms / 1000
         loop = self._transport.loop
@@ -344,7 +352,7 @@ class PeerConnection:
         try:
             buffers = request_frame(request, call.number, self._transport.client_id)
         except Exception as error:
-            # What its fields cannot hold is the caller's business, and nobody else's on this connection.
+            # Invalid fields concern only this caller, not the other requests on the connection.
             call.end(error)
             return
         self._used_at = self._transport.loop.time()
@@ -355,24 +363,24 @@ class PeerConnection:
             self._in_flight.append(call)
 
     def received(self, frame: memoryview) -> None:
-        """An answer came. Raises InvalidRequest for one that nobody waits for, or that cannot be read."""
+        """Handle a response. Raises InvalidRequest for one that was not requested, or that cannot be read."""
         reader = MessageReader(frame)
         number = reader.int32()
         if not self._in_flight or self._in_flight[0].number != number:
-            raise InvalidRequest(f"an answer to request {number}, which is not the next")
+            raise InvalidRequest(f"a response to request {number}, which is not the next one")
         call = self._in_flight[0]
         kind = response_type(call.request.__api_key__, call.request.__version__)
         if kind.__flexible__:
             reader.skip_tags()
         response = read_message(kind, reader)
         if reader.left:
-            raise InvalidRequest(f"{reader.left} bytes after a {kind.__name__}")
+            raise InvalidRequest(f"{reader.left} unexpected bytes after a {kind.__name__}")
         self._in_flight.popleft()
         self._used_at = self._transport.loop.time()
         call.end(None, response)
 
     def lost(self, socket: _Socket, why: str) -> None:
-        """The peer closed the socket, or it is broken."""
+        """Handle the loss of the socket: the peer closed it, or it broke."""
         if self._socket is not socket:
             return
         self._socket = None
@@ -387,7 +395,7 @@ class PeerConnection:
 
 
 class _Socket(asyncio.BufferedProtocol):
-    """The socket of a connection, while it lasts."""
+    """One socket of a connection."""
 
     def __init__(self, connection: PeerConnection) -> None:
         self.is_closed = False
@@ -417,7 +425,7 @@ class _Socket(asyncio.BufferedProtocol):
             for frame in self._reader.frames():
                 self._connection.received(frame)
         except KreplicaError as error:
-            # Where the next answer begins is not known any more.
+            # The position of the next response is unknown.
             self._transport.abort()
             self.is_closed = True
             self._connection.lost(self, str(error))
@@ -431,11 +439,11 @@ class _Socket(asyncio.BufferedProtocol):
             self._connection.lost(self, why)
 
     def write(self, buffers: list[Any]) -> None:
-        """Send it, after what was written before."""
+        """Write the buffers after earlier ones."""
         self._transport.writelines(buffers)
 
     def cut(self) -> None:
-        """Close it; nobody is told."""
+        """Close the socket without notifying its connection."""
         if not self.is_closed:
             self.is_closed = True
             self._transport.abort()

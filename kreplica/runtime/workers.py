@@ -1,4 +1,4 @@
-"""Threads for independent work, as the Workers port wants them."""
+"""Runs independent tasks in threads, as the Workers port."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ THREADS_A_CORE = 4
 
 
 class ThreadWorkers:
-    """Runs tasks in `threads` threads, which live as long as one `run`.
+    """Runs tasks in `threads` threads, which live for one `run`.
 
-    By default some a core: most of what a node has done so waits for the disk, and flushes that wait together
-    cost the disk little more than one.
+    The default is several per core, because most of these tasks wait for the disk, and flushes that wait at
+    the same time cost the disk little more than one.
     """
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or THREADS_A_CORE * (os.cpu_count() or 1)
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """See the port; a single task is done by the caller itself."""
+        """Run all tasks; see the port. A single task runs in the caller's thread."""
         if len(tasks) == 1:
             tasks[0]()
             return

@@ -205,7 +205,7 @@ def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
         node.line()
         [(code, out, err)] = run_all(["serve", *flags(directory, second)])
         assert (code, out) == (1, "")
-        assert f"{directory}: another writer has the directory" in err
+        assert f"{directory} is locked by another writer" in err
         assert node.end(signal.SIGTERM)[0] == 0
 
 

@@ -177,7 +177,7 @@ def test_the_holder_of_a_log_is_named(tmp_path: Path) -> None:
         program = "import kreplica, sys; kreplica.Log.open(sys.argv[1])"
         command = [sys.executable, "-c", program, str(tmp_path / "orders-0")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert f"another writer has the directory, in process {os.getpid()}" in done.stderr
+        assert f"is locked by another writer, in process {os.getpid()}" in done.stderr
 
 
 @pytest.mark.parametrize("path", ["", b""])

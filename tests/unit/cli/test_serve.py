@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         (
             ["serve", *GOOD[2:], "--directory", "missing"],
             1,
-            "missing is not formatted; `kreplica format` does",
+            "missing is not formatted: run `kreplica format`",
         ),
         (["serve", *GOOD, "--directory", "other"], 1, "other: of node 2, not 1"),
         (["serve", *GOOD, "--directory", "foreign"], 1, "foreign: of cluster another, not " + CLUSTER),
@@ -45,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         (["serve", *GOOD, "--set", "num.partitions"], 2, "expected NAME=VALUE"),
         (["serve", *GOOD, "--quorum", "1@nowhere"], 1, "'1@nowhere' is no id@host:port"),
         (["serve", *GOOD[:-2]], 1, "controller.quorum.voters"),
-        (["serve", *GOOD, "--listen", "nowhere"], 1, "'nowhere' is no host:port"),
+        (["serve", *GOOD, "--listen", "nowhere"], 1, "'nowhere' is not host:port"),
         (["serve", "--brokers", "3", *GOOD[:2], *GOOD[-2:]], 2, "--quorum belongs to one node"),
         (["serve", "--brokers", "3"], 2, "one --directory"),
         (["serve", "--brokers", "3", *GOOD[:2], "--listen", ":65535"], 1, "6 ports from 65535 on"),

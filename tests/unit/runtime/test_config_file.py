@@ -45,10 +45,10 @@ def test_kafkas_own_file_needs_no_end_of_its_last_line(tmp_path: Path) -> None:
     [
         ("node.toml", "node.id = ", InvalidFile, "Invalid value"),
         ("node.toml", b"\xff", InvalidFile, "node.toml"),
-        ("node.toml", '"log.dirs" = "a"\n[log]\ndirs = "b"\n', InvalidConfig, "log.dirs comes twice"),
+        ("node.toml", '"log.dirs" = "a"\n[log]\ndirs = "b"\n', InvalidConfig, "log.dirs is repeated"),
         ("node.toml", "a=" + "[" * 50_000, InvalidFile, "node.toml"),
         ("node.properties", "node.id=1\nnode.id=2", InvalidFile, "node.id comes twice"),
-        ("node.yaml", "node.id: 1", InvalidConfig, ".toml or a .properties"),
+        ("node.yaml", "node.id: 1", InvalidConfig, ".toml or .properties"),
         ("node.toml", b"#" * ((1 << 20) + 1), InvalidFile, "bytes"),
     ],
 )

@@ -157,7 +157,7 @@ def test_the_map_grows_and_readers_go_on(directory: str) -> None:
 def test_the_map_has_an_end(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lmdb_store, "LARGEST_MAP_BYTES", 1 << 17)
     store = LmdbMetadataStore(directory, smallest_map_bytes=1 << 17)
-    with pytest.raises(StorageFull, match="131072 bytes at most"):
+    with pytest.raises(StorageFull, match="maximum of 131072 bytes"):
         store.write({b"large": bytes(1 << 18)})
     store.write({b"small": b"1"})
     store.close()

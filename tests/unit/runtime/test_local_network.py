@@ -256,7 +256,7 @@ def test_an_unanswered_request_times_out(network):
 
 def test_a_node_that_is_not_there_is_told_at_once(network):
     first = add_node(network, 1)
-    fails(first.send(2, 1, timeout_ms=PATIENCE * 1000), "not there")
+    fails(first.send(2, 1, timeout_ms=PATIENCE * 1000), "is not running")
 
 
 def test_a_handler_that_fails_closes_the_connection(network):
