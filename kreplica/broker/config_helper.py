@@ -55,9 +55,11 @@ class ConfigHelper:
         self._metadata = metadata
         settings = settings_of(config)
         defaults = settings_of(_default_node(config))
-        self._settings = {each.name: each for each in settings}
-        known = {each.name: each.text for each in defaults}
-        self._of_node = {each.name: each.text for each in settings if known.get(each.name) != each.text}
+        self._settings = {_brokers_name(each.name): each for each in settings}
+        known = {_brokers_name(each.name): each.text for each in defaults}
+        self._of_node = {
+            name: each.text for name, each in self._settings.items() if known.get(name) != each.text
+        }
         self._defaults = {name: text for name, text in known.items() if name in self._settings}
         self._topic_defaults = LogConfig().properties()
         self._topic_types = {
@@ -96,7 +98,7 @@ class ConfigHelper:
         if resource_type != BROKER_RESOURCE:
             raise InvalidRequest(f"resources of type {resource_type} have no settings here")
         if name == ALL_BROKERS:
-            given = self._metadata().config(BROKER_RESOURCE, ALL_BROKERS)
+            given = _as_brokers(self._metadata().config(BROKER_RESOURCE, ALL_BROKERS))
             layers = (_Layer(OF_ALL_BROKERS, given),)
             return (self._result(each, "string", False, layers, with_synonyms) for each in sorted(given))
         if name != str(self._node_id):
@@ -124,8 +126,8 @@ class ConfigHelper:
     def _of_broker(self, with_synonyms: bool) -> Iterator[DescribeConfigsResourceResult]:
         metadata = self._metadata()
         layers = (
-            _Layer(OF_BROKER, metadata.config(BROKER_RESOURCE, str(self._node_id))),
-            _Layer(OF_ALL_BROKERS, metadata.config(BROKER_RESOURCE, ALL_BROKERS)),
+            _Layer(OF_BROKER, _as_brokers(metadata.config(BROKER_RESOURCE, str(self._node_id)))),
+            _Layer(OF_ALL_BROKERS, _as_brokers(metadata.config(BROKER_RESOURCE, ALL_BROKERS))),
             _Layer(OF_NODE, self._of_node),
             _Layer(DEFAULT, self._defaults),
         )
@@ -165,6 +167,11 @@ _BROKERS_NAME_OF = {of_topics: of_brokers for of_brokers, of_topics in BROKERS_N
 
 def _brokers_name(name: str) -> str:
     return _BROKERS_NAME_OF.get(name, name)
+
+
+def _as_brokers(settings: Mapping[str, str]) -> dict[str, str]:
+    """Settings of brokers under the names that brokers have for them; some may be under topics' names."""
+    return {_brokers_name(name): value for name, value in settings.items()}
 
 
 def _default_node(config: NodeConfig) -> NodeConfig:

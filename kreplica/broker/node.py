@@ -46,11 +46,13 @@ from kreplica.broker.controller_apis import REFUSALS, ControllerApis, refusal
 from kreplica.broker.controller_registration_manager import FIRST_VERSION, ControllerRegistrationManager
 from kreplica.broker.group_apis import GroupApis, GroupPublisher, make_groups
 from kreplica.broker.handover_requests import HandoverRequests
+from kreplica.broker.kafka_settings import OF_PROCESS
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.broker.metadata_apis import MetadataApis
 from kreplica.broker.node_check import check_files
 from kreplica.broker.node_config import NodeConfig, NodePorts
 from kreplica.broker.node_format import METADATA_LOG, read_properties
+from kreplica.broker.node_settings import known_names
 from kreplica.broker.producer_id_manager import ProducerIdManager
 from kreplica.broker.request_context import IN_PROCESS, RequestContext
 from kreplica.broker.suspected_brokers import SuspectedBrokers
@@ -269,6 +271,7 @@ class Node:
             metadata=lambda: loader.published,
             in_transaction=lambda: loader.metadata.in_transaction,
             unclean_leader_election_enable=config.log.unclean_leader_election_enable,
+            fixed_settings=frozenset(known_names(config)).union(OF_PROCESS),
             clock=ports.clock,
             random=ports.random,
             loop=ports.loop("controller"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -72,10 +72,14 @@ Configs = Mapping[tuple[int, str], Mapping[str, str]]
 
 
 class ConfigurationControl:
-    """Looks at `metadata`, and says what is to be written."""
+    """Looks at `metadata`, and says what is to be written.
 
-    def __init__(self, metadata: ClusterMetadata) -> None:
+    `fixed_settings`: the names of the settings that a node takes from its file alone.
+    """
+
+    def __init__(self, metadata: ClusterMetadata, fixed_settings: Collection[str] = ()) -> None:
         self._metadata = metadata
+        self._fixed_settings = fixed_settings
 
     def incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest
@@ -136,6 +140,12 @@ class ConfigurationControl:
         elif resource_type == BROKER_RESOURCE:
             if name != ALL_BROKERS and not (name.isdecimal() and int(name) in self._metadata.brokers):
                 raise BrokerIdNotRegistered(f"there is no broker {name[:80]!r}")
+            for setting in settings:
+                if setting in self._fixed_settings and not is_dynamic_for_brokers(setting):
+                    raise InvalidConfig(
+                        f"{setting} cannot be changed while a node runs: set it in the node's file and start"
+                        " the node again"
+                    )
             check_broker_settings(settings)
         else:
             raise InvalidRequest(f"no settings of resources of type {resource_type} can be changed")

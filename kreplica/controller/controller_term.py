@@ -7,7 +7,7 @@ append, and so does the quorum. It belongs to the controller's loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from kreplica.common.errors import NotController, NotLeader, UnexpectedEpoch
@@ -71,6 +71,7 @@ class ControllerTerm:
         *,
         cluster_id: str,
         unclean_leader_election_enable: bool,
+        fixed_settings: Collection[str],
         quorum: Quorum,
         state_change_logger: StateChangeLogger,
         clock: Clock,
@@ -103,7 +104,7 @@ class ControllerTerm:
             cluster_id, self.context, self.heartbeats, self.machines.broker_change, self, clock
         )
         metadata = self.context.metadata
-        self.configs = ConfigurationControl(metadata)
+        self.configs = ConfigurationControl(metadata, fixed_settings)
         self.producer_ids = ProducerIdControl(metadata)
         self.features = FeatureControl(metadata)
         self.directories = DirectoryControl(self.machines)

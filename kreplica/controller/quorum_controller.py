@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -71,7 +71,8 @@ class Deferred(NamedTuple):
 class QuorumController:
     """See the module. `metadata()`: the committed metadata. `in_transaction()`: whether records follow it in
     the log that may be undone yet (KIP-868). Both are asked in the quorum's loop.
-    `unclean_leader_election_enable`: as the node is configured, for topics without a setting."""
+    `unclean_leader_election_enable`: as the node is configured, for topics without a setting.
+    `fixed_settings`: the names of the settings that a node takes from its file alone."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class QuorumController:
         metadata: Callable[[], ClusterMetadata],
         in_transaction: Callable[[], bool],
         unclean_leader_election_enable: bool = False,
+        fixed_settings: Collection[str] = (),
         clock: Clock,
         random: Random,
         loop: Loop,
@@ -96,6 +98,7 @@ class QuorumController:
         self._metadata = metadata
         self._in_transaction = in_transaction
         self._unclean_leader_election_enable = unclean_leader_election_enable
+        self._fixed_settings = fixed_settings
         self._clock = clock
         self._random = random
         self._loop = loop
@@ -278,6 +281,7 @@ class QuorumController:
             metadata,
             cluster_id=self._cluster_id,
             unclean_leader_election_enable=self._unclean_leader_election_enable,
+            fixed_settings=self._fixed_settings,
             quorum=self._quorum,
             state_change_logger=self.state_change_logger,
             clock=self._clock,

@@ -18,6 +18,7 @@ from kreplica.broker.config_helper import (
 )
 from kreplica.broker.node_config import NodeConfig
 from kreplica.broker.node_settings import known_names, settings_of, with_settings
+from kreplica.common.config import BROKERS_NAMES
 from kreplica.common.types import Uuid
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE, ClusterMetadata
 from kreplica.metadata.records import ConfigRecord, TopicRecord
@@ -95,8 +96,21 @@ def test_a_brokers_settings_are_those_of_its_node_and_what_it_was_told_since(ask
     assert found["broker.heartbeat.interval.ms"] == ("2000", DEFAULT, True)
     assert found["log.cleaner.backoff.ms"] == ("12", OF_BROKER, False)
     assert found["log.idle.ms"] == ("600000", DEFAULT, True)
-    assert set(found) >= {each.name for each in settings_of(NODE)}
+    assert found["log.retention.ms"] == ("5000", OF_NODE, False)
+    assert found["log.segment.bytes"] == ("1073741824", DEFAULT, False)
+    # No topic's name for what brokers have a name of their own for.
+    assert not set(found) & set(BROKERS_NAMES.values())
+    assert len(found) == len(settings_of(NODE))
     assert {each.name for each in settings_of(NODE)} & set(known_names(NODE))
+
+
+def test_what_a_broker_was_told_under_a_topics_name_is_found_under_its_own(ask, metadata):
+    record = ConfigRecord(
+        resource_type=BROKER_RESOURCE, resource_name="2", name="segment.bytes", value="4096"
+    )
+    metadata.replay(record)
+    (found,) = ask(BROKER_RESOURCE, "2", "log.segment.bytes").configs
+    assert (found.value, found.config_source, found.config_type) == ("4096", OF_BROKER, 3)
 
 
 def test_what_all_brokers_are_told_has_no_broker(ask):

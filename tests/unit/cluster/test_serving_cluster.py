@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from kreplica import Cluster
 from kreplica.common.errors import InvalidRequest
@@ -59,6 +66,18 @@ def test_a_stock_client_and_the_program_see_the_same_records(cluster: Cluster) -
     consumer.close()
     assert found == [b"by librdkafka", b"by the program"]
     assert [record.value for record in cluster.read("orders", 0)] == found
+
+
+@pytest.mark.parametrize("name", ["num.io.threads", "log.dirs", "replica.lag.time.max.ms"])
+def test_a_stock_client_hears_that_a_setting_cannot_be_changed_while_a_node_runs(
+    cluster: Cluster, name: str
+) -> None:
+    entry = ConfigEntry(name, "4", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
+    admin = AdminClient(quiet(cluster))
+    (changed,) = admin.incremental_alter_configs([resource]).values()
+    with pytest.raises(KafkaException, match=f"{name} cannot be changed while a node runs"):
+        changed.result(60)
 
 
 def test_ports_stay_over_a_kill_and_nobody_listens_meanwhile(cluster: Cluster) -> None:

@@ -21,7 +21,8 @@ from kio.schema.incremental_alter_configs.v1.request import (
 from kio.schema.update_features.v1.request import FeatureUpdateKey, UpdateFeaturesRequest
 
 from kreplica.common.config import LogConfig
-from kreplica.controller.configuration_control import APPEND, DELETE, SET, SUBTRACT
+from kreplica.common.errors import InvalidConfig
+from kreplica.controller.configuration_control import APPEND, DELETE, SET, SUBTRACT, ConfigurationControl
 from kreplica.metadata.cluster_metadata import BROKER_RESOURCE, TOPIC_RESOURCE
 from tests.support.one_controller import OneController, registration
 
@@ -158,6 +159,16 @@ def test_brokers_have_settings_of_their_own(
 ) -> None:
     (answer,) = alter(stage, resource((name, SET, value), kind=BROKER_RESOURCE, name="1"))
     assert answer.error_code is error
+
+
+@pytest.mark.parametrize("resource_name", ["", "1"])
+def test_a_setting_of_nodes_files_cannot_be_changed_while_they_run(
+    stage: OneController, resource_name: str
+) -> None:
+    control = ConfigurationControl(stage.committed, frozenset({"num.io.threads", "log.retention.ms"}))
+    with pytest.raises(InvalidConfig, match=r"num\.io\.threads cannot be changed while a node runs"):
+        control.check(BROKER_RESOURCE, resource_name, {"num.io.threads": "4"})
+    control.check(BROKER_RESOURCE, resource_name, {"log.retention.ms": "5000"})
 
 
 @given(
