@@ -1,7 +1,8 @@
-"""The types of fields as messages had them before KIP-482: lengths and counts of a fixed size, -1 for null.
+"""The field types of messages before KIP-482: lengths and counts of fixed size, -1 for null.
 
-A string's length is an int16, that of bytes and a count are int32. Otherwise as in wire_types: lengths are
-checked against what is left, what does not fit is an InvalidRecord, types are immutable and shared.
+The length of a string is an int16; that of bytes, and a count, is an int32. Otherwise as in wire_types:
+lengths are checked against the remaining bytes, invalid data raises InvalidRecord, types are immutable and
+shared.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _length(reader: ByteReader, layout: struct.Struct, *, nullable: bool) -> int
     if length == -1 and nullable:
         return None
     if not 0 <= length <= reader.left:
-        text = f"a length of {length} at byte {start}, {reader.left} bytes are left"
+        text = f"length {length} at byte {start} is invalid: {reader.left} bytes are left"
         raise InvalidRecord(text, where=start)
     return length
 
@@ -39,7 +40,7 @@ class _ClassicString:
         try:
             return None if length is None else reader.take(length).decode()
         except UnicodeDecodeError:
-            raise InvalidRecord(f"a string that is no UTF-8 at byte {start}", where=start) from None
+            raise InvalidRecord(f"the string at byte {start} is not UTF-8", where=start) from None
 
     def write(self, out: bytearray, value: Any) -> None:
         if value is None and self._nullable:
@@ -48,9 +49,9 @@ class _ClassicString:
         try:
             data = value.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise InvalidRecord(f"{str(value)[:60]!a} is no string that UTF-8 can hold") from None
+            raise InvalidRecord(f"{str(value)[:60]!a} is not a string that UTF-8 can encode") from None
         if len(data) > INT16_MAX:
-            raise InvalidRecord(f"a string of {len(data)} bytes, {INT16_MAX} are the most")
+            raise InvalidRecord(f"a string of {len(data)} bytes exceeds the limit of {INT16_MAX}")
         out += _INT16.pack(len(data)) + data
 
     def to_json(self, value: Any) -> object:
@@ -70,7 +71,7 @@ class _ClassicBytes:
             out += _INT32.pack(-1)
             return
         if not isinstance(value, bytes):
-            raise InvalidRecord(f"{str(value)[:60]!r} is no bytes")
+            raise InvalidRecord(f"{str(value)[:60]!r} is not bytes")
         out += _INT32.pack(len(value)) + value
 
     def to_json(self, value: Any) -> object:
@@ -79,7 +80,7 @@ class _ClassicBytes:
 
 @dataclass(frozen=True, slots=True)
 class ClassicArray:
-    """Values of one type, as a tuple; each takes a byte at least."""
+    """An array of one type, as a tuple; each element takes at least a byte."""
 
     element: WireType
     nullable: bool = False
@@ -93,7 +94,7 @@ class ClassicArray:
             out += _INT32.pack(-1)
             return
         if not isinstance(value, (tuple, list)):
-            raise InvalidRecord(f"{str(value)[:60]!r} is no sequence")
+            raise InvalidRecord(f"{str(value)[:60]!r} is not a sequence")
         out += _INT32.pack(len(value))
         for each in value:
             self.element.write(out, each)
@@ -112,5 +113,5 @@ _CLASSIC: dict[WireType, WireType] = {
 
 
 def classic(kind: WireType) -> WireType:
-    """The type as it was before KIP-482: numbers have not changed since."""
+    """Return the type as it was before KIP-482; numbers are unchanged."""
     return _CLASSIC.get(kind, kind)

@@ -1,8 +1,8 @@
-"""ClusterMetadata: what the records of the metadata log, applied in order, say of the cluster.
+"""ClusterMetadata: the state of the cluster, built by applying the records of the metadata log in order.
 
-`replay` applies one record by Kafka's rules (`record_replay`). `copy` costs next to nothing: both share every
-table until one of them changes it, and nobody changes a value in a table. So a copy that is only read may be
-shared by all threads while the original goes on; an object that is replayed into belongs to one thread.
+`replay` applies one record by Kafka's rules (`record_replay`). `copy` is almost free: both objects share
+every table until one of them changes it; values in tables are never changed. So threads may share a copy that
+is only read while the original changes on. An object that is replayed into belongs to one thread.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from kreplica.metadata.records import (
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
 from kreplica.metadata.serde import ApiMessageAndVersion
 
-# The types of resources that configurations are for.
+# The resource types of configurations.
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
-# The name that stands for all brokers.
+# The resource name for all brokers.
 CLUSTER_DEFAULT = ""
 
-# Whom a quota is for: its types of entity, sorted, each with a name, None for the default.
+# The subject of a quota: pairs of entity type and name, sorted; None for the default.
 QuotaKey = tuple[tuple[str, str | None], ...]
 
 
 class ClusterMetadata:
-    """The cluster: tables by kind, which only `replay` changes. A new one knows of nothing."""
+    """The state of the cluster in tables by kind, changed only by `replay`; empty at first."""
 
-    # Every attribute that is a table of its own; `topics` and `topic_names` change together.
+    # Every attribute that is a single table. `topics` and `topic_names` are handled apart, as they change
+    # together.
     TABLES = (
         *("brokers", "controllers", "configs", "features", "quotas", "acls", "scram_credentials"),
         *("delegation_tokens", "singles"),
@@ -57,20 +58,20 @@ class ClusterMetadata:
         self.acls: dict[Uuid, AccessControlEntryRecord] = {}
         self.scram_credentials: dict[tuple[str, int], UserScramCredentialRecord] = {}
         self.delegation_tokens: dict[str, DelegationTokenRecord] = {}
-        # What there is one of: by its name in SINGLES, the record that told it.
+        # The last record of each kind in SINGLES, by name.
         self.singles: dict[str, MetadataRecord] = {}
-        # The tables that nobody else shares, and the partitions of topics that nobody else does.
+        # The tables, and the partitions of topics, that no other object shares.
         self._own_tables: set[str] = set()
         self._own_partitions: dict[Uuid, dict[int, PartitionRegistration]] = {}
-        # What was touched since the last delta, as it was before.
+        # The entries changed since the last delta, as they were before.
         self._before: dict[str, dict[Any, Any]] = {}
         self._topics_before: dict[Uuid, TopicRegistration | None] = {}
         self._partitions_touched: dict[Uuid, set[int]] = {}
-        # What an AbortTransactionRecord goes back to (KIP-868).
+        # The state that an AbortTransactionRecord restores (KIP-868).
         self._transaction: ClusterMetadata | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Whether they know the same of the cluster; what the next delta tells does not count."""
+        """Whether both have the same state of the cluster; pending deltas do not count."""
         if not isinstance(other, ClusterMetadata):
             return NotImplemented
         names = (*self.TABLES, "topics", "topic_names", "_transaction")
@@ -78,57 +79,57 @@ class ClusterMetadata:
 
     __hash__ = None  # type: ignore[assignment]
 
-    # ---- looking ------------------------------------------------------------------------------------------
+    # ---- queries ------------------------------------------------------------------------------------------
 
     def topic_by_id(self, topic_id: Uuid) -> TopicRegistration | None:
-        """The topic of that id; None where there is none."""
+        """Return the topic of that id, or None."""
         name = self.topic_names.get(topic_id)
         return None if name is None else self.topics[name]
 
     def partition(self, topic_partition: TopicPartition) -> PartitionRegistration | None:
-        """The partition; None where there is none."""
+        """Return the partition, or None."""
         topic = self.topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
     def partitions(self) -> Iterator[tuple[TopicPartition, Uuid, PartitionRegistration]]:
-        """All partitions of all topics, with their topics' ids."""
+        """Iterate over all partitions of all topics, with their topic ids."""
         for name, topic in self.topics.items():
             for number, partition in topic.partitions.items():
                 yield TopicPartition(name, number), topic.topic_id, partition
 
     def config(self, resource_type: int, name: str) -> Mapping[str, str]:
-        """The settings of a resource under Kafka's names, as text; none where nothing is set."""
+        """Return the settings of a resource under Kafka's names, as text; empty if none are set."""
         return self.configs.get((resource_type, name), {})
 
     @property
     def next_producer_id(self) -> int:
-        """The first producer id that no broker has taken."""
+        """The first producer id that has not been allocated to a broker."""
         record = self.singles.get("producer_ids")
         return record.next_producer_id if isinstance(record, ProducerIdsRecord) else 0
 
     @property
     def zk_migration_state(self) -> int:
-        """How far the move from ZooKeeper is; 0 where there never was one."""
+        """The state of the migration from ZooKeeper; 0 if there never was one."""
         record = self.singles.get("zk_migration_state")
         return record.zk_migration_state if isinstance(record, ZkMigrationStateRecord) else 0
 
     @property
     def in_transaction(self) -> bool:
-        """Whether records have been applied that an AbortTransactionRecord may undo (KIP-868)."""
+        """Whether a transaction is open that an AbortTransactionRecord may undo (KIP-868)."""
         return self._transaction is not None
 
-    # ---- changing -----------------------------------------------------------------------------------------
+    # ---- changes ------------------------------------------------------------------------------------------
 
     def replay(self, record: MetadataRecord, version: int = 0, offset: int = -1) -> None:
-        """Apply the record, which was written in `version` at `offset` of the log.
+        """Apply a record that was written in schema version `version` at `offset` of the log.
 
-        Raises a typed error for one that does not fit (an unknown topic, partition or broker, a stale broker
-        epoch, a kind that is not known); then nothing has changed.
+        Raises a typed error for a record that does not fit the state (an unknown topic, partition or broker,
+        a stale broker epoch, an unknown kind); the state is then unchanged.
         """
         record_replay.replay(self, record, version, offset)
 
     def copy(self) -> ClusterMetadata:
-        """The same cluster in another object, which has nothing to tell as a delta."""
+        """Return another object with the same state and an empty delta."""
         self._share()
         copied = ClusterMetadata.__new__(ClusterMetadata)
         vars(copied).update(vars(self))
@@ -137,12 +138,12 @@ class ClusterMetadata:
         return copied
 
     def take_delta(self) -> MetadataDelta:
-        """What has changed since the last one was taken, or since the beginning.
+        """Return the changes since the last delta was taken, or since the start.
 
-        Raises InvalidTxnState within a transaction of the log: what has changed is not decided.
+        Raises InvalidTxnState within a transaction of the log, whose changes are not final.
         """
         if self._transaction is not None:
-            raise InvalidTxnState("within a transaction of the metadata log")
+            raise InvalidTxnState("a delta cannot be taken within a transaction of the metadata log")
         self._own_partitions = {}  # the delta keeps the topics as they are now
         before, self._before = self._before, {}
         tables = {name: self._changes(name, before[name]) for name in self.TABLES if name in before}
@@ -158,16 +159,16 @@ class ClusterMetadata:
         )
 
     def snapshot_records(self) -> Iterator[ApiMessageAndVersion[MetadataRecord]]:
-        """The records that, replayed into a new object, make this cluster; Kafka's order.
+        """Iterate over the records that reproduce this state when replayed, in Kafka's order.
 
         Raises InvalidTxnState within a transaction of the log.
         """
         return metadata_snapshot.snapshot_records(self)
 
-    # ---- for record_replay and those that load an image ---------------------------------------------------
+    # ---- for record_replay and for loading an image -------------------------------------------------------
 
     def put(self, table: str, key: Any, value: Any) -> None:
-        """Set what stands at a key of one of TABLES, None to remove it."""
+        """Set the value at a key of one of TABLES; None removes it."""
         values: dict[Any, Any] = self._own(table)
         self._before.setdefault(table, {}).setdefault(key, values.get(key))
         if value is None:
@@ -176,16 +177,16 @@ class ClusterMetadata:
             values[key] = value
 
     def add_topic(self, topic: TopicRegistration) -> None:
-        """Add a topic. Raises TopicAlreadyExists where there is one of that name or id."""
+        """Add a topic. Raises TopicAlreadyExists if its name or id is in use."""
         if topic.name in self.topics or topic.topic_id in self.topic_names:
-            raise TopicAlreadyExists(f"topic {topic.name!r} of id {topic.topic_id}")
+            raise TopicAlreadyExists(f"topic {topic.name!r} with id {topic.topic_id} exists already")
         self._own("topics")[topic.name] = topic
         self._own("topic_names")[topic.topic_id] = topic.name
         self._topics_before.setdefault(topic.topic_id, None)
         self._partitions_touched.setdefault(topic.topic_id, set())
 
     def remove_topic(self, topic_id: Uuid) -> TopicRegistration:
-        """Remove the topic and its partitions, not its settings. Raises UnknownTopicId."""
+        """Remove the topic and its partitions, but not its settings. Raises UnknownTopicId."""
         self.own_partitions(topic_id)
         topic = self._own("topics").pop(self._own("topic_names").pop(topic_id))
         del self._own_partitions[topic_id]
@@ -193,13 +194,13 @@ class ClusterMetadata:
         return topic
 
     def own_partitions(self, topic_id: Uuid) -> dict[int, PartitionRegistration]:
-        """The topic's partitions, to be changed by `put_partition`. Raises UnknownTopicId."""
+        """Return the topic's partitions for changes by `put_partition`. Raises UnknownTopicId."""
         own = self._own_partitions.get(topic_id)
         if own is not None:
             return own
         topic = self.topic_by_id(topic_id)
         if topic is None:
-            raise UnknownTopicId(f"there is no topic of id {topic_id}")
+            raise UnknownTopicId(f"there is no topic with id {topic_id}")
         self._topics_before.setdefault(topic_id, topic)
         self._partitions_touched.setdefault(topic_id, set())
         own = self._own_partitions[topic_id] = dict(topic.partitions)
@@ -212,23 +213,23 @@ class ClusterMetadata:
         self._partitions_touched[topic_id].add(number)
 
     def forget_changes(self) -> None:
-        """What was done by now is no part of the next delta."""
+        """Leave the changes made so far out of the next delta."""
         self._share()
         self._before = {}
         self._topics_before = {}
         self._partitions_touched = {}
 
     def begin_transaction(self) -> None:
-        """What follows may be undone. Raises InvalidTxnState where that is so already."""
+        """Start a transaction, which may be undone. Raises InvalidTxnState if one is open."""
         if self._transaction is not None:
-            raise InvalidTxnState("a transaction of the metadata log begins within another")
+            raise InvalidTxnState("a transaction of the metadata log begins within another one")
         self._transaction = self.copy()
 
     def end_transaction(self, *, undo: bool) -> None:
-        """What has changed since its begin counts, or is undone. Raises InvalidTxnState where none began."""
+        """End the transaction: keep its changes or undo them. Raises InvalidTxnState if none is open."""
         begun, self._transaction = self._transaction, None
         if begun is None:
-            raise InvalidTxnState("a transaction of the metadata log ends that did not begin")
+            raise InvalidTxnState("a transaction of the metadata log ends, but none is open")
         if undo:
             self._share()
             self._take(begun)

@@ -1,8 +1,8 @@
-"""The control records of the metadata log: who leads, who votes, where a snapshot begins and ends.
+"""The control records of the metadata log: leader changes, voters, and the ends of snapshots.
 
-Unlike the others they have no frame: the record's key names the kind (`kreplica.record.control`), and the
-value is the message, whose first field is its version. Schemas and names are Kafka's; where it splits a word,
-so do these.
+Unlike other records they have no frame: the record's key names the type (`kreplica.record.control`), and the
+value is the message, whose first field is its version. Schemas and names are Kafka's, including its split
+words.
 
 The messages are immutable; any thread may share them.
 """
@@ -28,7 +28,7 @@ _VERSION = struct.Struct(">h")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlMessage(Message):
-    """The value of a control record; `version` is that of its schema."""
+    """The value of a control record; `version` is its schema version."""
 
     TYPE: ClassVar[ControlRecordType]
     HIGHEST_VERSION: ClassVar[int] = 0
@@ -38,7 +38,7 @@ class ControlMessage(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumVoter(Message):
-    """A voter as a new leader names it."""
+    """A voter as listed by a new leader."""
 
     voter_id: Int32
     voter_directory_id: Annotated[Uuid, Since(1)] = KafkaUuid.ZERO
@@ -49,7 +49,7 @@ QuorumVoters: TypeAlias = Annotated[tuple[QuorumVoter, ...], Array(Structure(Quo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderChangeMessage(ControlMessage):
-    """The first record of a leader's epoch: it, all voters, and those who voted for it."""
+    """The first record of a leader's epoch: the leader, all voters, and those that granted their vote."""
 
     TYPE = ControlRecordType.LEADER_CHANGE
     HIGHEST_VERSION = 1
@@ -61,7 +61,7 @@ class LeaderChangeMessage(ControlMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotHeaderRecord(ControlMessage):
-    """The first record of a snapshot, with the time of the last record in it, in ms since 1970."""
+    """The first record of a snapshot, with the timestamp of its last record in ms since 1970."""
 
     TYPE = ControlRecordType.SNAPSHOT_HEADER
 
@@ -70,14 +70,14 @@ class SnapshotHeaderRecord(ControlMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFooterRecord(ControlMessage):
-    """The last record of a snapshot: without it the snapshot was cut short."""
+    """The last record of a snapshot; a snapshot without it is truncated."""
 
     TYPE = ControlRecordType.SNAPSHOT_FOOTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KRaftVersionRecord(ControlMessage):
-    """The level of the quorum's protocol: 0, or 1 where voters come and go (KIP-853)."""
+    """The version of the quorum's protocol: 0, or 1 with dynamic voters (KIP-853)."""
 
     TYPE = ControlRecordType.KRAFT_VERSION
 
@@ -86,7 +86,7 @@ class KRaftVersionRecord(ControlMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoterEndpoint(Message):
-    """Where a voter listens."""
+    """An address on which a voter listens."""
 
     name: String
     host: String
@@ -95,7 +95,7 @@ class VoterEndpoint(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KRaftVersionFeature(Message):
-    """The range of the quorum's protocol that a voter supports."""
+    """The range of protocol versions that a voter supports."""
 
     min_supported_version: Int16
     max_supported_version: Int16
@@ -103,7 +103,7 @@ class KRaftVersionFeature(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voter(Message):
-    """A voter, its directory, and how to reach it."""
+    """A voter, its directory, and its endpoints."""
 
     voter_id: Int32
     voter_directory_id: Uuid
@@ -113,7 +113,7 @@ class Voter(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VotersRecord(ControlMessage):
-    """Who votes from here on."""
+    """The set of voters from this record on."""
 
     TYPE = ControlRecordType.KRAFT_VOTERS
 
@@ -127,20 +127,20 @@ CONTROL_MESSAGES: dict[int, type[ControlMessage]] = {
         *(KRaftVersionRecord, VotersRecord),
     )
 }
-"""Each kind by the type in its record's key."""
+"""Message class by the type in the record's key."""
 
 
 def encode_control(message: ControlMessage) -> bytes:
-    """The record's value; its key is `control_key(message.TYPE)`. Raises as `serde.encode` does."""
+    """Encode a record's value; its key is `control_key(message.TYPE)`. Raises what `serde.encode` does."""
     out = bytearray()
     layout_of(type(message), _checked(type(message), message.version)).write(out, message)
     return bytes(out)
 
 
 def decode_control(key: Buffer | None, value: Buffer | None) -> ControlMessage | None:
-    """The message of a control record; None for one that is not the quorum's, or of a later Kafka.
+    """Decode a control record; None if it is not the quorum's, or comes from a later Kafka.
 
-    Raises InvalidRecord, UnsupportedVersion, and CorruptMessage where the key has no type.
+    Raises InvalidRecord, UnsupportedVersion, and CorruptMessage if the key has no type.
     """
     kind = CONTROL_MESSAGES.get(parse_control_key(key))
     if kind is None:
@@ -151,18 +151,20 @@ def decode_control(key: Buffer | None, value: Buffer | None) -> ControlMessage |
     reader.position = 0
     message = layout_of(kind, version).read(reader)
     if reader.left:
-        raise InvalidRecord(f"{kind.__name__}: {reader.left} bytes behind it", where=reader.position)
+        raise InvalidRecord(
+            f"{kind.__name__}: {reader.left} unexpected bytes after it", where=reader.position
+        )
     return message
 
 
 def control_to_json(message: ControlMessage) -> dict[str, object]:
-    """The message as Kafka's DumpLogSegments shows it."""
+    """Return the message as Kafka's DumpLogSegments shows it."""
     return layout_of(type(message), _checked(type(message), message.version)).to_json(message)
 
 
 def _checked(kind: type[ControlMessage], version: int) -> int:
     if not 0 <= version <= kind.HIGHEST_VERSION:
         raise UnsupportedVersion(
-            f"{kind.__name__} of version {version}; 0 to {kind.HIGHEST_VERSION} are known"
+            f"{kind.__name__} version {version} is not supported; supported are 0 to {kind.HIGHEST_VERSION}"
         )
     return version

@@ -1,14 +1,15 @@
 """The keys and values of the metadata image.
 
     key      depth (1 byte), the path in UTF-8: the children of a path are the keys of one prefix
-    value    CRC-32C (4 bytes) of the key and all behind the CRC, version (8 bytes), the node's bytes
+    value    CRC-32C (4 bytes) of the key and everything after the CRC, version (8 bytes), the node's bytes
 
-One more key, of depth 0, says how far the log is applied. Its version is that of this format, its bytes are
+One more key, of depth 0, records how far the log is applied. Its version is that of this format, its bytes
+are
 
     offset (8 bytes), epoch (4), number of nodes (8), sum of the nodes' CRCs modulo 2^64 (8), cluster id
 
-so that a node that is lost, an image of another cluster, or one that is ahead of its log is told from a good
-one. Numbers are big-endian. Values are immutable, functions pure.
+so that a lost node, an image of another cluster, and one that is ahead of its log can be detected. Numbers
+are big-endian. Values are immutable, functions pure.
 """
 
 from __future__ import annotations
@@ -22,37 +23,37 @@ from kreplica.common.errors import CorruptImage, InvalidRequest
 from kreplica.metadata.metadata_store import MAX_KEY_BYTES
 
 FORMAT_VERSION = 1
-# Deeper than any path of the cluster; what it bounds is the search for the nodes below one.
+# Deeper than any path of the cluster; it limits the search for the nodes below a path.
 MAX_DEPTH = 8
 ROOT = "/"
 STANDING_KEY = b"\0applied"
 
-# The paths that `check_path` allows, but for the root: one look for those who store thousands.
+# Matches the paths that `check_path` allows, except the root; a fast check for loading thousands of nodes.
 _PATH = re.compile(rf"(?:/[^/\0]+){{1,{MAX_DEPTH}}}")
 _CRC = struct.Struct(">I")
 _VERSION = struct.Struct(">q")
 _STANDING = struct.Struct(">qiqQ")
 _SUM_MASK = (1 << 64) - 1
-# Before the node's bytes in a value.
+# The part of a value before the node's bytes.
 _HEAD_BYTES = _CRC.size + _VERSION.size
 
 
 class OffsetAndEpoch(NamedTuple):
-    """How far a log is applied: all records below `offset`, the last of them of leader epoch `epoch`."""
+    """How far a log is applied: all records below `offset`; the last one has leader epoch `epoch`."""
 
     offset: int
     epoch: int
 
 
 class Node(NamedTuple):
-    """What stands at a path: 0 for its first version, and one more with every change."""
+    """The data at a path; its version is 0 at first and increases with every change."""
 
     data: bytes
     version: int
 
 
 class Standing(NamedTuple):
-    """Of which cluster the image is, how far its log is applied, and a sum to tell whether it is whole."""
+    """An image's cluster id, the log position applied, and a checksum over all nodes."""
 
     cluster_id: str
     applied: OffsetAndEpoch
@@ -60,110 +61,113 @@ class Standing(NamedTuple):
     crc_sum: int = 0
 
     def with_changes(self, applied: OffsetAndEpoch, nodes: int, crcs: int) -> Standing:
-        """As it is once the log is applied to there, with so many nodes more, whose CRCs make up `crcs`, each
-        that went taken from it.
+        """Return the standing after applying the log up to `applied`.
+
+        `nodes`: the change in the number of nodes. `crcs`: the sum of their CRCs, minus those of removed
+        nodes.
         """
         crc_sum = (self.crc_sum + crcs) & _SUM_MASK
         return Standing(self.cluster_id, applied, self.node_count + nodes, crc_sum)
 
 
 def check_path(path: str) -> list[str]:
-    """The names in the path, none for the root; InvalidRequest if it is no path.
+    """Return the names in the path, [] for the root. Raises InvalidRequest for an invalid path.
 
-    A path starts with a slash and does not end with one; its names are not empty and hold no NUL.
+    A path starts with a slash and does not end with one; its names are not empty and contain no NUL.
     """
     if path == ROOT:
         return []
     names = path.split("/")
     if names[0] or not all(names[1:]) or "\0" in path or len(names) - 1 > MAX_DEPTH:
-        raise InvalidRequest(f"{path[:80]!r} is no path of 1 to {MAX_DEPTH} names")
+        raise InvalidRequest(f"{path[:80]!r} is not a path of 1 to {MAX_DEPTH} names")
     return names[1:]
 
 
 def key_of(path: str) -> bytes:
-    """The key of a node; InvalidRequest if there is no such path, or it is too long."""
+    """Return the key of a node. Raises InvalidRequest if the path is invalid or too long."""
     if _PATH.fullmatch(path) is None:
         check_path(path)
         raise InvalidRequest("nothing can be stored at the root")
     try:
         key = b"%c%b" % (path.count("/"), path.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{path[:80]!r} is no text that UTF-8 can hold") from None
+        raise InvalidRequest(f"{path[:80]!r} cannot be encoded as UTF-8") from None
     if len(key) > MAX_KEY_BYTES:
-        raise InvalidRequest(f"{path[:80]!r} has more than {MAX_KEY_BYTES - 1} bytes")
+        raise InvalidRequest(f"{path[:80]!r} is longer than {MAX_KEY_BYTES - 1} bytes")
     return key
 
 
 def path_of(key: bytes) -> str:
-    """The path whose key it is; CorruptImage if it is none's."""
+    """Return the path of a key. Raises CorruptImage if it is not the key of a node."""
     try:
         path = key[1:].decode()
     except UnicodeDecodeError:
         path = ROOT
     if _PATH.fullmatch(path) is None or path.count("/") != key[0] or len(key) > MAX_KEY_BYTES:
-        raise CorruptImage(f"{key[:80]!r} is no key of a node")
+        raise CorruptImage(f"{key[:80]!r} is not the key of a node")
     return path
 
 
 def prefix_below(path: str, levels: int = 1) -> bytes:
-    """What the keys of all nodes so many levels below the path begin with."""
+    """Return the common prefix of the keys of all nodes `levels` below the path."""
     depth = len(check_path(path)) + levels
     return bytes([depth]) + (path if path == ROOT else f"{path}/").encode()
 
 
 def seal(key: bytes, node: Node) -> bytes:
-    """The value of a key."""
+    """Encode a node as the value of its key."""
     tail = _VERSION.pack(node.version) + node.data
     return _CRC.pack(checksum_behind(key, tail, 0)) + tail
 
 
 def unseal(key: bytes, value: bytes) -> Node:
-    """The node in a key's value; CorruptImage if the bytes are not what was written."""
+    """Decode a key's value. Raises CorruptImage if the bytes are not what was written."""
     data = unsealed_data(key, value)
     return Node(data, _VERSION.unpack_from(value, _CRC.size)[0])
 
 
 def unsealed_data(key: bytes, value: bytes) -> bytes:
-    """The node's bytes in a key's value; CorruptImage as `unseal`."""
+    """Return the node's bytes in a key's value. Raises CorruptImage as `unseal` does."""
     if len(value) < _HEAD_BYTES or _CRC.unpack_from(value)[0] != checksum_behind(key, value, _CRC.size):
-        raise CorruptImage(f"the value of {key[:80]!r} does not fit its CRC")
+        raise CorruptImage(f"the value of {key[:80]!r} does not match its CRC")
     return value[_HEAD_BYTES:]
 
 
 def names_of(key: bytes) -> list[str]:
-    """The names in the path whose key it is, behind an empty one; CorruptImage as `path_of`."""
+    """Return the names in a key's path, after an empty one. Raises CorruptImage as `path_of` does."""
     try:
         names = key[1:].decode().split("/")
     except UnicodeDecodeError:
         names = []
-    # As `path_of` looks at it, without the path: only the first name is empty, and none has a NUL.
+    # The same checks as in `path_of`, without building the path: only the first name is empty, and none has a
+    # NUL.
     is_path = names.count("") == 1 and not names[0] and b"\0" not in key
     if not is_path or len(names) != key[0] + 1 or key[0] > MAX_DEPTH or len(key) > MAX_KEY_BYTES:
-        raise CorruptImage(f"{key[:80]!r} is no key of a node")
+        raise CorruptImage(f"{key[:80]!r} is not the key of a node")
     return names
 
 
 def crc_of(sealed: bytes) -> int:
-    """The CRC in front of a value."""
+    """Return the CRC at the start of a value."""
     return int(_CRC.unpack_from(sealed)[0])
 
 
 def seal_standing(standing: Standing) -> bytes:
-    """The value of STANDING_KEY."""
+    """Encode the value of STANDING_KEY."""
     fixed = _STANDING.pack(*standing.applied, standing.node_count, standing.crc_sum)
     return seal(STANDING_KEY, Node(fixed + standing.cluster_id.encode(), FORMAT_VERSION))
 
 
 def unseal_standing(value: bytes) -> Standing:
-    """What the value of STANDING_KEY says; CorruptImage if it is broken, or of another version."""
+    """Decode the value of STANDING_KEY. Raises CorruptImage if it is damaged, or of another version."""
     data, version = unseal(STANDING_KEY, value)
     if version != FORMAT_VERSION:
-        raise CorruptImage(f"an image of version {version}; {FORMAT_VERSION} is known")
+        raise CorruptImage(f"the image has version {version}; only {FORMAT_VERSION} is supported")
     if len(data) < _STANDING.size:
-        raise CorruptImage("how far the log is applied is cut short")
+        raise CorruptImage("the record of how far the log is applied is truncated")
     offset, epoch, node_count, crc_sum = _STANDING.unpack_from(data)
     try:
         cluster_id = data[_STANDING.size :].decode()
     except UnicodeDecodeError:
-        raise CorruptImage("the cluster id is no UTF-8") from None
+        raise CorruptImage("the cluster id is not UTF-8") from None
     return Standing(cluster_id, OffsetAndEpoch(offset, epoch), node_count, crc_sum)

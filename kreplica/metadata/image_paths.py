@@ -1,19 +1,20 @@
-"""Where the image has what ClusterMetadata knows, and in which bytes.
+"""Maps the state in ClusterMetadata to paths and bytes of the image.
 
     /brokers/ids/<id>                           RegisterBrokerRecord
     /brokers/topics/<name>                      topic id; the TopicRecord, if it has fields of later versions
-    /brokers/topics/<name>/partitions           nothing
+    /brokers/topics/<name>/partitions           empty
     /brokers/topics/<name>/partitions/<number>  see partition_codec
-    /config/<type>/<name>                       JSON: the resource's type and name, its settings
+    /config/<type>/<name>                       JSON: resource type and name, settings
     /features/<name>                            level (2), name
-    /quotas/<entity>                            JSON: whom they are for, the quotas
-    /controllers/<id>   /acls/<id>              the record that told it
-    /scram/<mechanism>/<user>   /tokens/<id>    the record that told it
-    /producer_ids   /zk_migration_state         the record that told it
-    /controller                                 leader (4; -1: none), epoch (4) of the quorum as last heard
+    /quotas/<entity>                            JSON: entity, quotas
+    /controllers/<id>   /acls/<id>              the record that defines it
+    /scram/<mechanism>/<user>   /tokens/<id>    the record that defines it
+    /producer_ids   /zk_migration_state         the record that defines it
+    /controller                                 leader (4; -1: none) and epoch (4) of the quorum, as last
+    known
 
-A record stands there as in the log (`serde`). A name that may hold anything is escaped, and one that is too
-long for a key stands for itself by its SHA-256: the node has it in full. Functions are pure.
+A record is stored as in the log (`serde`). Names with arbitrary characters are escaped. A name too long for a
+key is replaced by its SHA-256; the node contains the full name. Functions are pure.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BROKERS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 CONTROLLER = "/controller"
 
-# Longer ones, escaped, would not fit into a key together with what stands before them.
+# Longer names, escaped, would not fit into a key with the rest of the path.
 _LONGEST_NAME = 255
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._~-]")
 _LEVEL = struct.Struct(">h")
@@ -49,32 +50,32 @@ _LEADER = struct.Struct(">ii")
 
 
 def topic_path(name: str) -> str:
-    """Where a topic is."""
+    """Return the path of a topic."""
     return f"{TOPICS}/{name}"
 
 
 def partitions_path(name: str) -> str:
-    """The parent of a topic's partitions."""
+    """Return the parent path of a topic's partitions."""
     return f"{TOPICS}/{name}/partitions"
 
 
 def partition_path(name: str, number: int) -> str:
-    """Where a partition is."""
+    """Return the path of a partition."""
     return f"{TOPICS}/{name}/partitions/{number}"
 
 
 def broker_path(broker_id: int) -> str:
-    """Where a broker is."""
+    """Return the path of a broker."""
     return f"{BROKERS}/{broker_id}"
 
 
 def config_path(resource_type: int, name: str) -> str:
-    """Where the settings of a resource are."""
+    """Return the path of a resource's settings."""
     return f"/config/{resource_type}/{escaped(name)}"
 
 
 def escaped(name: str) -> str:
-    """Any text as one name of a path, and no two as the same."""
+    """Encode any text as one name of a path, uniquely."""
     if not name:
         return "%"
     data = name.encode()
@@ -83,12 +84,12 @@ def escaped(name: str) -> str:
 
 
 def leader_data(leader_id: int | None, epoch: int) -> bytes:
-    """What stands at CONTROLLER."""
+    """Encode the value at CONTROLLER."""
     return _LEADER.pack(-1 if leader_id is None else leader_id, epoch)
 
 
 def changed_nodes(delta: MetadataDelta) -> dict[str, bytes | None]:
-    """The nodes that the delta changes, by path: their bytes, None where they go."""
+    """Return the nodes that the delta changes, by path; None for deleted nodes."""
     nodes: dict[str, bytes | None] = {}
     for topic in delta.topics_deleted:
         nodes[topic_path(topic.name)] = nodes[partitions_path(topic.name)] = None
@@ -100,7 +101,7 @@ def changed_nodes(delta: MetadataDelta) -> dict[str, bytes | None]:
         if partition is not None:
             nodes[partition_path(name, number)] = encode_partition(partition)
         else:
-            # Of two topics of one name, the one that is there counts.
+            # If a topic of this name was deleted and created again, the new one counts.
             nodes.setdefault(partition_path(name, number), None)
     tables: dict[str, Mapping[Any, Change[Any]]] = {
         "brokers": delta.brokers,
@@ -117,9 +118,9 @@ def changed_nodes(delta: MetadataDelta) -> dict[str, bytes | None]:
 
 @rare_collections()
 def load(image: ImageStore) -> ClusterMetadata:
-    """The cluster as the image has it.
+    """Load the cluster's state from the image.
 
-    Raises CorruptImage where the image is broken, or has what cannot be there.
+    Raises CorruptImage if the image is damaged or has invalid contents.
     """
     metadata, decode_partition = ClusterMetadata(), PartitionDecoder().decode
     topics, topic_names = metadata.topics, metadata.topic_names
@@ -140,9 +141,9 @@ def load(image: ImageStore) -> ClusterMetadata:
         except CorruptImage:
             raise
         except (KreplicaError, KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
-            raise CorruptImage(f"{'/'.join(names)} has what it cannot have: {error}") from error
+            raise CorruptImage(f"{'/'.join(names)} has invalid contents: {error}") from error
     if len(topic_names) != len(topics):
-        raise CorruptImage("two topics have one id")
+        raise CorruptImage("two topics have the same id")
     metadata.forget_changes()
     return metadata
 
@@ -169,7 +170,7 @@ def _load_table(metadata: ClusterMetadata, table: str, data: bytes) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a table's entries are: their path, and their bytes, from which key and value can be told."""
+    """The path of a table's entries, and the codec of their bytes, which contain key and value."""
 
     path: Callable[[Any], str]
     encode: Callable[[Any, Any], bytes]
@@ -201,7 +202,7 @@ def _encode_broker(key: int, broker: BrokerRegistration) -> bytes:
 def _decode_broker(data: bytes) -> tuple[int, BrokerRegistration]:
     record = decode(data).message
     if not isinstance(record, kinds.RegisterBrokerRecord):
-        raise CorruptImage(f"{type(record).__name__} is no registration of a broker")
+        raise CorruptImage(f"{type(record).__name__} is not a broker registration")
     return record.broker_id, BrokerRegistration.of(record)
 
 
@@ -257,7 +258,7 @@ _PLACES: dict[str, _Place] = {
     "singles": _record_place(lambda name: f"/{name}", _single_name),
 }
 
-# By the first name of a path: whose table it is, and how many parts the path of an entry has.
+# First name of a path -> (table, number of parts in the path of an entry).
 _TABLES = {
     "config": ("configs", 4),
     "features": ("features", 3),

@@ -1,16 +1,16 @@
-"""The metadata image: the cluster as a tree of paths, as ZooKeeper had it, and how far the log is in it.
+"""ImageStore: the metadata image, a tree of paths like ZooKeeper's, and the log position applied to it.
 
     /brokers/ids/1     /brokers/topics/t/partitions/0/state     /config/topics/t     /controller
 
-Each node has bytes and a version, which compare-and-set asks for. What a batch of the log changes is one
-ImageTransaction: it sees its own changes, nobody else does, and its commit writes them together with the
-offset and epoch that the log is applied to. The commit returns what the watches have to tell.
+Each node has bytes and a version for compare-and-set. The changes of one batch of the log form one
+ImageTransaction: it sees its own changes, which others do not see before its commit. The commit writes them
+together with the offset and epoch of the log, and returns the events of the watches.
 
-The image is nothing that the log does not know. So whenever it is broken (a CRC, the sum over all nodes),
-another cluster's, or not a past of the log, the answer is CorruptImage, and whoever gets it clears the store
-and applies the log anew.
+The image contains nothing that the log does not. If it is damaged (a CRC, the sum over all nodes), belongs to
+another cluster, or is not a past state of the log, CorruptImage is raised, and the caller clears the store
+and replays the log.
 
-One thread has transactions, and the watches; any thread may read what is committed.
+One thread uses transactions and watches; any thread may read committed nodes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from kreplica.metadata.metadata_store import Item, MetadataStore
 from kreplica.metadata.watches import Event, Watches
 
 ANY_VERSION = -1
-# How many nodes are read at once: some milliseconds.
+# Nodes to read at once, which takes some milliseconds.
 NODES_A_SCAN = 4096
 
 
 class ImageStore:
-    """The tree in a store; `watches` says who is told of changes.
+    """The tree in a store; `watches` are the subscriptions to its changes.
 
     Raises CorruptImage if the store holds no image of this cluster.
     """
@@ -60,50 +60,51 @@ class ImageStore:
 
     @property
     def applied(self) -> OffsetAndEpoch:
-        """How far the log is in the image; offset 0 of an empty one."""
+        """How far the log is applied to the image; offset 0 if it is empty."""
         return self._standing.applied
 
     def check_against_log(self, end_offset: int, epoch_before: Callable[[int], int | None]) -> None:
-        """Raises CorruptImage unless the image is a past of the log, from where the log can go on.
+        """Raises CorruptImage unless the image is a past state of the log from which replay can continue.
 
-        `end_offset` is the log's end; `epoch_before(offset)` the leader epoch of the last record below an
-        offset, as the log or a snapshot that ends there knows it, or None where neither does.
+        `end_offset` is the log end offset; `epoch_before(offset)` returns the leader epoch of the last record
+        below an offset, from the log or a snapshot that ends there, or None if unknown.
         """
         offset, epoch = self.applied
         if offset > end_offset:
-            raise CorruptImage(f"the image is applied to offset {offset}, the log ends at {end_offset}")
+            raise CorruptImage(f"the image is applied to offset {offset}, but the log ends at {end_offset}")
         if offset and (known := epoch_before(offset)) != epoch:
-            found = "does not reach there" if known is None else f"is of epoch {known} there"
-            raise CorruptImage(f"the image is applied to offset {offset} of epoch {epoch}, the log {found}")
+            found = "does not reach there" if known is None else f"has epoch {known} there"
+            raise CorruptImage(
+                f"the image is applied to offset {offset} in epoch {epoch}, but the log {found}"
+            )
 
     # ---- reading -----------------------------------------------------------------------------------------
 
     def get(self, path: str) -> Node | None:
-        """What stands at the path; None if nothing does. Raises CorruptImage if it is broken."""
+        """Return the node at the path, or None. Raises CorruptImage if it is damaged."""
         key = key_of(path)
         value = self._store.get(key)
         return None if value is None else unseal(key, value)
 
     def exists(self, path: str) -> bool:
-        """Whether something stands at the path; the root always does."""
+        """Whether a node exists at the path; the root always does."""
         return not check_path(path) or self._store.get(key_of(path)) is not None
 
     def children(self, path: str) -> list[str]:
-        """The names right below the path, in the order of their bytes; [] where nothing is."""
+        """Return the names directly below the path, sorted by their bytes; [] if the path does not exist."""
         return [path_of(key).rpartition("/")[2] for key, _ in self._below(path, 1)]
 
     def nodes(self) -> Iterator[tuple[str, Node]]:
-        """All nodes, parents before their children. Raises CorruptImage, at the end where one is missing.
+        """Iterate over all nodes, parents before children. Raises CorruptImage; at the end if one is missing.
 
-        Nothing may be committed meanwhile.
+        Nothing may be committed during the iteration.
         """
         for items in self._all():
             for key, value in items:
                 yield path_of(key), unseal(key, value)
 
     def contents(self) -> Iterator[tuple[list[str], bytes]]:
-        """As `nodes`, of each the names in its path, behind an empty one, and its bytes: for whoever reads
-        hundreds of thousands."""
+        """Iterate over all nodes, faster than `nodes`: the path's names after an empty one, and the bytes."""
         for items in self._all():
             for key, value in items:
                 yield names_of(key), unsealed_data(key, value)
@@ -116,10 +117,10 @@ class ImageStore:
                 count += len(items)
                 crc_sum += sum([crc_of(value) for _, value in items])
         if (count, crc_sum % (1 << 64)) != (self._standing.node_count, self._standing.crc_sum):
-            raise CorruptImage(f"{count} nodes are not the {self._standing.node_count} that were written")
+            raise CorruptImage(f"the image has {count} nodes, but {self._standing.node_count} were written")
 
     def paths_below(self, path: str) -> Iterator[str]:
-        """The paths of all nodes below this one, parents before their children."""
+        """Iterate over the paths of all nodes below this one, parents before children."""
         for levels in range(1, MAX_DEPTH + 1 - len(check_path(path))):
             empty = True
             for key, _ in self._below(path, levels):
@@ -139,7 +140,7 @@ class ImageStore:
         after = b""
         while items := self._store.scan(prefix, after, NODES_A_SCAN):
             for key, _ in items:
-                if key <= after:  # rot between the pages of a tree can lead a search in a circle
+                if key <= after:  # damaged pages of the tree could make a scan loop forever
                     raise CorruptImage(f"the key {key[:80]!r} comes after {after[:80]!r}")
                 after = key
             yield items
@@ -147,11 +148,9 @@ class ImageStore:
     # ---- changing ----------------------------------------------------------------------------------------
 
     def begin(self) -> ImageTransaction:
-        """A transaction; there may be one at a time. Leaving it as a context manager drops what is not
-        committed.
-        """
+        """Start a transaction; only one may be open. As a context manager it drops uncommitted changes."""
         if self._transaction is not None:
-            raise InvalidRequest("another transaction of the image is open")
+            raise InvalidRequest("another transaction of the image is open: commit or close it first")
         self._transaction = ImageTransaction(self)
         return self._transaction
 
@@ -165,7 +164,7 @@ class ImageStore:
         applied: OffsetAndEpoch,
     ) -> list[Event]:
         if applied.offset < self.applied.offset or applied.epoch < self.applied.epoch:
-            raise InvalidRequest(f"the image is applied to {self.applied}, and never goes back to {applied}")
+            raise InvalidRequest(f"the image is applied to {self.applied} and cannot go back to {applied}")
         nodes = crcs = 0
         changes: dict[bytes, bytes | None] = {}
         for path, node in after.items():
@@ -188,17 +187,20 @@ class ImageStore:
 
 
 class ImageTransaction:
-    """Changes of the image that become one. A call that raises has changed nothing, and others may follow."""
+    """A set of changes that is committed as one.
+
+    A call that raises changes nothing; the transaction goes on.
+    """
 
     def __init__(self, image: ImageStore) -> None:
         self._image = image
-        self._before: dict[str, Node | None] = {}  # what was read
+        self._before: dict[str, Node | None] = {}  # nodes as read
         self._after: dict[str, Node | None] = {}
-        self._names: dict[str, dict[str, bool]] = {}  # by parent: what came (True) or went
+        self._names: dict[str, dict[str, bool]] = {}  # by parent: names created (True) or deleted (False)
         self._is_open = True
 
     def get(self, path: str) -> Node | None:
-        """What stands at the path, with the changes of this transaction."""
+        """Return the node at the path, including changes of this transaction, or None."""
         if path in self._after:
             return self._after[path]
         if path not in self._before:
@@ -206,11 +208,11 @@ class ImageTransaction:
         return self._before[path]
 
     def exists(self, path: str) -> bool:
-        """Whether something stands at the path, with the changes of this transaction."""
+        """Whether a node exists at the path, including changes of this transaction."""
         return path == ROOT or self.get(path) is not None
 
     def children(self, path: str) -> list[str]:
-        """The names right below the path, with the changes of this transaction."""
+        """Return the names directly below the path, including changes of this transaction."""
         names = self._image.children(path)
         changed = self._names.get(path)
         if changed:
@@ -219,14 +221,14 @@ class ImageTransaction:
         return names
 
     def create(self, path: str, data: bytes = b"", *, make_parents: bool = False) -> None:
-        """Make a node of version 0.
+        """Create a node with version 0.
 
-        Raises NodeExists, or NoNode where the parent is missing, unless `make_parents`: then it is made,
-        empty.
+        Raises NodeExists, and NoNode if the parent is missing; with `make_parents` missing parents are
+        created, empty.
         """
         key_of(path)
         if self.exists(path):
-            raise NodeExists(f"there is a node at {path}")
+            raise NodeExists(f"there is already a node at {path}")
         parent = _parent_of(path)
         if not self.exists(parent):
             if not make_parents:
@@ -235,10 +237,9 @@ class ImageTransaction:
         self._change(path, Node(bytes(data), 0))
 
     def put(self, nodes: Mapping[str, bytes | None]) -> None:
-        """Give nodes these bytes, made with their parents where they are not there; None: remove it, if it
-        is there.
+        """Set the bytes of nodes; create missing ones with their parents; remove a node for None.
 
-        Raises NotEmpty where one that is to be removed has children that stay.
+        Raises NotEmpty if a node to be removed has children that are not removed.
         """
         removed = [path for path, data in nodes.items() if data is None and self.exists(path)]
         for path in sorted(removed, key=lambda path: -path.count("/")):
@@ -250,30 +251,28 @@ class ImageTransaction:
             if node is None:
                 self.create(path, data, make_parents=True)
             else:
-                # `get` has noted what was before, and no name came or went.
+                # `get` has recorded the previous node, and no name was created or deleted.
                 self._check_open()
                 self._after[path] = Node(data, node.version + 1)
 
     def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> int:
-        """Give the node other bytes if it is of that version; returns its new one.
+        """Replace the node's bytes if it has the expected version; return the new version.
 
-        Raises NoNode, and BadVersion if it is of another version.
+        Raises NoNode, and BadVersion if it has another version.
         """
         node = self._expect(path, version)
         self._change(path, Node(bytes(data), node.version + 1))
         return node.version + 1
 
     def delete(self, path: str, version: int = ANY_VERSION) -> None:
-        """Remove the node if it is of that version. Raises NoNode, BadVersion, and NotEmpty if it has
-        children.
-        """
+        """Delete the node if it has the expected version. Raises NoNode, BadVersion, NotEmpty."""
         self._expect(path, version)
         if self.children(path):
             raise NotEmpty(f"the node at {path} has children")
         self._change(path, None)
 
     def delete_tree(self, path: str) -> None:
-        """Remove the node and all below it. Raises NoNode."""
+        """Delete the node and everything below it. Raises NoNode."""
         self._expect(path, ANY_VERSION)
         committed = [below for below in self._image.paths_below(path) if below not in self._after]
         own = [other for other, node in self._after.items() if node and other.startswith(f"{path}/")]
@@ -281,9 +280,9 @@ class ImageTransaction:
             self._change(each, None)
 
     def commit(self, applied: OffsetAndEpoch) -> list[Event]:
-        """Write all changes, and that the log is applied to there; returns what the watches have to tell.
+        """Write all changes and the applied position atomically; return the events of the watches.
 
-        Raises what the store does; then the image is as it was, and the call may be made again.
+        Raises the store's errors; the image is then unchanged, and the call may be retried.
         """
         self._check_open()
         events = self._image._write(self._before, self._after, applied)
@@ -305,14 +304,14 @@ class ImageTransaction:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise InvalidRequest("the transaction of the image is over")
+            raise InvalidRequest("the transaction of the image has ended: begin another one")
 
     def _expect(self, path: str, version: int) -> Node:
         node = self.get(path)
         if node is None:
             raise NoNode(f"there is no node at {path}")
         if version not in (ANY_VERSION, node.version):
-            raise BadVersion(f"the node at {path} is of version {node.version}, not {version}")
+            raise BadVersion(f"the node at {path} has version {node.version}, not {version}")
         return node
 
     def _change(self, path: str, node: Node | None) -> None:
@@ -331,9 +330,9 @@ def _read_standing(store: MetadataStore, cluster_id: str) -> Standing:
     value = store.get(STANDING_KEY)
     if value is None:
         if store.scan(b"", b"", 1):
-            raise CorruptImage("an image that does not say how far its log is applied")
+            raise CorruptImage("the image does not record how far its log is applied")
         return Standing(cluster_id, OffsetAndEpoch(0, 0))
     standing = unseal_standing(value)
     if standing.cluster_id != cluster_id:
-        raise CorruptImage(f"the image of cluster {standing.cluster_id!r}, not of {cluster_id!r}")
+        raise CorruptImage(f"the image belongs to cluster {standing.cluster_id!r}, not {cluster_id!r}")
     return standing

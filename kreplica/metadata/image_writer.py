@@ -1,12 +1,13 @@
-"""ImageWriter: brings what the loader has applied to the image, a moment later and in a loop of its own.
+"""ImageWriter: writes applied changes to the image, with a short delay and in its own loop.
 
-A commit of the store waits for the disk, and the quorum's loop must not: what others wait for is the log, and
-the image is only a cache of it. So changes gather, and one transaction writes all of them with the offset and
-epoch they go up to; a restart after a crash replays a little more of the log. Then the watches' listeners are
-told. An image that turns out to be broken is made anew from what the loader knows; one that the disk refuses
-is given up with a message, and the node goes on without: its next start has an older one, or none.
+A commit of the store waits for the disk, and the quorum's loop must not wait: durability comes from the log,
+and the image is only a cache of it. So changes are collected, and one transaction writes them with the offset
+and epoch they reach; after a crash a little more of the log is replayed. Then the watches' listeners are
+notified. A damaged image is rebuilt from the loader's state. If the disk fails, the image is given up with a
+message and the node continues without it; its next start finds an older image, or none.
 
-`open`, `watch_*` and `close` are called while the loop does not run the writer; `submit` from any one thread.
+`open`, `watch_*` and `close` must not be called while the loop runs the writer; `submit` is called by one
+thread.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from kreplica.metadata.watches import Event, Watches
 
 LOGGER = logging.getLogger(__name__)
 
-# How long changes gather. Short enough that a watch is told soon, long enough that one commit in many waits
-# for the disk together with the quorum's own.
+# How long changes are collected: short enough to notify watches soon, long enough that few of the commits
+# wait for the disk at the same time as the quorum's own writes.
 GATHER_MS = 20
-# How soon a disk that was full is asked again.
+# Delay before retrying on a full disk.
 NO_SPACE_RETRY_MS = 1000
 
 Listener = Callable[[Event], None]
@@ -39,19 +40,19 @@ Nodes = dict[str, bytes | None]
 
 
 class ImageDirectory(Protocol):
-    """Where the image's store is."""
+    """The place of the image's store."""
 
     def open(self) -> MetadataStore:
-        """The store, made if there is none. Raises CorruptImage where it has to be discarded first."""
+        """Open the store, creating it if missing. Raises CorruptImage if it must be discarded first."""
         ...
 
     def discard(self) -> None:
-        """Remove it; nobody has it open."""
+        """Remove the store, which must be closed."""
         ...
 
 
 class ImageWriter:
-    """The image of cluster `cluster_id` in `directory`; `loop` runs what writes it."""
+    """Writes the image of cluster `cluster_id` in `directory`, in `loop`."""
 
     def __init__(
         self, directory: ImageDirectory, cluster_id: str, loop: Loop, *, gather_ms: int = GATHER_MS
@@ -65,7 +66,7 @@ class ImageWriter:
         self._store: MetadataStore | None = None
         self._image: ImageStore | None = None
         self._lock = Lock()
-        # Guarded by _lock: what is not written yet, the whole at that point, and how far that is.
+        # Guarded by _lock: nodes not written yet, the whole state with them, and the position it has reached.
         self._nodes: Nodes = {}
         self._whole = ClusterMetadata()
         self._applied = OffsetAndEpoch(0, 0)
@@ -74,17 +75,18 @@ class ImageWriter:
     def open(
         self, log_end_offset: int, epoch_before: Callable[[int], int | None]
     ) -> tuple[ClusterMetadata, OffsetAndEpoch]:
-        """What the image knows, and how far the log is in it: nothing, and offset 0, where it was broken,
-        another cluster's, or no past of the log (see ImageStore.check_against_log). It was removed then.
+        """Load the image; return its state and the log position applied to it.
 
-        Raises KafkaStorageError.
+        If it is damaged, belongs to another cluster, or is not a past state of the log (see
+        ImageStore.check_against_log), it is removed, and an empty state at offset 0 returned. Raises
+        KafkaStorageError.
         """
         try:
             image = self._open()
             image.check_against_log(log_end_offset, epoch_before)
             metadata = image_paths.load(image)
         except CorruptImage as error:
-            LOGGER.warning("the metadata image is made anew: %s", error)
+            LOGGER.warning("the metadata image is rebuilt from the log: %s", error)
             image, metadata = self._open_anew(), ClusterMetadata()
         self._image = image
         self._whole, self._applied = metadata.copy(), image.applied
@@ -92,21 +94,21 @@ class ImageWriter:
 
     @property
     def applied(self) -> OffsetAndEpoch:
-        """How far the log is in the image on disk."""
+        """How far the log is applied to the image on disk."""
         return OffsetAndEpoch(0, 0) if self._image is None else self._image.applied
 
     # ---- watches ------------------------------------------------------------------------------------------
 
     def watch_data(self, path: str, listener: Listener) -> None:
-        """Tell `listener` of changes of the node, in the writer's loop, once they are in the image."""
+        """Notify `listener` of changes of the node, in the writer's loop, once they are in the image."""
         self._watches.watch_data(path, listener)
 
     def watch_children(self, path: str, listener: Listener) -> None:
-        """Tell `listener` of children that come to or go from the path, likewise."""
+        """Notify `listener` of children created or deleted below the path, likewise."""
         self._watches.watch_children(path, listener)
 
     def unwatch(self, path: str, listener: Listener) -> None:
-        """Take away the listener's watches on the path."""
+        """Remove the listener's watches on the path."""
         self._watches.unwatch(path, listener)
 
     # ---- writing ------------------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ class ImageWriter:
     def submit(
         self, nodes: Mapping[str, bytes | None], whole: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """Write these nodes soon. `whole`: the cluster with them, which nobody changes any more."""
+        """Write these nodes soon. `whole`: the cluster's state with them, which is no longer changed."""
         with self._lock:
             self._nodes.update(nodes)
             self._whole, self._applied = whole, applied
@@ -123,7 +125,7 @@ class ImageWriter:
             self._loop.post_later(self.write, self._gather_ms)
 
     def write(self) -> None:
-        """Write what has gathered, and tell the watches' listeners."""
+        """Write the collected changes, and notify the watches' listeners."""
         with self._lock:
             nodes, self._nodes = self._nodes, {}
             whole, applied = self._whole, self._applied
@@ -133,7 +135,7 @@ class ImageWriter:
         try:
             events = self._written(self._image, nodes, whole, applied)
         except StorageFull as error:
-            self._failed("the metadata image waits for space: %s", error)
+            self._failed("the metadata image cannot be written until the disk has space: %s", error)
             with self._lock:
                 self._nodes = {**nodes, **self._nodes}
                 is_due, self._is_due = self._is_due, True
@@ -141,13 +143,16 @@ class ImageWriter:
                 self._loop.post_later(self.write, NO_SPACE_RETRY_MS)
             return
         except (KafkaStorageError, CorruptImage) as error:
-            self._failed("the metadata image is given up: %s", error)
+            self._failed("the metadata image is no longer written: %s", error)
             self._image = None
             return
-        self._tell(events)
+        self._notify(events)
 
     def close(self) -> None:
-        """Write what is left, and let the store go. Raises KafkaStorageError; it is let go then, too."""
+        """Write remaining changes and close the store.
+
+        Raises KafkaStorageError; the store is closed even so.
+        """
         try:
             self.write()
         finally:
@@ -157,7 +162,7 @@ class ImageWriter:
                 store.close()
 
     def abandon(self) -> None:
-        """Let the store go as the end of the process would: what is left is not written."""
+        """Close the store as the end of the process would: remaining changes are not written."""
         self._image = None
         store, self._store = self._store, None
         if store is not None:
@@ -169,13 +174,13 @@ class ImageWriter:
         try:
             return _commit(image, nodes, applied)
         except CorruptImage as error:
-            self._failed("the metadata image is made anew: %s", error)
+            self._failed("the metadata image is rebuilt: %s", error)
         self._image = self._open_anew()
-        # Whoever watches is told of all that is there, and finds out by himself what he missed.
+        # Watches are notified of everything that exists; their owners can compare it with what they know.
         everything = image_paths.changed_nodes(difference(ClusterMetadata(), whole))
         return _commit(self._image, everything, applied)
 
-    def _tell(self, events: list[Event]) -> None:
+    def _notify(self, events: list[Event]) -> None:
         for event in events:
             listener = event.token
             assert callable(listener)
@@ -183,7 +188,7 @@ class ImageWriter:
                 listener(event)
             except Exception:
                 self.error_count += 1
-                LOGGER.exception("a listener failed with the change of %s", event.path)
+                LOGGER.exception("a listener failed on the change of %s", event.path)
 
     def _failed(self, what: str, error: Exception) -> None:
         self.error_count += 1

@@ -1,17 +1,17 @@
-"""Messages that are declared, and the one codec that reads and writes what is declared.
+"""Declared messages, and the one codec that reads and writes them.
 
-A message is a frozen dataclass whose annotations name the type of each field on the wire, since which version
-it is there, and its tag if it has one:
+A message is a frozen dataclass. Its annotations give each field's wire type, the version that introduced it,
+and its tag if it has one:
 
     isr: Annotated[tuple[int, ...] | None, Array(INT32, nullable=True), Tag(0)] = None
     directories: Annotated[tuple[Uuid, ...], Array(UUID), Since(1)] = ()
 
-Fields without a tag stand in the order of their declaration; then come the number of tagged fields and the
-tagged fields by ascending tag, each with its size. One that has its default is not written. Tagged fields
-that the version does not know are kept as they are, and written again. Versions below a class's
-FLEXIBLE_SINCE have no tagged fields, and the encodings of `classic_types`.
+Fields without a tag are encoded in the order of their declaration. Then come the number of tagged fields and
+the tagged fields by ascending tag, each with its size. A tagged field with its default value is omitted.
+Tagged fields that the version does not know are kept as they are, and written back. Versions below a class's
+FLEXIBLE_SINCE have no tagged fields, and use the encodings of `classic_types`.
 
-Messages are immutable. A Layout is made once for a class and version, and any thread may use it.
+Messages are immutable. A Layout is created once per class and version, and any thread may use it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from kreplica.metadata.wire_types import Array, ByteReader, WireType
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The first version that has the field, and the last where there is one; in others it has to be left at
-    its default.
+    """The first version that has the field, and the last if there is one.
+
+    In other versions the field must have its default value.
     """
 
     version: int
@@ -40,14 +41,14 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """The number of a field that is written only where it differs from its default."""
+    """The tag of a field that is written only if it differs from its default."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedField:
-    """A field of a later version: its tag and its bytes."""
+    """A field of a later version: its tag and bytes."""
 
     tag: int
     data: bytes
@@ -55,7 +56,7 @@ class TaggedField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What all messages have: the tagged fields that their version does not know, by ascending tag."""
+    """Base of all messages; holds the tagged fields that the version does not know, by ascending tag."""
 
     FLEXIBLE_SINCE: ClassVar[int] = 0
 
@@ -67,7 +68,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field as it is declared; `default` is dataclasses.MISSING where a value has to be given."""
+    """A declared field; `default` is dataclasses.MISSING if a value is required."""
 
     name: str
     type: WireType
@@ -77,18 +78,18 @@ class Field:
     default: Any
 
     def is_in(self, version: int) -> bool:
-        """Whether the version has the field."""
+        """Whether this version has the field."""
         return self.since <= version and (self.last is None or version <= self.last)
 
     @property
     def json_name(self) -> str:
-        """The name in Kafka's schema, but for a capital."""
+        """The field's name in Kafka's JSON, in camel case."""
         head, *rest = self.name.split("_")
         return head + "".join(part.capitalize() for part in rest)
 
 
 def declared_fields(kind: type[Message]) -> Iterator[Field]:
-    """The fields of a message in their order, but for those that are not known."""
+    """Iterate over a message's fields in order, without the unknown tagged ones."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         if field.name == "unknown_tagged_fields":
@@ -97,13 +98,15 @@ def declared_fields(kind: type[Message]) -> Iterator[Field]:
         since = next((mark for mark in marks if isinstance(mark, Since)), Since(0))
         tag = next((mark.number for mark in marks if isinstance(mark, Tag)), None)
         if field.default is MISSING and (since != Since(0) or tag is not None):
-            raise TypeError(f"{kind.__name__}.{field.name} is not always there, and has no default")
+            raise TypeError(f"{kind.__name__}.{field.name} is missing in some versions: give it a default")
         yield Field(field.name, wire_type, since.version, since.last, tag, field.default)
 
 
 class Layout(Generic[M]):
-    """How a message of one version stands in bytes; `flexible`: as the message around it, None for the
-    outermost.
+    """The encoding of a message in one version.
+
+    `flexible`: whether tagged fields and compact encodings apply; None for the outermost message, which
+    decides by its version.
     """
 
     def __init__(self, kind: type[M], version: int, flexible: bool | None = None) -> None:
@@ -119,14 +122,14 @@ class Layout(Generic[M]):
         self._plain = [field for field in there if field.tag is None]
         self._tagged = {field.tag: field for field in there if field.tag is not None}
         self._absent = [field for field in declared if not field.is_in(version)]
-        # What each record that is written takes, without a search.
+        # Precomputed for writing records fast.
         self._absent_defaults = [(field.name, field.default) for field in self._absent]
         self._plain_writers = [(field.name, field.type.write) for field in self._plain]
         self._tagged_defaults = [(field.name, field.default) for field in self._tagged.values()]
         self._there = there
 
     def read(self, reader: ByteReader) -> M:
-        """The message that is next. Raises InvalidRecord."""
+        """Read the next message. Raises InvalidRecord."""
         values: dict[str, Any] = {field.name: field.type.read(reader) for field in self._plain}
         if not self._flexible:
             return self._kind(**values)
@@ -136,7 +139,7 @@ class Layout(Generic[M]):
         return self._kind(**values)
 
     def _read_tagged(self, reader: ByteReader, count: int, values: dict[str, Any]) -> Iterator[TaggedField]:
-        """Add the tagged fields to `values`, and give those that the version does not know."""
+        """Add the tagged fields to `values`; yield those that the version does not know."""
         last = -1
         for _ in range(count):
             start = reader.position
@@ -144,7 +147,7 @@ class Layout(Generic[M]):
             size = reader.unsigned_varint()
             if tag <= last or size > reader.left:
                 raise InvalidRecord(
-                    f"tag {tag} behind tag {last}, with {size} bytes of {reader.left} left, at byte {start}",
+                    f"tag {tag} after tag {last}, with {size} of {reader.left} bytes left, at byte {start}",
                     where=start,
                 )
             last = tag
@@ -156,18 +159,18 @@ class Layout(Generic[M]):
             values[field.name] = field.type.read(reader)
             if reader.position != end:
                 raise InvalidRecord(
-                    f"{field.name} ends at byte {reader.position}, its size says {end}", where=start
+                    f"{field.name} ends at byte {reader.position}, but its size says {end}", where=start
                 )
 
     def write(self, out: bytearray, message: M) -> None:
-        """Append the message.
+        """Append the message to `out`.
 
-        Raises InvalidRecord where a value does not fit its field, UnsupportedVersion where one is set that
-        the version does not have.
+        Raises InvalidRecord if a value does not fit its field, UnsupportedVersion if a field is set that the
+        version lacks.
         """
         for name, default in self._absent_defaults:
             if getattr(message, name) != default:
-                raise UnsupportedVersion(f"{self._kind.__name__} of version {self._version} has no {name}")
+                raise UnsupportedVersion(f"{self._kind.__name__} version {self._version} has no field {name}")
         name = ""
         try:
             for name, write in self._plain_writers:
@@ -176,7 +179,9 @@ class Layout(Generic[M]):
             raise self._misfit(name, error) from None
         if not self._flexible:
             if message.unknown_tagged_fields:
-                raise UnsupportedVersion(f"{self._kind.__name__} of version {self._version} has no tags")
+                raise UnsupportedVersion(
+                    f"{self._kind.__name__} version {self._version} has no tagged fields"
+                )
             return
         if not message.unknown_tagged_fields and all(
             getattr(message, name) == default for name, default in self._tagged_defaults
@@ -188,7 +193,7 @@ class Layout(Generic[M]):
     def _write_tagged(self, out: bytearray, message: M) -> None:
         tagged = {each.tag: each.data for each in message.unknown_tagged_fields}
         if len(tagged) != len(message.unknown_tagged_fields) or not tagged.keys().isdisjoint(self._tagged):
-            raise InvalidRecord(f"{self._kind.__name__}: two tagged fields with one tag")
+            raise InvalidRecord(f"{self._kind.__name__}: two tagged fields have the same tag")
         for tag, field in self._tagged.items():
             if getattr(message, field.name) != field.default:
                 data = bytearray()
@@ -205,7 +210,7 @@ class Layout(Generic[M]):
         return InvalidRecord(f"{self._kind.__name__}.{name}: {error}")
 
     def to_json(self, message: M) -> dict[str, object]:
-        """The fields as Kafka's tools show them; tagged ones only where they differ from their default."""
+        """Return the fields as Kafka's tools show them, without tagged ones that have their default."""
         shown = {
             field.json_name: field.type.to_json(getattr(message, field.name))
             for field in self._there
@@ -223,14 +228,14 @@ _LAYOUTS: dict[tuple[type[Message], int, bool | None], Layout[Any]] = {}
 
 
 def layout_of(kind: type[M], version: int, flexible: bool | None = None) -> Layout[M]:
-    """The layout of the class in a version."""
+    """Return the layout of a message class in a version."""
     key = (kind, version, flexible)
     layout = _LAYOUTS.get(key)
     return layout or _LAYOUTS.setdefault(key, Layout(kind, version, flexible))
 
 
 class Structure(Generic[M]):
-    """The type of a field that holds messages; a layout takes them in its own version."""
+    """The type of a field that holds messages; a layout binds it to its own version."""
 
     def __init__(self, kind: type[M], version: int = 0, flexible: bool = True) -> None:
         self.kind = kind
@@ -242,7 +247,7 @@ class Structure(Generic[M]):
 
     def write(self, out: bytearray, value: Any) -> None:
         if not isinstance(value, self.kind):
-            raise InvalidRecord(f"{str(value)[:60]!r} is no {self.kind.__name__}")
+            raise InvalidRecord(f"{str(value)[:60]!r} is not a {self.kind.__name__}")
         self._layout.write(out, value)
 
     def to_json(self, value: Any) -> object:
@@ -254,7 +259,7 @@ class Structure(Generic[M]):
 
 
 def _at_version(type: WireType, version: int, flexible: bool) -> WireType:
-    """The type as it is in a version of the message around it."""
+    """Return the type as encoded in a version of the enclosing message."""
     if isinstance(type, Structure):
         return Structure(type.kind, version, flexible)
     if isinstance(type, Array):

@@ -1,4 +1,4 @@
-"""MetadataDelta: what a batch of the metadata log has changed. Immutable; any thread may share it."""
+"""MetadataDelta: the changes made by a batch of the metadata log. Immutable; any thread may share it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class Change(NamedTuple, Generic[T]):
-    """A value before and after; None where there is none."""
+    """A value before and after a change; None if it did not exist."""
 
     old: T | None
     new: T | None
 
 
 class PartitionChange(NamedTuple):
-    """A partition before and after: `old` is None where it was made, `new` where it went with its topic."""
+    """A partition before and after: `old` is None if it was created, `new` if its topic was deleted."""
 
     topic_partition: TopicPartition
     topic_id: Uuid
@@ -33,12 +33,12 @@ class PartitionChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataDelta:
-    """What differs between two states of the cluster; what changed back is not told.
+    """The differences between two states of the cluster; a change that was reverted is not included.
 
-    A topic that was deleted and made again under the same name has another id, and is in both of
-    `topics_deleted`, as it was, and `topics_created`. `partitions`: those of the topics that were made or
-    deleted too. `configs`: by type of resource (2 topic, 4 broker) and name. `others`: by the name of
-    ClusterMetadata's attribute and the key in it.
+    A topic that was deleted and created again under the same name has a new id. It is in both
+    `topics_deleted`, as it was, and `topics_created`. `partitions` includes those of created and deleted
+    topics. `configs`: by resource type (2 topic, 4 broker) and name. `others`: by the name of
+    ClusterMetadata's attribute, then by key.
     """
 
     topics_created: tuple[TopicRegistration, ...] = ()
@@ -51,13 +51,13 @@ class MetadataDelta:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has changed."""
+        """Whether there are no changes."""
         topics = self.topics_created or self.topics_deleted or self.partitions
         return not (topics or self.brokers or self.configs or self.features or self.others)
 
 
 def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
-    """What differs between two states of which neither need come of the other."""
+    """Return the differences between two states; the two states need not be related."""
     tables = {name: _table_changes(getattr(old, name), getattr(new, name)) for name in new.TABLES}
     created, deleted, partitions = topic_changes(
         (before, after, None)
@@ -78,13 +78,15 @@ def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
 def topic_changes(
     changed: Iterable[tuple[TopicRegistration | None, TopicRegistration | None, Iterable[int] | None]],
 ) -> tuple[tuple[TopicRegistration, ...], tuple[TopicRegistration, ...], tuple[PartitionChange, ...]]:
-    """The topics created, those deleted, and the partitions that differ, of topics as they were and are; with
-    the partitions that may differ, None for all."""
+    """Return the created topics, the deleted topics, and the changed partitions.
+
+    `changed`: topics before and after, with the numbers of partitions that may differ (None: all).
+    """
     created: list[TopicRegistration] = []
     deleted: list[TopicRegistration] = []
     partitions: list[PartitionChange] = []
     for old, new, touched in changed:
-        # No topic changes its name, but an id may stand for topics of two clusters.
+        # A topic never changes its name, but two clusters may use one id for different topics.
         if old is not None and new is not None and old._replace(partitions={}) == new._replace(partitions={}):
             partitions += partition_changes(old, new, touched)
             continue
@@ -100,7 +102,7 @@ def topic_changes(
 def partition_changes(
     old: TopicRegistration | None, new: TopicRegistration | None, touched: Iterable[int] | None = None
 ) -> Iterator[PartitionChange]:
-    """The partitions of a topic that differ; `touched`: only these may."""
+    """Iterate over the changed partitions of a topic; only those in `touched`, if given, can differ."""
     topic = new or old
     assert topic is not None
     before: Mapping[int, PartitionRegistration] = {} if old is None else old.partitions

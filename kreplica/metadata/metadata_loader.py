@@ -1,15 +1,16 @@
-"""MetadataLoader: follows the metadata log, keeps the cluster and its image, and tells publishers.
+"""MetadataLoader: follows the metadata log, maintains the cluster's state and image, and notifies publishers.
 
-One for each node, for its broker and its controller. It is a listener of the quorum's client: what is
-committed is replayed, what has changed is told to the publishers at once, and written to the image a moment
-later (ImageWriter). After a restart the image is read, and only the log's rest replayed; publishers are first
-told, then of everything, once all that the quorum had committed is there: what a broker was at its last start
-is no role to take.
+Each node has one, for its broker and its controller. It is a listener of the quorum's client: committed
+records are replayed, the changes are passed to the publishers at once, and written to the image a moment
+later (ImageWriter). After a restart the image is loaded, and only the rest of the log is replayed. Publishers
+are notified, first of everything, only after all records committed in the quorum have been replayed: a broker
+must not act on an outdated role.
 
-Records between a BeginTransactionRecord and its end are told, and written, only once they count (KIP-868).
+Records between a BeginTransactionRecord and its end are published and written only when they take effect
+(KIP-868).
 
-Thread rule: everything here belongs to the loop of the quorum's client; `published` may be read by any
-thread. A publisher must not do long work there: it posts to a loop of its own.
+Thread rule: everything here belongs to the loop of the quorum's client; any thread may read `published`. A
+publisher must not do long work in that loop: it posts to its own loop.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from kreplica.metadata.serde import ApiMessageAndVersion
 LOGGER = logging.getLogger(__name__)
 METRICS = "MetadataLoader"
 
-# How often it is looked whether the node has caught up, where no commit comes to tell.
+# Interval for checking whether the node has caught up while no commits arrive.
 CATCH_UP_RETRY_MS = 20
-# So far the image may stay behind a log in which nothing of the cluster changes.
+# How far the image may lag behind a log whose records do not change the cluster.
 IDLE_RECORDS = 1000
 
 
 class LeaderAndEpoch(Protocol):
-    """Who leads the quorum, as its client tells it."""
+    """The quorum's leader and epoch, as reported by its client."""
 
     @property
     def leader_id(self) -> int | None: ...
@@ -49,7 +50,7 @@ class LeaderAndEpoch(Protocol):
 
 
 class CommittedBatch(Protocol):
-    """A batch of the log, as its client gives it."""
+    """A batch of the log, as provided by its client."""
 
     @property
     def base_offset(self) -> int: ...
@@ -68,7 +69,7 @@ class CommittedBatch(Protocol):
 
 
 class Batches(Iterable[Any], Protocol):
-    """Committed batches in order, or those of a snapshot."""
+    """Committed batches in order, or the batches of a snapshot."""
 
     def close(self) -> None: ...
 
@@ -79,24 +80,24 @@ class Snapshot(Batches, Protocol):
 
 
 class MetadataPublisher(Protocol):
-    """Acts on what has changed in the cluster."""
+    """Acts on changes of the cluster."""
 
     def on_metadata_update(
         self, delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """The cluster is `metadata` now, which nobody changes, as of offset and epoch `applied`.
+        """Handle the new state `metadata`, which is immutable, as of offset and epoch `applied`.
 
-        `delta`: what has changed since the last call; at the first one, everything.
+        `delta`: the changes since the last call; everything in the first call.
         """
         ...
 
     def on_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """Another leader of the quorum, or another epoch."""
+        """Handle a new leader or epoch of the quorum."""
         ...
 
 
 class MetadataLoader:
-    """See the module. `high_watermark()`: that of the quorum, None while it is not known."""
+    """Replays the metadata log. `high_watermark()`: the quorum's, or None while unknown."""
 
     def __init__(
         self,
@@ -107,21 +108,21 @@ class MetadataLoader:
         metrics: MetricRegistry | None = None,
     ) -> None:
         self.image = image
-        # Replayed into; within a transaction of the log it has what may be undone.
+        # The replayed state; within a transaction of the log it includes changes that may be undone.
         self.metadata = ClusterMetadata()
-        # The last state that was decided, and how far that is.
+        # The last final state, and the log position that it reflects.
         self.published = ClusterMetadata()
         self.applied = OffsetAndEpoch(0, 0)
-        # Bytes of the batches that came by `handle_commit`.
+        # Bytes of the batches passed to `handle_commit`.
         self.bytes_applied = 0
         self._loop = loop
         self._high_watermark = high_watermark
         self._publishers: list[MetadataPublisher] = []
-        # Told nothing yet: from which offset on each wants to be.
+        # Publishers not notified yet, with the first offset that each requires.
         self._waiting: dict[MetadataPublisher, int] = {}
         self._is_retrying = False
         self._is_closed = False
-        # Of the next record, and of the last one.
+        # The offset of the next record, and the epoch of the last one.
         self._next_offset = 0
         self._last_epoch = 0
         self._apply_errors = 0
@@ -133,7 +134,7 @@ class MetadataLoader:
             metrics.gauge(METRICS, "MetadataImageErrorCount", lambda: self.image.error_count)
 
     def startup(self, log_end_offset: int, epoch_before: Callable[[int], int | None]) -> OffsetAndEpoch:
-        """Take what the image has, and tell from where on the log is wanted: `applied`.
+        """Load the image; return `applied`, the position from which the log must be replayed.
 
         `log_end_offset` and `epoch_before` as in ImageStore.check_against_log. Raises KafkaStorageError.
         """
@@ -143,24 +144,27 @@ class MetadataLoader:
         return self.applied
 
     def install_publishers(self, publishers: Iterable[MetadataPublisher], *, from_offset: int = 0) -> None:
-        """Tell these too: of everything first, once the node has caught up with the quorum, and has all below
-        `from_offset`."""
+        """Add publishers.
+
+        They are first notified of everything, once the node has caught up with the quorum and has applied the
+        records below `from_offset`.
+        """
         self._waiting.update(dict.fromkeys(publishers, from_offset))
         self._initialize_publishers()
 
     def remove_publisher(self, publisher: MetadataPublisher) -> None:
-        """Tell it nothing more."""
+        """Stop notifying the publisher."""
         self._waiting.pop(publisher, None)
         if publisher in self._publishers:
             self._publishers.remove(publisher)
 
-    # ---- what the quorum's client tells --------------------------------------------------------------------
+    # ---- events of the quorum's client --------------------------------------------------------------------
 
     def handle_commit(self, reader: Batches) -> None:
-        """Replay committed batches; what is known already is passed over.
+        """Replay committed batches; records already applied are skipped.
 
-        Raises the typed error of a record that does not fit: the log has what no controller can have written,
-        and nobody can say what the cluster is from there on.
+        Raises the typed error of a record that does not fit: no controller can have written it, and the state
+        of the cluster is unknown from there on.
         """
         try:
             for batch in reader:
@@ -173,9 +177,10 @@ class MetadataLoader:
         self._initialize_publishers()
 
     def handle_load_snapshot(self, reader: Snapshot) -> None:
-        """A snapshot takes the place of everything, unless more than it holds is known already.
+        """Replace the whole state by a snapshot, unless the state is newer.
 
-        Publishers are told what differs. Raises as `handle_commit`; then nothing has changed.
+        Publishers are notified of the differences. Raises what `handle_commit` does; the state is then
+        unchanged.
         """
         snapshot_id = OffsetAndEpoch(*reader.snapshot_id)
         try:
@@ -192,11 +197,11 @@ class MetadataLoader:
         delta = difference(self.published, metadata)
         self.metadata = metadata
         self._next_offset, self._last_epoch = snapshot_id
-        self._told(delta, snapshot_id)
+        self._set_published(delta, snapshot_id)
         self._initialize_publishers()
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """Another leader of the quorum, or another epoch: in the image it stands as the controller."""
+        """Store the quorum's new leader or epoch as the controller in the image; notify publishers."""
         nodes = {image_paths.CONTROLLER: image_paths.leader_data(leader.leader_id, leader.epoch)}
         self.image.submit(nodes, self.published, self.applied)
         self._initialize_publishers()
@@ -204,7 +209,7 @@ class MetadataLoader:
             self._guarded(publisher, lambda each: each.on_leader_change(leader))
 
     def begin_shutdown(self) -> None:
-        """Nothing more will come."""
+        """Stop initializing publishers, because no more events will come."""
         self._is_closed = True
 
     # ---- replaying ----------------------------------------------------------------------------------------
@@ -217,7 +222,7 @@ class MetadataLoader:
         for message, version in batch.records:
             if offset >= self._next_offset:
                 if isinstance(message, BeginTransactionRecord) and not metadata.in_transaction:
-                    # What came before counts, whatever becomes of what follows.
+                    # Publish what came before: it is final, whatever becomes of the transaction.
                     epoch = batch.epoch if offset > batch.base_offset else self._last_epoch
                     self._publish(OffsetAndEpoch(offset, epoch))
                 _replay_one(metadata, message, version, offset)
@@ -226,10 +231,10 @@ class MetadataLoader:
 
     def _publish(self, applied: OffsetAndEpoch) -> None:
         if applied != self.applied:
-            self._told(self.metadata.take_delta(), applied)
+            self._set_published(self.metadata.take_delta(), applied)
 
-    def _told(self, delta: MetadataDelta, applied: OffsetAndEpoch) -> None:
-        """Take `metadata` as decided, and let everybody know."""
+    def _set_published(self, delta: MetadataDelta, applied: OffsetAndEpoch) -> None:
+        """Make `metadata` the published state, and notify the image and all publishers."""
         self.applied = applied
         self.published = self.metadata.copy()
         if not delta.is_empty or applied.offset - self.image.applied.offset >= IDLE_RECORDS:
@@ -248,7 +253,7 @@ class MetadataLoader:
                 self._is_retrying = True
                 self._loop.post_later(self._retry, CATCH_UP_RETRY_MS)
             return
-        # The others wait for a batch that is still to come.
+        # The other publishers require a batch that is still to come.
         ready = [each for each, offset in self._waiting.items() if offset <= self.applied.offset]
         delta = difference(ClusterMetadata(), self.published)
         for publisher in ready:
@@ -263,12 +268,14 @@ class MetadataLoader:
         self._initialize_publishers()
 
     def _guarded(self, publisher: MetadataPublisher, act: Callable[[MetadataPublisher], None]) -> None:
-        # One that fails has missed something; the others have not.
+        # Other publishers must not miss the change because of one that fails.
         try:
             act(publisher)
         except Exception:
             self._apply_errors += 1
-            LOGGER.exception("%s failed with the metadata up to %s", type(publisher).__name__, self.applied)
+            LOGGER.exception(
+                "%s failed to process the metadata up to %s", type(publisher).__name__, self.applied
+            )
 
 
 def _replay_one(metadata: ClusterMetadata, message: MetadataRecord, version: int, offset: int) -> None:

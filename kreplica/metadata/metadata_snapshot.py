@@ -1,4 +1,4 @@
-"""The records that tell ClusterMetadata as a whole, in the order of Kafka's snapshots: features first."""
+"""Builds the records that reproduce a ClusterMetadata, in the order of Kafka's snapshots: features first."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 if TYPE_CHECKING:
     from kreplica.metadata.cluster_metadata import ClusterMetadata
 
-# Whoever reads a snapshot has to know this feature's level before anything else.
+# Readers of a snapshot must know the level of this feature before anything else.
 FIRST_FEATURE = "metadata.version"
 
 Records = Iterator[ApiMessageAndVersion[MetadataRecord]]
 
 
 def snapshot_records(metadata: ClusterMetadata) -> Records:
-    """As ClusterMetadata.snapshot_records."""
+    """Iterate over the records of a snapshot; see ClusterMetadata.snapshot_records."""
     if metadata.in_transaction:
-        raise InvalidTxnState("a snapshot within a transaction of the metadata log")
+        raise InvalidTxnState("a snapshot cannot be taken within a transaction of the metadata log")
     return _all_records(metadata)
 
 

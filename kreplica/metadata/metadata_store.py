@@ -1,9 +1,8 @@
-"""The port under the metadata image: an ordered map of bytes that changes many keys at once, or none.
+"""MetadataStore: the port under the metadata image, an ordered map of bytes with atomic multi-key writes.
 
 `LmdbMetadataStore` in runtime/ keeps it in a file, `MemoryMetadataStore` here in memory, for simulations and
-tests. No call leaves anything open behind it: what a `scan` returns is a copy, so no reader keeps old pages
-from being used again. One thread writes; any thread may read meanwhile and sees what was there before a
-write, or after it.
+tests. No call leaves anything open: a `scan` returns a copy, so readers do not prevent the reuse of old
+pages. One thread writes; any thread may read meanwhile and sees the state before a write or after it.
 """
 
 from __future__ import annotations
@@ -12,30 +11,29 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import Protocol
 
-# The longest key that every store takes, in bytes: LMDB's own limit.
+# The maximum key length of every store, in bytes: LMDB's limit.
 MAX_KEY_BYTES = 511
 Item = tuple[bytes, bytes]
 
 
 class MetadataStore(Protocol):
-    """Keys of 1 to MAX_KEY_BYTES bytes, in the order of their bytes, and a value for each.
+    """Keys of 1 to MAX_KEY_BYTES bytes, sorted, each with a value.
 
-    Every method raises CorruptImage where what it meets is no store any more, and KafkaStorageError where the
-    system refuses.
+    Every method raises CorruptImage if the store is damaged, and KafkaStorageError if the system fails.
     """
 
     def get(self, key: bytes) -> bytes | None:
-        """The key's value; None where there is none."""
+        """Return the key's value, or None."""
         ...
 
     def scan(self, prefix: bytes, after: bytes, limit: int) -> list[Item]:
-        """The first `limit` keys that start with `prefix` and come behind `after`, with their values."""
+        """Return the first `limit` keys after `after` that start with `prefix`, with their values."""
         ...
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Give keys their values, None to remove them: all of it or, when it raises, nothing.
+        """Set the values of keys, None to remove one, atomically; nothing is changed if it raises.
 
-        It lasts when the machine goes on. A power cut may take the last write away, never a part of one.
+        A crash of the process loses nothing. A power failure may undo the last write, but never a part of it.
         """
         ...
 
@@ -44,28 +42,28 @@ class MetadataStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the store holds; nothing may be called after it."""
+        """Release the store's resources; nothing may be called afterwards."""
         ...
 
     def abandon(self) -> None:
-        """Likewise, as the end of the process would do it: nothing is written any more."""
+        """Release the store's resources as the end of the process would: write nothing more."""
         ...
 
 
 class MemoryMetadataStore:
-    """A MetadataStore that is gone with the process. It belongs to one thread."""
+    """A MetadataStore in memory. It belongs to one thread."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
         self._keys: list[bytes] = []  # sorted
-        self._last: dict[bytes, bytes | None] = {}  # what the last write replaced
+        self._last: dict[bytes, bytes | None] = {}  # the values replaced by the last write
 
     def get(self, key: bytes) -> bytes | None:
-        """The key's value; None where there is none."""
+        """Return the key's value, or None."""
         return self._values.get(key)
 
     def scan(self, prefix: bytes, after: bytes, limit: int) -> list[Item]:
-        """The first `limit` keys that start with `prefix` and come behind `after`, with their values."""
+        """Return the first `limit` keys after `after` that start with `prefix`, with their values."""
         start = bisect_left(self._keys, max(prefix, after + b"\0" if after else b""))
         found = []
         for key in self._keys[start : start + limit]:
@@ -75,13 +73,13 @@ class MemoryMetadataStore:
         return found
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Give keys their values, None to remove them."""
+        """Set the values of keys, None to remove one."""
         self._last = {key: self._values.get(key) for key in changes}
         for key, value in changes.items():
             self._put(key, value)
 
     def lose_last_write(self) -> None:
-        """What a power cut may do: the last write did not happen."""
+        """Undo the last write, as a power failure may."""
         for key, value in self._last.items():
             self._put(key, value)
         self._last = {}
@@ -91,10 +89,10 @@ class MemoryMetadataStore:
         self.write(dict.fromkeys(self._keys))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def abandon(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def _put(self, key: bytes, value: bytes | None) -> None:
         if value is None:
@@ -107,15 +105,15 @@ class MemoryMetadataStore:
 
 
 class MemoryImageDirectory:
-    """A MemoryMetadataStore that stays when it is closed, as a file does: for simulations and tests."""
+    """Keeps a MemoryMetadataStore over closing, as a file does: for simulations and tests."""
 
     def __init__(self) -> None:
         self.store = MemoryMetadataStore()
 
     def open(self) -> MemoryMetadataStore:
-        """The store, with what was in it when it was closed."""
+        """Return the store, with the contents it had when it was closed."""
         return self.store
 
     def discard(self) -> None:
-        """Another store, with nothing in it."""
+        """Replace the store by an empty one."""
         self.store = MemoryMetadataStore()

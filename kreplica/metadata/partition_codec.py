@@ -1,13 +1,13 @@
-"""A partition's bytes in the image: fixed numbers first, then what most partitions share with others.
+"""The encoding of a partition in the image: fixed numbers first, then what many partitions have in common.
 
     leader (4), leader epoch (4), partition epoch (4), leader recovery state (1)
-    number of replicas, isr, removing, adding, elr, last known elr (4 each), of unknown tagged fields (4)
+    counts: replicas, isr, removing, adding, elr, last known elr (4 each), unknown tagged fields (4)
     the ids of each of the six lists (4 each), the directory of each replica (16 each)
     each unknown tagged field: its tag (4), its size (4), its bytes
 
-Numbers are big-endian. There may be hundreds of thousands of partitions over a handful of brokers, so a
-decoder takes everything behind the fixed numbers apart once for all partitions that have the same.
-A PartitionDecoder belongs to one thread; the encoder is a pure function.
+Numbers are big-endian. Hundreds of thousands of partitions may share a handful of brokers, so a decoder
+parses everything after the fixed numbers only once for partitions with the same bytes there. A
+PartitionDecoder belongs to one thread; the encoder is a pure function.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _COUNTS = struct.Struct(">7I")
 _TAG = struct.Struct(">II")
 _LISTS = 6
 
-# What a partition has beside its numbers: the first seven fields of a registration, and its unknown ones.
+# The shareable part: the first six lists of a registration, and its unknown tagged fields.
 _Shared = tuple[tuple[tuple[int, ...] | tuple[Uuid, ...], ...], tuple[TaggedField, ...]]
 
 
 def encode_partition(partition: PartitionRegistration) -> bytes:
-    """The partition's bytes."""
+    """Encode a partition."""
     (replicas, directories, isr, removing, adding, elr, last_known_elr, *numbers, unknown) = partition
     leader, state, leader_epoch, partition_epoch = numbers
     ids = (*replicas, *isr, *removing, *adding, *elr, *last_known_elr)
@@ -51,13 +51,13 @@ def encode_partition(partition: PartitionRegistration) -> bytes:
 
 
 class PartitionDecoder:
-    """Makes registrations of bytes; equal parts of several are one object."""
+    """Decodes partitions; equal parts of several partitions become one object."""
 
     def __init__(self) -> None:
         self._shared: dict[bytes, _Shared] = {}
 
     def decode(self, data: bytes) -> PartitionRegistration:
-        """The partition. Raises CorruptImage where the bytes are none."""
+        """Decode a partition. Raises CorruptImage for invalid bytes."""
         try:
             leader, leader_epoch, partition_epoch, state = _NUMBERS.unpack_from(data)
             tail = data[_NUMBERS.size :]
@@ -67,7 +67,7 @@ class PartitionDecoder:
             lists, unknown = shared
             numbers = (leader, RECOVERY_STATES[state], leader_epoch, partition_epoch)
         except (struct.error, KeyError):
-            raise CorruptImage(f"{data[:80]!r} is no partition") from None
+            raise CorruptImage(f"{data[:80]!r} is not an encoded partition") from None
         return PartitionRegistration._make((*lists, *numbers, unknown))
 
 

@@ -1,8 +1,8 @@
-"""What each kind of record does to ClusterMetadata: Kafka's rules, one function a kind.
+"""Applies each kind of record to ClusterMetadata by Kafka's rules, with one function per kind.
 
-A function looks first and changes then, so that a record which does not fit has changed nothing. What a
-later version may have put into a record is kept with what the record makes; a record that only changes or
-removes something has no place to keep it, and is refused: nothing that other nodes know may get lost.
+A function checks first and changes then, so that a record which does not fit changes nothing. Unknown fields
+of a later version are kept with the object that a record creates. A record that only changes or removes
+something cannot keep them, and is rejected, so that no information known to other nodes is lost.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ TOPIC_RESOURCE = 2
 
 
 def replay(metadata: ClusterMetadata, record: MetadataRecord, version: int, offset: int) -> None:
-    """As ClusterMetadata.replay."""
+    """Apply a record; see ClusterMetadata.replay."""
     kind = type(record)
     rule = _RULES.get(kind)
     if rule is None:
-        raise UnknownMetadataRecord(f"{kind.__name__} of version {version} at offset {offset}")
+        raise UnknownMetadataRecord(f"{kind.__name__} version {version} at offset {offset} is not supported")
     if record.unknown_tagged_fields and kind not in _KEPT_WHOLE:
         tags = ", ".join(str(each.tag) for each in record.unknown_tagged_fields)
         raise UnsupportedVersion(
-            f"{kind.__name__} of version {version} at offset {offset} has fields of a later version: {tags}"
+            f"{kind.__name__} version {version} at offset {offset} has fields of a later version: tags {tags}"
         )
     rule(metadata, record)
 
@@ -157,8 +157,8 @@ def _quota(metadata: ClusterMetadata, record: kinds.ClientQuotaRecord) -> None:
 def _producer_ids(metadata: ClusterMetadata, record: kinds.ProducerIdsRecord) -> None:
     if record.next_producer_id < metadata.next_producer_id:
         raise InvalidRecord(
-            f"the next producer id is {metadata.next_producer_id}, and never goes back to "
-            f"{record.next_producer_id}"
+            f"next producer id {record.next_producer_id} is below the current one, "
+            f"{metadata.next_producer_id}"
         )
     metadata.put("singles", "producer_ids", record)
 
@@ -172,7 +172,7 @@ def _acl(metadata: ClusterMetadata, record: kinds.AccessControlEntryRecord) -> N
 
 def _remove_acl(metadata: ClusterMetadata, record: kinds.RemoveAccessControlEntryRecord) -> None:
     if record.id not in metadata.acls:
-        raise InvalidRecord(f"there is no rule of access of id {record.id}")
+        raise InvalidRecord(f"there is no access rule with id {record.id}")
     metadata.put("acls", record.id, None)
 
 
@@ -181,7 +181,7 @@ def _token(metadata: ClusterMetadata, record: kinds.DelegationTokenRecord) -> No
 
 
 def _remove_token(metadata: ClusterMetadata, record: kinds.RemoveDelegationTokenRecord) -> None:
-    # A token that has expired may be gone already: as in Kafka, that is no error.
+    # As in Kafka, removing a token that is gone is not an error: it may have expired.
     metadata.put("delegation_tokens", record.token_id, None)
 
 
@@ -191,7 +191,7 @@ def _scram(metadata: ClusterMetadata, record: kinds.UserScramCredentialRecord) -
 
 def _remove_scram(metadata: ClusterMetadata, record: kinds.RemoveUserScramCredentialRecord) -> None:
     if (record.name, record.mechanism) not in metadata.scram_credentials:
-        raise InvalidRecord(f"user {record.name[:80]!r} has no credential of mechanism {record.mechanism}")
+        raise InvalidRecord(f"user {record.name[:80]!r} has no credential for mechanism {record.mechanism}")
     metadata.put("scram_credentials", (record.name, record.mechanism), None)
 
 
@@ -250,7 +250,8 @@ _RULES: dict[type[MetadataRecord], Callable[[ClusterMetadata, Any], None]] = {
     kinds.AbortTransactionRecord: _abort_transaction,
 }
 
-# The records that are kept, or made into what keeps all of their fields; of the log's own, nothing lasts.
+# The records that are kept whole, or whose effect keeps all fields; records about the log itself leave
+# nothing.
 _KEPT_WHOLE = frozenset(
     {
         *(kinds.RegisterBrokerRecord, kinds.RegisterControllerRecord, kinds.TopicRecord),

@@ -1,7 +1,7 @@
-"""The 26 records of the metadata log, as Kafka 4.3 publishes their schemas.
+"""The 26 records of the metadata log, with the schemas published by Kafka 4.3.
 
-Each is one change of the cluster. The names, keys, versions, defaults and tags are Kafka's, so that either
-side reads the other's log. The epoch of a broker is the offset of its registration; -1 is no broker's id.
+Each record is one change of the cluster. Names, keys, versions, defaults and tags are Kafka's, so that both
+sides can read each other's log. A broker's epoch is the offset of its registration; -1 means no broker.
 
 The records are immutable; any thread may share them.
 """
@@ -51,7 +51,10 @@ NullableUuids: TypeAlias = Annotated[tuple[KafkaUuid, ...] | None, Array(UUID, n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataRecord(Message):
-    """One change of the cluster. `API_KEY` names its kind; versions 0 to `HIGHEST_VERSION` are known."""
+    """One change of the cluster.
+
+    `API_KEY` identifies its kind; versions 0 to `HIGHEST_VERSION` are supported.
+    """
 
     API_KEY: ClassVar[int] = -1
     HIGHEST_VERSION: ClassVar[int] = 0
@@ -62,7 +65,7 @@ class MetadataRecord(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint(Message):
-    """Where a node listens. `security_protocol`: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL."""
+    """An address of a node. `security_protocol`: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL."""
 
     name: String
     host: String
@@ -72,7 +75,7 @@ class Endpoint(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupportedFeature(Message):
-    """The range of a feature's levels that a node supports."""
+    """The range of levels of a feature that a node supports."""
 
     name: String
     min_supported_version: Int16
@@ -85,7 +88,7 @@ Features: TypeAlias = Annotated[tuple[SupportedFeature, ...], Array(Structure(Su
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterBrokerRecord(MetadataRecord):
-    """A broker starts: it is known from now on, and fenced until it has caught up."""
+    """Registers a starting broker, which stays fenced until it has caught up."""
 
     API_KEY = 0
     HIGHEST_VERSION = 4
@@ -105,7 +108,7 @@ class RegisterBrokerRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterBrokerRecord(MetadataRecord):
-    """A broker is taken out of the cluster."""
+    """Removes a broker from the cluster."""
 
     API_KEY = 1
 
@@ -115,7 +118,7 @@ class UnregisterBrokerRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceBrokerRecord(MetadataRecord):
-    """A broker may lead nothing for now; `epoch` is its broker epoch."""
+    """Fences a broker, which must not lead; `epoch` is its broker epoch."""
 
     API_KEY = 7
 
@@ -125,7 +128,7 @@ class FenceBrokerRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfenceBrokerRecord(MetadataRecord):
-    """A broker may lead again; `epoch` is its broker epoch."""
+    """Unfences a broker, which may lead again; `epoch` is its broker epoch."""
 
     API_KEY = 8
 
@@ -135,11 +138,11 @@ class UnfenceBrokerRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistrationChangeRecord(MetadataRecord):
-    """What changes of a registration.
+    """Changes a broker's registration.
 
-    `fenced`: -1 unfences, 1 fences, 0 leaves it. `in_controlled_shutdown`: 1 begins it, 0 leaves it.
-    `log_dirs`: its new directories, none for no change. `cordoned_log_dirs`: those that take no new replicas,
-    None for no change.
+    `fenced`: -1 unfences, 1 fences, 0 means no change. `in_controlled_shutdown`: 1 starts it, 0 means no
+    change. `log_dirs`: the new directories; empty means no change. `cordoned_log_dirs`: the directories that
+    take no new replicas; None means no change.
     """
 
     API_KEY = 17
@@ -155,7 +158,7 @@ class BrokerRegistrationChangeRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterControllerRecord(MetadataRecord):
-    """A controller tells where it listens and what it supports."""
+    """Registers a controller's listeners and supported features."""
 
     API_KEY = 27
 
@@ -171,7 +174,7 @@ class RegisterControllerRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord(MetadataRecord):
-    """A topic is created."""
+    """Creates a topic."""
 
     API_KEY = 2
 
@@ -181,7 +184,7 @@ class TopicRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTopicRecord(MetadataRecord):
-    """A topic is deleted, with its partitions and settings."""
+    """Deletes a topic with its partitions and settings."""
 
     API_KEY = 9
 
@@ -190,10 +193,10 @@ class RemoveTopicRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRecord(MetadataRecord):
-    """A partition as a whole: created, or written anew.
+    """Creates a partition, or replaces it as a whole.
 
     `leader_recovery_state`: 0 recovered, 1 recovering after an unclean election. `directories`: the directory
-    of each of `replicas`. `eligible_leader_replicas`, `last_known_elr`: KIP-966; None where not in use.
+    of each replica in `replicas`. `eligible_leader_replicas`, `last_known_elr`: KIP-966; None if not in use.
     """
 
     API_KEY = 3
@@ -216,10 +219,9 @@ class PartitionRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChangeRecord(MetadataRecord):
-    """What changes of a partition: None, -1 for `leader_recovery_state`, and -2 for `leader` leave it.
+    """Changes a partition. None, -1 for `leader_recovery_state` and -2 for `leader` mean no change.
 
-    A leader that is named, even the same one, raises the leader epoch; every change raises the partition
-    epoch.
+    Naming a leader, even the same one, raises the leader epoch; every change raises the partition epoch.
     """
 
     API_KEY = 5
@@ -240,7 +242,7 @@ class PartitionChangeRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearElrRecord(MetadataRecord):
-    """The eligible leader replicas of a topic are forgotten; of all topics where the name is empty."""
+    """Clears the eligible leader replicas of a topic, or of all topics if the name is empty."""
 
     API_KEY = 28
 
@@ -252,7 +254,7 @@ class ClearElrRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRecord(MetadataRecord):
-    """A setting gets a value; None takes it away. `resource_type`: 2 topic, 4 broker, others are Kafka's."""
+    """Sets a setting; None removes it. `resource_type`: 2 topic, 4 broker; others are Kafka's."""
 
     API_KEY = 4
 
@@ -264,7 +266,7 @@ class ConfigRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLevelRecord(MetadataRecord):
-    """A feature of the cluster, such as `metadata.version`, is at a level now; level 0 is none."""
+    """Sets the level of a feature of the cluster, such as `metadata.version`; level 0 disables it."""
 
     API_KEY = 12
 
@@ -274,7 +276,7 @@ class FeatureLevelRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaEntity(Message):
-    """Whom a quota is for; a name of None is the default of its type."""
+    """The subject of a quota; a name of None is the default for its type."""
 
     entity_type: String
     entity_name: NullableString
@@ -282,7 +284,7 @@ class QuotaEntity(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientQuotaRecord(MetadataRecord):
-    """A quota is set, or removed."""
+    """Sets or removes a quota."""
 
     API_KEY = 14
 
@@ -294,7 +296,7 @@ class ClientQuotaRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerIdsRecord(MetadataRecord):
-    """A broker has taken the producer ids below `next_producer_id`."""
+    """Allocates the producer ids below `next_producer_id` to a broker."""
 
     API_KEY = 15
 
@@ -308,7 +310,7 @@ class ProducerIdsRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessControlEntryRecord(MetadataRecord):
-    """A rule of who may do what."""
+    """Adds an access rule."""
 
     API_KEY = 18
 
@@ -324,7 +326,7 @@ class AccessControlEntryRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveAccessControlEntryRecord(MetadataRecord):
-    """A rule of who may do what goes."""
+    """Removes an access rule."""
 
     API_KEY = 19
 
@@ -333,7 +335,7 @@ class RemoveAccessControlEntryRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationTokenRecord(MetadataRecord):
-    """A delegation token is made or renewed; timestamps are ms since 1970."""
+    """Creates or renews a delegation token; timestamps are ms since 1970."""
 
     API_KEY = 10
 
@@ -348,7 +350,7 @@ class DelegationTokenRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveDelegationTokenRecord(MetadataRecord):
-    """A delegation token goes."""
+    """Removes a delegation token."""
 
     API_KEY = 26
 
@@ -357,7 +359,7 @@ class RemoveDelegationTokenRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserScramCredentialRecord(MetadataRecord):
-    """How a user proves who they are by SCRAM. `mechanism`: 1 SCRAM-SHA-256, 2 SCRAM-SHA-512."""
+    """Sets a user's SCRAM credential. `mechanism`: 1 SCRAM-SHA-256, 2 SCRAM-SHA-512."""
 
     API_KEY = 11
 
@@ -371,7 +373,7 @@ class UserScramCredentialRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveUserScramCredentialRecord(MetadataRecord):
-    """A user's SCRAM credential goes."""
+    """Removes a user's SCRAM credential."""
 
     API_KEY = 22
 
@@ -384,14 +386,14 @@ class RemoveUserScramCredentialRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoOpRecord(MetadataRecord):
-    """Nothing: it moves the log's end, so that all can be seen to follow."""
+    """Changes nothing; it advances the log end, so that followers can be seen to keep up."""
 
     API_KEY = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZkMigrationStateRecord(MetadataRecord):
-    """How far the move from ZooKeeper is: 0 for a cluster that never had one."""
+    """Sets the state of the migration from ZooKeeper; 0 for a cluster that never had it."""
 
     API_KEY = 21
 
@@ -400,7 +402,7 @@ class ZkMigrationStateRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTransactionRecord(MetadataRecord):
-    """What follows counts only once an EndTransactionRecord comes (KIP-868)."""
+    """Starts a transaction: the following records take effect only with an EndTransactionRecord (KIP-868)."""
 
     API_KEY = 23
 
@@ -409,14 +411,14 @@ class BeginTransactionRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransactionRecord(MetadataRecord):
-    """The records since the BeginTransactionRecord count."""
+    """Commits the records since the BeginTransactionRecord."""
 
     API_KEY = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortTransactionRecord(MetadataRecord):
-    """The records since the BeginTransactionRecord count for nothing."""
+    """Undoes the records since the BeginTransactionRecord."""
 
     API_KEY = 25
 
@@ -435,4 +437,4 @@ RECORDS: dict[int, type[MetadataRecord]] = {
         *(AbortTransactionRecord, RemoveDelegationTokenRecord, RegisterControllerRecord, ClearElrRecord),
     )
 }
-"""Each kind of record by its api key."""
+"""Record class by its api key."""

@@ -1,9 +1,9 @@
-"""What the cluster holds of brokers, topics and partitions: immutable values, shared by whoever needs them.
+"""The registered brokers, topics and partitions of the cluster, as immutable values.
 
-They are made of metadata records and turned into such again; `merge` is how a change is applied. The rules
-are those of Kafka's registrations (KIP-500, KIP-704, KIP-858, KIP-966). A copy with other fields is made by
-`_replace`, as of every NamedTuple: a frozen dataclass of a dozen fields takes ten times as long to make, and
-there are hundreds of thousands of partitions.
+They are built from metadata records and converted back to them; `merge` applies a change. The rules are those
+of Kafka's registrations (KIP-500, KIP-704, KIP-858, KIP-966). `_replace` makes a changed copy, as for every
+NamedTuple: creating a frozen dataclass of a dozen fields takes ten times as long, and there are hundreds of
+thousands of partitions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kreplica.metadata.records import (
 )
 from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 
-# Directories that are none (KIP-858): of a replica of which no record told one, of one that has no place yet,
+# Special directory ids (KIP-858): of a replica without a recorded directory, of one that is not assigned yet,
 # and of one whose directory failed.
 MIGRATING_DIRECTORY = Uuid.ZERO
 UNASSIGNED_DIRECTORY = Uuid(bytes(15) + b"\x01")
@@ -38,7 +38,7 @@ RECOVERY_STATES = {int(state): state for state in LeaderRecoveryState}
 
 
 class BrokerRegistration(NamedTuple):
-    """A broker: where it listens, and whether it may lead. `epoch` is the offset of its registration."""
+    """A broker: its endpoints, and whether it may lead. `epoch` is the offset of its registration."""
 
     broker_id: int
     epoch: int
@@ -55,12 +55,12 @@ class BrokerRegistration(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Whether new replicas and leaders may be put there."""
+        """Whether new replicas and leaders may be placed on it."""
         return not self.fenced and not self.in_controlled_shutdown
 
     @classmethod
     def of(cls, record: RegisterBrokerRecord) -> BrokerRegistration:
-        """What a record registers."""
+        """Return the registration that a record describes."""
         return cls(
             broker_id=record.broker_id,
             epoch=record.broker_epoch,
@@ -77,11 +77,11 @@ class BrokerRegistration(NamedTuple):
         )
 
     def merge(self, change: BrokerRegistrationChangeRecord) -> BrokerRegistration:
-        """The registration after the change. Raises InvalidRecord where the change says what none can."""
+        """Return the registration after the change. Raises InvalidRecord for an invalid change."""
         if change.fenced not in (-1, 0, 1) or change.in_controlled_shutdown not in (0, 1):
             raise InvalidRecord(
-                f"broker {self.broker_id}: fenced {change.fenced}, "
-                f"in controlled shutdown {change.in_controlled_shutdown}"
+                f"broker {self.broker_id}: invalid change: fenced={change.fenced}, "
+                f"in_controlled_shutdown={change.in_controlled_shutdown}"
             )
         cordoned = change.cordoned_log_dirs
         return self._replace(
@@ -92,7 +92,7 @@ class BrokerRegistration(NamedTuple):
         )
 
     def to_record(self) -> ApiMessageAndVersion[RegisterBrokerRecord]:
-        """The record that registers it as it is, in the lowest version that can tell it."""
+        """Return the record that registers it as it is, in the lowest version that has all its fields."""
         record = RegisterBrokerRecord(
             broker_id=self.broker_id,
             is_migrating_zk_broker=self.is_migrating_zk_broker,
@@ -111,11 +111,12 @@ class BrokerRegistration(NamedTuple):
 
 
 class PartitionRegistration(NamedTuple):
-    """A partition: who has it, who is in sync, who leads.
+    """A partition: its replicas, in-sync replicas and leader.
 
-    Ids of brokers in the order of assignment. `directories`: of each of `replicas`. `elr`: who is out of sync
-    and has all that was committed nevertheless; `last_known_elr`: who was the last leader where nobody is in
-    either (KIP-966). `leader_epoch` goes up where a leader is named, `partition_epoch` with every change.
+    Broker ids in the order of assignment. `directories`: one for each of `replicas`. `elr`: replicas outside
+    the ISR that have all committed records nevertheless; `last_known_elr`: the last leader, if both ISR and
+    ELR are empty (KIP-966). `leader_epoch` increases when a leader is named, `partition_epoch` with every
+    change.
     """
 
     replicas: tuple[int, ...]
@@ -133,7 +134,7 @@ class PartitionRegistration(NamedTuple):
 
     @classmethod
     def of(cls, record: PartitionRecord) -> PartitionRegistration:
-        """What a record says of a partition. Raises InvalidRecord where it contradicts itself."""
+        """Return the partition that a record describes. Raises InvalidRecord if it contradicts itself."""
         return cls(
             record.replicas,
             _directories_of(record.replicas, record.directories),
@@ -160,18 +161,18 @@ class PartitionRegistration(NamedTuple):
         return self.replicas[0]
 
     def directory(self, broker_id: int) -> Uuid:
-        """The directory of a replica; UNASSIGNED_DIRECTORY of a broker that has none."""
+        """Return the directory of a replica; UNASSIGNED_DIRECTORY if the broker has no replica."""
         for replica, directory in zip(self.replicas, self.directories, strict=True):
             if replica == broker_id:
                 return directory
         return UNASSIGNED_DIRECTORY
 
     def merge(self, change: PartitionChangeRecord) -> PartitionRegistration:
-        """The partition after the change.
+        """Return the partition after the change.
 
-        What the change leaves out stays. A leader that is named, even the same one, raises the leader epoch;
-        the partition epoch goes up in any case. Raises InvalidRecord where the change contradicts itself or
-        the partition: other replicas need as many directories.
+        Fields without a change stay. Naming a leader, even the same one, raises the leader epoch; the
+        partition epoch always increases. Raises InvalidRecord if the change contradicts itself or the
+        partition: new replicas need the same number of directories.
         """
         replicas = self.replicas if change.replicas is None else change.replicas
         directories = self.directories if change.directories is None else change.directories
@@ -196,10 +197,10 @@ class PartitionRegistration(NamedTuple):
     def change_to(
         self, new: PartitionRegistration, topic_id: Uuid, partition: int
     ) -> PartitionChangeRecord | None:
-        """The record that makes this partition `new`, None where nothing is to be changed.
+        """Return the record that changes this partition to `new`, or None if they are equal.
 
-        It names the leader where that is another one, or `new` has a higher leader epoch. The epochs of `new`
-        are else of no account: `merge` counts them.
+        It names the leader if that differs, or if `new` has a higher leader epoch. The epochs of `new` are
+        otherwise ignored: `merge` counts them.
         """
         names_leader = new.leader != self.leader or new.leader_epoch > self.leader_epoch
         if not names_leader and new[:_LEADER] == self[:_LEADER] and new[_RECOVERY] == self[_RECOVERY]:
@@ -223,7 +224,7 @@ class PartitionRegistration(NamedTuple):
         )
 
     def to_record(self, topic_id: Uuid, partition: int) -> ApiMessageAndVersion[PartitionRecord]:
-        """The record that tells it as it is, in the lowest version that can."""
+        """Return the record that describes it, in the lowest version that has all its fields."""
         has_directories = any(each != MIGRATING_DIRECTORY for each in self.directories)
         record = PartitionRecord(
             partition_id=partition,
@@ -244,7 +245,7 @@ class PartitionRegistration(NamedTuple):
         return in_lowest_version(record)
 
     def leader_and_isr(self, topic_partition: TopicPartition, topic_id: Uuid) -> LeaderAndIsr:
-        """It as its replicas are told."""
+        """Return the partition as sent to its replicas."""
         return LeaderAndIsr(
             topic_partition=topic_partition,
             topic_id=topic_id,
@@ -260,13 +261,13 @@ class PartitionRegistration(NamedTuple):
         )
 
 
-# The fields before `leader` are those that a change sets as they are.
+# A change replaces the fields before `leader` as they are.
 _LEADER = PartitionRegistration._fields.index("leader")
 _RECOVERY = PartitionRegistration._fields.index("leader_recovery_state")
 
 
 class TopicRegistration(NamedTuple):
-    """A topic and its partitions by number; whoever holds it changes nothing in it."""
+    """A topic and its partitions by number; immutable."""
 
     name: str
     topic_id: Uuid
@@ -274,7 +275,7 @@ class TopicRegistration(NamedTuple):
     unknown_tagged_fields: tuple[TaggedField, ...] = ()
 
     def to_record(self) -> ApiMessageAndVersion[TopicRecord]:
-        """The record that creates it, without its partitions."""
+        """Return the record that creates it, without its partitions."""
         record = TopicRecord(
             name=self.name, topic_id=self.topic_id, unknown_tagged_fields=self.unknown_tagged_fields
         )
@@ -286,16 +287,16 @@ def _changed(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _directories_of(replicas: tuple[int, ...], directories: tuple[Uuid, ...]) -> tuple[Uuid, ...]:
-    """The directory of each replica; records of version 0 name none."""
+    """Return the directory of each replica; records of version 0 have none."""
     if not directories:
         return (MIGRATING_DIRECTORY,) * len(replicas)
     if len(directories) != len(replicas):
-        raise InvalidRecord(f"{len(replicas)} replicas in {len(directories)} directories")
+        raise InvalidRecord(f"{len(replicas)} replicas, but {len(directories)} directories")
     return directories
 
 
 def _recovery_state(number: int) -> LeaderRecoveryState:
     state = RECOVERY_STATES.get(number)
     if state is None:
-        raise InvalidRecord(f"leader recovery state {number}")
+        raise InvalidRecord(f"leader recovery state {number} is unknown")
     return state

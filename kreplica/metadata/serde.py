@@ -1,13 +1,12 @@
-"""The value of a record in the metadata log: a frame, and in it a message.
+"""Encodes and decodes the value of a record in the metadata log: a frame around a message.
 
     frame version   unsigned varint, 1
     api key         unsigned varint: the kind of record
-    version         unsigned varint: of its schema
+    version         unsigned varint: its schema version
     message         see kreplica.metadata.message
 
-Bytes come from disks and other nodes, so nothing in them is believed: what is cut short, has bytes too many
-or a length out of bounds is an InvalidRecord; a frame, kind or version that is not known is an
-UnsupportedVersion.
+Bytes come from disks and other nodes and are not trusted: truncated data, trailing bytes or a length out of
+bounds raise InvalidRecord; an unknown frame version, kind or version raises UnsupportedVersion.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ FRAME_VERSION = 1
 R = TypeVar("R", bound=MetadataRecord, covariant=True)
 S = TypeVar("S", bound=MetadataRecord)
 
-# What stands before a record of each kind and version, and how it is written.
+# (kind, version) -> the frame before a record, and the record's layout.
 _FRAMES: dict[tuple[type[MetadataRecord], int], tuple[bytes, Layout[Any]]] = {}
-# By kind of record, the fields that its first version has not, those of the latest version first.
+# For each kind the fields that its first version lacks, sorted by descending version.
 _LATER_FIELDS: dict[type[MetadataRecord], list[Field]] = {}
 
 
 class ApiMessageAndVersion(NamedTuple, Generic[R]):
-    """A record, and the version of its schema that it is written in."""
+    """A record and the schema version in which it is written."""
 
     message: R
     version: int
 
 
 def in_lowest_version(message: S) -> ApiMessageAndVersion[S]:
-    """The record in the lowest version of its schema that has every field which is set."""
+    """Return the record with the lowest version of its schema that has every field which is set."""
     kind = type(message)
     later = _LATER_FIELDS.get(kind)
     if later is None:
@@ -56,10 +55,10 @@ def in_lowest_version(message: S) -> ApiMessageAndVersion[S]:
 
 
 def encode(message: MetadataRecord, version: int) -> bytes:
-    """The value of the record in the log.
+    """Encode a record as a value of the log.
 
-    Raises InvalidRecord where a field's value does not fit, UnsupportedVersion for a version that is not
-    known, or that lacks a field which is set.
+    Raises InvalidRecord if a value does not fit its field, UnsupportedVersion for an unknown version, or one
+    that lacks a field which is set.
     """
     kind = type(message)
     known = _FRAMES.get((kind, version))
@@ -74,31 +73,33 @@ def encode(message: MetadataRecord, version: int) -> bytes:
 
 
 def decode(value: Buffer) -> ApiMessageAndVersion[MetadataRecord]:
-    """The record in a value of the log.
+    """Decode a value of the log.
 
-    Raises InvalidRecord, UnsupportedVersion, or UnknownMetadataRecord for an api key that is not known.
+    Raises InvalidRecord, UnsupportedVersion, or UnknownMetadataRecord for an unknown api key.
     """
     reader = ByteReader(bytes(value))
     frame_version = reader.unsigned_varint()
     if frame_version != FRAME_VERSION:
-        raise UnsupportedVersion(f"a metadata record's frame of version {frame_version}")
+        raise UnsupportedVersion(f"frame version {frame_version} of a metadata record is not supported")
     api_key = reader.unsigned_varint()
     version = reader.unsigned_varint()
     kind = RECORDS.get(api_key)
     if kind is None:
-        raise UnknownMetadataRecord(f"a metadata record with api key {api_key}")
+        raise UnknownMetadataRecord(f"a metadata record has the unknown api key {api_key}")
     layout = layout_of(kind, _checked(kind, version))
     try:
         message = layout.read(reader)
     except InvalidRecord as error:
         raise InvalidRecord(f"{kind.__name__}: {error}", where=error.where) from None
     if reader.left:
-        raise InvalidRecord(f"{kind.__name__}: {reader.left} bytes behind it", where=reader.position)
+        raise InvalidRecord(
+            f"{kind.__name__}: {reader.left} unexpected bytes after it", where=reader.position
+        )
     return ApiMessageAndVersion(message, version)
 
 
 def to_json(record: ApiMessageAndVersion[MetadataRecord]) -> dict[str, object]:
-    """The record as Kafka's DumpLogSegments shows it: its `type`, `version` and `data`."""
+    """Return the record as Kafka's DumpLogSegments shows it: its `type`, `version` and `data`."""
     kind = type(record.message)
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper()
     data = layout_of(kind, _checked(kind, record.version)).to_json(record.message)
@@ -108,6 +109,6 @@ def to_json(record: ApiMessageAndVersion[MetadataRecord]) -> dict[str, object]:
 def _checked(kind: type[MetadataRecord], version: int) -> int:
     if not 0 <= version <= kind.HIGHEST_VERSION:
         raise UnsupportedVersion(
-            f"{kind.__name__} of version {version}; 0 to {kind.HIGHEST_VERSION} are known"
+            f"{kind.__name__} version {version} is not supported; supported are 0 to {kind.HIGHEST_VERSION}"
         )
     return version

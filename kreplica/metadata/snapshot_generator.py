@@ -1,9 +1,8 @@
-"""SnapshotGenerator: writes a snapshot of the metadata when the log has grown by enough, or after a time.
+"""SnapshotGenerator: writes a snapshot of the metadata when the log has grown enough, or after an interval.
 
-A publisher of the MetadataLoader, one on every node, since each node's log grows. What is written is the
-cluster as it was published, which nobody changes, so the loader goes on meanwhile. It is written in short
-steps in the quorum's loop, which has elections to attend to. One that fails is given up; the next comes when
-it would have come anyway.
+A publisher of the MetadataLoader. Every node has one, because each node's log grows. It writes the published
+state, which is immutable, so the loader continues meanwhile. It writes in short steps, because the quorum's
+loop must also handle elections. A snapshot that fails is given up; the next one is written at its usual time.
 
 Thread rule: everything here belongs to the loop of the quorum's client.
 """
@@ -25,13 +24,13 @@ from kreplica.metadata.serde import ApiMessageAndVersion
 
 LOGGER = logging.getLogger(__name__)
 
-# Some milliseconds of work: elections are decided within tens of them.
+# Some milliseconds of work, because elections are decided within tens of milliseconds.
 RECORDS_A_STEP = 200
 NANOSECONDS_PER_MS = 1_000_000
 
 
 class SnapshotWriter(Protocol):
-    """As the quorum's client gives it."""
+    """The writer that the quorum's client provides."""
 
     def append(self, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> None: ...
 
@@ -41,10 +40,12 @@ class SnapshotWriter(Protocol):
 
 
 class SnapshotGenerator:
-    """`create_snapshot(id)`: begins one. `bytes_applied()`: the bytes of all batches that were committed.
+    """Writes snapshots.
 
-    `metadata_log_max_record_bytes_between_snapshots`, `metadata_log_max_snapshot_interval_ms` (0: by size
-    alone): Kafka's settings, with its defaults.
+    `create_snapshot(id)` starts one; `bytes_applied()` is the size of all committed batches.
+
+    `metadata_log_max_record_bytes_between_snapshots`, `metadata_log_max_snapshot_interval_ms` (0: only by
+    size): Kafka's settings, with its defaults.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class SnapshotGenerator:
     def on_metadata_update(
         self, _delta: MetadataDelta, metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """The cluster is `metadata` as of `applied`: begin a snapshot of it if it is time."""
+        """Start a snapshot of `metadata`, as of `applied`, if one is due."""
         if not self._is_writing and self._is_due():
             self.write(metadata, applied)
 
     def on_leader_change(self, _leader: object) -> None:
-        """Every node writes its own snapshots, whoever leads."""
+        """Do nothing: every node writes its own snapshots, regardless of the leader."""
 
     def write(self, metadata: ClusterMetadata, applied: OffsetAndEpoch) -> None:
-        """Begin a snapshot of `metadata`, which holds all records below `applied.offset`."""
+        """Start writing a snapshot of `metadata`, which contains all records below `applied.offset`."""
         self._is_writing = True
         self._bytes_at_last = self._bytes_applied()
         self._last_ns = self._clock.monotonic_ns()
@@ -119,7 +120,7 @@ class SnapshotGenerator:
     def _give_up(
         self, writer: SnapshotWriter | None, snapshot_id: OffsetAndEpoch, error: KreplicaError
     ) -> None:
-        LOGGER.error("no snapshot of the metadata up to %s: %s", snapshot_id, error)
+        LOGGER.error("the snapshot of the metadata up to %s could not be written: %s", snapshot_id, error)
         self.failed += 1
         self._is_writing = False
         if writer is None:
@@ -127,7 +128,7 @@ class SnapshotGenerator:
         try:
             writer.close()
         except KreplicaError as left:
-            # The same disk may refuse this, too.
+            # The same disk may fail this operation, too.
             LOGGER.error(
-                "what there is of the snapshot up to %s stays until the next start: %s", snapshot_id, left
+                "the partial snapshot up to %s cannot be removed before the next start: %s", snapshot_id, left
             )

@@ -1,8 +1,8 @@
-"""Watches on the metadata image: who wants to know of which change.
+"""Watches on the metadata image: subscriptions to changes of nodes.
 
-As with ZooKeeper's tree, a watch is on a node's data or on its children; unlike there, it stays until it is
-taken away. Nobody is called back: a commit returns the events, each with the token that the watch was set
-with. A batch is one change: what it made and took away again is no event.
+As in ZooKeeper, a watch is on a node's data or on its children; unlike there, it stays until it is removed.
+There are no callbacks: a commit returns the events, each with the token of its watch. A batch is one change:
+a node that it both creates and deletes causes no event.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kreplica.metadata.image_format import ROOT, Node
 
 @dataclass(frozen=True, slots=True)
 class DataChanged:
-    """A node was created, got another value, or was deleted (then `node` is None)."""
+    """A node was created or changed, or deleted (then `node` is None)."""
 
     token: Hashable
     path: str
@@ -24,7 +24,7 @@ class DataChanged:
 
 @dataclass(frozen=True, slots=True)
 class ChildrenChanged:
-    """Children of a node came or went; their names, sorted."""
+    """Children of a node were created or deleted; their names, sorted."""
 
     token: Hashable
     path: str
@@ -36,23 +36,23 @@ Event = DataChanged | ChildrenChanged
 
 
 class Watches:
-    """Who watches what. It belongs to one thread: the one that commits."""
+    """The watches by path. It belongs to the thread that commits."""
 
     def __init__(self) -> None:
-        # In the order they were set: events come in the same order each time.
+        # In the order they were set, so that events always come in the same order.
         self._data: dict[str, dict[Hashable, None]] = {}
         self._children: dict[str, dict[Hashable, None]] = {}
 
     def watch_data(self, path: str, token: Hashable) -> None:
-        """Tell of changes of the node at `path`, which need not exist."""
+        """Watch the data of the node at `path`, which need not exist."""
         self._data.setdefault(path, {})[token] = None
 
     def watch_children(self, path: str, token: Hashable) -> None:
-        """Tell of children that come to or go from `path`, which need not exist."""
+        """Watch the children of `path`, which need not exist."""
         self._children.setdefault(path, {})[token] = None
 
     def unwatch(self, path: str, token: Hashable) -> None:
-        """Take away the watches of this token on `path`; nothing happens if there are none."""
+        """Remove this token's watches on `path`, if there are any."""
         for watches in (self._data, self._children):
             tokens = watches.get(path, {})
             tokens.pop(token, None)
@@ -60,9 +60,9 @@ class Watches:
                 watches.pop(path, None)
 
     def events(self, before: Mapping[str, Node | None], after: Mapping[str, Node | None]) -> Iterator[Event]:
-        """What is to be told, given the nodes that were touched as they were and as they are now.
+        """Iterate over the events, given the touched nodes before and after.
 
-        Those of data come first, in the order of their paths, then those of children.
+        Events of data come first, in the order of their paths, then events of children.
         """
         changed = sorted(path for path in after if before[path] != after[path])
         for path in changed:

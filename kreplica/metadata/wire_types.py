@@ -1,8 +1,8 @@
-"""The types of fields in the metadata log's messages: how each is read, written, and shown as JSON.
+"""The field types in the metadata log's messages: how each is read, written, and shown as JSON.
 
-All are Kafka's flexible encodings (KIP-482): a length or count is an unsigned varint of one more than it is,
-0 is null. A length is checked against what is left before it is used. What does not fit is an InvalidRecord.
-Types are immutable and shared; a ByteReader belongs to the call that made it.
+All are Kafka's flexible encodings (KIP-482): a length or count is an unsigned varint of the number plus one;
+0 is null. A length is checked against the remaining bytes before it is used. Invalid data raises
+InvalidRecord. Types are immutable and shared; a ByteReader belongs to the call that created it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kreplica.common.errors import InvalidRecord
 from kreplica.common.types import INT16_MAX, Uuid
 
 _UINT32_BITS = 32
-# Below it a varint has one byte.
+# Smaller varints have one byte.
 _ONE_BYTE = 0x80
-# Lists of ids are shorter than this, but for the largest clusters.
+# Lists of ids are shorter than this, except in the largest clusters.
 _SHORT_RUN = 16
 
 
 class ByteReader:
-    """A position in a message's bytes, which moves over what is read and never past their end."""
+    """A read position in a message's bytes, which never moves past their end."""
 
     __slots__ = ("_data", "_size", "position")
 
@@ -37,13 +37,13 @@ class ByteReader:
 
     @property
     def left(self) -> int:
-        """How many bytes were not read yet."""
+        """The number of unread bytes."""
         return self._size - self.position
 
-    # What follows is called a dozen times for a record, and looks at its bounds without another call.
+    # The following methods run a dozen times per record, and check their bounds without further calls.
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         start = self.position
         end = start + size
         if end > self._size:
@@ -52,7 +52,7 @@ class ByteReader:
         return self._data[start:end]
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """The next values, of a fixed layout."""
+        """Return the next values of a fixed layout."""
         start = self.position
         end = start + layout.size
         if end > self._size:
@@ -61,9 +61,9 @@ class ByteReader:
         return layout.unpack_from(self._data, start)
 
     def unsigned_varint(self) -> int:
-        """The next number: 7 bits a byte, the least first, of at most 32 bits."""
+        """Return the next number: 7 bits per byte, least significant first, at most 32 bits."""
         start = self.position
-        if start < self._size and self._data[start] < _ONE_BYTE:  # by far the most
+        if start < self._size and self._data[start] < _ONE_BYTE:  # the most frequent case
             self.position = start + 1
             return self._data[start]
         value = shift = 0
@@ -75,26 +75,26 @@ class ByteReader:
                     break
                 return value
             shift += 7
-        raise InvalidRecord(f"a varint of more than {_UINT32_BITS} bits at byte {start}", where=start)
+        raise InvalidRecord(f"the varint at byte {start} has more than {_UINT32_BITS} bits", where=start)
 
     def length(self) -> int | None:
-        """The length or count that is next, None for null: no more than the bytes that are left."""
+        """Return the next length or count, at most the number of remaining bytes; None for null."""
         start = self.position
         length = self.unsigned_varint() - 1
         if length > self._size - self.position:
             raise InvalidRecord(
-                f"a length of {length} at byte {start}, {self.left} bytes are left", where=start
+                f"length {length} at byte {start} is invalid: {self.left} bytes are left", where=start
             )
         return None if length < 0 else length
 
     def _too_short(self, size: int) -> InvalidRecord:
         return InvalidRecord(
-            f"{size} bytes wanted at byte {self.position}, {self.left} bytes are left", where=self.position
+            f"{size} bytes expected at byte {self.position}, but {self.left} are left", where=self.position
         )
 
 
 def write_length(out: bytearray, length: int | None) -> None:
-    """Append a length or count; None is null."""
+    """Append a length or count; None means null."""
     if length is None:
         out.append(0)
     elif length < _ONE_BYTE - 1:
@@ -104,24 +104,24 @@ def write_length(out: bytearray, length: int | None) -> None:
 
 
 class WireType(Protocol):
-    """How the values of a field stand in a message."""
+    """The encoding of a field's values in a message."""
 
     def read(self, reader: ByteReader) -> Any:
-        """The value that is next. Raises InvalidRecord."""
+        """Read the next value. Raises InvalidRecord."""
 
     def write(self, out: bytearray, value: Any) -> None:
-        """Append the value. Raises InvalidRecord where it is no value of this type."""
+        """Append the value. Raises InvalidRecord if it does not have this type."""
 
     def to_json(self, value: Any) -> object:
-        """The value as Kafka's tools show it in JSON."""
+        """Return the value as Kafka's tools show it in JSON."""
 
 
 def _misfit(value: object, what: str) -> InvalidRecord:
-    return InvalidRecord(f"{str(value)[:60]!r} is no {what}")
+    return InvalidRecord(f"{str(value)[:60]!r} is not a {what}")
 
 
 class Number:
-    """A number of fixed size, big-endian."""
+    """A big-endian number of fixed size."""
 
     def __init__(self, name: str, code: str) -> None:
         self.name = name
@@ -134,7 +134,7 @@ class Number:
         return value
 
     def read_run(self, reader: ByteReader, count: int) -> tuple[int | float, ...]:
-        """The next `count` values."""
+        """Read the next `count` values."""
         runs = self._short_runs
         return reader.unpack(runs[count] if count < _SHORT_RUN else struct.Struct(f">{count}{self.code}"))
 
@@ -177,7 +177,7 @@ class _UuidType:
 
 
 class _String:
-    """UTF-8, of at most 32,767 bytes."""
+    """UTF-8 text of at most 32,767 bytes."""
 
     def __init__(self, *, nullable: bool) -> None:
         self._nullable = nullable
@@ -190,11 +190,11 @@ class _String:
                 return None
             raise _null(start)
         if length > INT16_MAX:
-            raise InvalidRecord(f"a string of {length} bytes at byte {start}", where=start)
+            raise InvalidRecord(f"the string at byte {start} is too long: {length} bytes", where=start)
         try:
             return reader.take(length).decode()
         except UnicodeDecodeError:
-            raise InvalidRecord(f"a string that is no UTF-8 at byte {start}", where=start) from None
+            raise InvalidRecord(f"the string at byte {start} is not UTF-8", where=start) from None
 
     def write(self, out: bytearray, value: Any) -> None:
         if value is None and self._nullable:
@@ -205,7 +205,7 @@ class _String:
         try:
             data = value.encode()
         except UnicodeEncodeError:
-            raise _misfit(value, "string that UTF-8 can hold") from None
+            raise _misfit(value, "string that UTF-8 can encode") from None
         if len(data) > INT16_MAX:
             raise _misfit(value, f"string of at most {INT16_MAX} bytes")
         write_length(out, len(data))
@@ -243,7 +243,7 @@ class _Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Values of one type, as a tuple."""
+    """An array of one type, as a tuple."""
 
     element: WireType
     nullable: bool = False
@@ -275,7 +275,7 @@ class Array:
 
 
 def _null(position: int) -> InvalidRecord:
-    return InvalidRecord(f"null at byte {position}, where there has to be a value", where=position)
+    return InvalidRecord(f"the value at byte {position} must not be null", where=position)
 
 
 INT8 = Number("int8", "b")

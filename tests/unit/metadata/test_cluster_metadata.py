@@ -171,7 +171,7 @@ def test_a_named_leader_raises_its_epoch_and_every_change_the_partitions() -> No
 def test_other_replicas_need_as_many_directories() -> None:
     metadata = cluster(*topic())
     metadata.replay(change(directories=(A, B, A)))
-    with pytest.raises(InvalidRecord, match="4 replicas in 3 directories"):
+    with pytest.raises(InvalidRecord, match="4 replicas, but 3 directories"):
         metadata.replay(change(replicas=(1, 2, 3, 4)))
     metadata.replay(change(replicas=(4, 1), directories=(B, A)))
     assert metadata.topics["t"].partitions[0].directory(4) == B

@@ -60,7 +60,7 @@ def test_bytes_of_a_leader_change() -> None:
 
 def test_a_voters_directory_needs_version_1() -> None:
     voter = QuorumVoter(voter_id=3, voter_directory_id=DIRECTORY)
-    with pytest.raises(UnsupportedVersion, match="no voter_directory_id"):
+    with pytest.raises(UnsupportedVersion, match="no field voter_directory_id"):
         encode_control(LeaderChangeMessage(leader_id=3, voters=(voter,), granting_voters=()))
 
 
@@ -96,14 +96,14 @@ def test_noise_is_a_message_or_an_error(kind: int, start: bytes, noise: bytes) -
     ("key", "value", "kind", "text"),
     [
         (None, b"", CorruptMessage, "has no type"),
-        (LEADER_CHANGE, None, InvalidRecord, "2 bytes wanted"),
-        (LEADER_CHANGE, b"\x00\x02", UnsupportedVersion, "version 2; 0 to 1 are known"),
+        (LEADER_CHANGE, None, InvalidRecord, "2 bytes expected"),
+        (LEADER_CHANGE, b"\x00\x02", UnsupportedVersion, "version 2 is not supported; supported are 0 to 1"),
         (LEADER_CHANGE, b"\xff\xff", UnsupportedVersion, "version -1"),
         (
             control_key(ControlRecordType.SNAPSHOT_FOOTER),
             b"\x00\x00\x00\x00",
             InvalidRecord,
-            "1 bytes behind",
+            "1 unexpected bytes",
         ),
     ],
 )

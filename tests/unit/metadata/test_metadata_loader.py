@@ -243,7 +243,7 @@ def test_rot_under_an_open_file_costs_the_image_and_nothing_else(
     node.commit()
     with caplog.at_level(logging.ERROR):
         node.write()
-    assert "made anew" in caplog.text
+    assert "rebuilt" in caplog.text
     assert node.image.error_count == 1
     assert node.image.applied == node.loader.applied
     assert isinstance(told[-1], ChildrenChanged)
