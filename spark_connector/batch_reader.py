@@ -10,9 +10,10 @@ from pyspark.sql.types import StructType
 
 from spark_connector import plan
 from spark_connector.filters import Filters, PushFilters
-from spark_connector.log_source import LogRange, LogSource, source_of
+from spark_connector.log_source import LogRange, LogSource
 from spark_connector.options import ReadOptions
 from spark_connector.schema import RowShape
+from spark_connector.sources import source_of
 from spark_connector.worker import settle
 
 if TYPE_CHECKING:

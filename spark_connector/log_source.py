@@ -16,7 +16,6 @@ from kreplica.common.types import TopicPartition
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
 
-    from spark_connector.options import ReadOptions
 
 logger = logging.getLogger("spark_connector")
 
@@ -85,19 +84,3 @@ def lost(fail: bool, text: str) -> None:
     if fail:
         raise DataLossError(f"{text}; with failOnDataLoss=false the read goes on with what there is")
     logger.warning("%s; the read goes on with what there is", text)
-
-
-def source_of(options: ReadOptions) -> LogSource:
-    """The source that these options name. Raises KreplicaError."""
-    if options.bootstrap_servers is not None:
-        from spark_connector.cluster_source import ClusterSource
-
-        return ClusterSource(options.bootstrap_servers, options.isolation, options.fail_on_data_loss)
-    from spark_connector.directory_source import DirectorySource
-
-    return DirectorySource(
-        options.paths,
-        options.isolation,
-        skip_damaged=options.skip_damaged,
-        fail_on_data_loss=options.fail_on_data_loss,
-    )

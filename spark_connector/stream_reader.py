@@ -24,11 +24,12 @@ from pyspark.sql.types import StructType
 from kreplica.common.types import TopicPartition
 from spark_connector import plan
 from spark_connector.batch_reader import RangePartition, rows
-from spark_connector.log_source import LogRange, LogSource, lost, source_of
+from spark_connector.log_source import LogRange, LogSource, lost
 from spark_connector.offsets import from_json, to_json
 from spark_connector.options import ReadOptions
 from spark_connector.plan import Offsets
 from spark_connector.schema import RowShape
+from spark_connector.sources import source_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch

@@ -33,7 +33,7 @@ def tidied(local: LocalLog, names: list[str]) -> list[str]:
     for name in gone:
         local.storage.remove(f"{local.directory}/{name}")
     if any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)) for name in names):
-        swap_files.finish(local, swap_files.Listing(names))
+        swap_files.finish(local.storage, local.directory, swap_files.Listing(names), local.end_of_swap)
         return local.storage.list_directory(local.directory)
     return [name for name in names if name not in gone]
 

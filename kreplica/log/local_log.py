@@ -84,7 +84,7 @@ class LocalLog:
         bases = set(names.bases)
         if self.read_only:
             for base in names.complete:
-                bases -= swap_files.replaced_by(self, base, bases)
+                bases -= swap_files.replaced_by(base, bases, self.end_of_swap)
                 bases.add(base)
         return sorted(bases)
 

@@ -27,7 +27,7 @@ from kreplica.common.errors import (
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk, Random, Scheduler, Storage, Workers
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.log import log_jobs, log_loader
+from kreplica.log import log_loader
 from kreplica.log.clean_shutdown_file import UNKNOWN_BROKER_EPOCH
 from kreplica.log.file_names import (
     CLUSTER_METADATA_DIRECTORY,
@@ -40,15 +40,19 @@ from kreplica.log.log_configs import LogConfigs
 from kreplica.log.log_creation import NewLog, check_topic_id
 from kreplica.log.log_directories import LogDirectories
 from kreplica.log.log_directory import LogDirectory
+from kreplica.log.log_jobs import IdleLogs, ProducerExpiration
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.log_moves import LogMoves
 from kreplica.log.log_removal import LogRemoval
 from kreplica.log.new_logs import Logs, NewLogs
-from kreplica.log.periodic_job import JobRecord
+from kreplica.log.periodic_job import JobRecord, PeriodicJob, Sweep
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import OnDamage, UnifiedLog
 
 Progress = Callable[[int, int], None]
+
+# How long a job rests after an error if it sets its own pace.
+REST_MS = 15_000
 
 
 class LogManager:
@@ -104,7 +108,7 @@ class LogManager:
         )
         self.scrubber = Scrubber(self.logs, clock, self._scrub_failed, self.settings)
         self._removal = LogRemoval(storage, scheduler, random, self._guarded)
-        self._jobs = log_jobs.made(self, scheduler, clock)
+        self._jobs = self._make_jobs(scheduler, clock)
         self._lock = RLock()
         self.configs = LogConfigs(config, configs or {}, lock=self._lock, logs=self.logs)
         made = [LogDirectory(storage, path, lent=path in locked) for path in directories]
@@ -132,6 +136,57 @@ class LogManager:
         self._loaded = 0
 
     # ---- start and stop -----------------------------------------------------------------------------------
+
+    def _make_jobs(self, scheduler: Scheduler, clock: Clock) -> list[PeriodicJob]:
+        """Make the periodic jobs, not started.
+
+        Names and intervals are Kafka's, except for scrubbing and idling, which Kafka does not have. The
+        ReplicaManager moves the high watermarks, and writes them.
+        """
+        settings = self.settings
+
+        def sweep(name: str, visit: Callable[[UnifiedLog], object], period_ms: int) -> PeriodicJob:
+            step = Sweep(self.logs, lambda log: self.upkeep(log, visit), period_ms, clock)
+            job = PeriodicJob(name, step, scheduler, clock, period_ms)
+            job.record.failed = step.failed
+            return job
+
+        def checkpoint(name: str, write: Callable[[], None], period_ms: int) -> PeriodicJob:
+            def step() -> int:
+                write()
+                return period_ms
+
+            return PeriodicJob(name, step, scheduler, clock, period_ms)
+
+        def flush(log: UnifiedLog) -> None:
+            log.flush_if_due(clock.time_ms())
+
+        jobs = [
+            sweep("log-retention", UnifiedLog.delete_old_segments, settings.log_retention_check_interval_ms),
+            sweep("log-flusher", flush, settings.log_flush_scheduler_interval_ms),
+            checkpoint(
+                "recovery-point-checkpoint",
+                self.checkpoint_recovery_points,
+                settings.log_flush_offset_checkpoint_interval_ms,
+            ),
+            checkpoint(
+                "log-start-offset-checkpoint",
+                self.checkpoint_log_starts,
+                settings.log_flush_start_offset_checkpoint_interval_ms,
+            ),
+            sweep("log-idling", IdleLogs().visit, settings.log_idle_ms),
+            PeriodicJob(
+                "producer-expiration",
+                ProducerExpiration(self.logs, clock, settings.producer_id_expiration_check_interval_ms),
+                scheduler,
+                clock,
+                settings.producer_id_expiration_check_interval_ms,
+            ),
+            PeriodicJob("log-cleaner", self.cleaner.do_work, scheduler, clock, REST_MS),
+        ]
+        if settings.log_scrub_enable:
+            jobs.append(PeriodicJob("log-scrubber", self.scrubber.do_work, scheduler, clock, REST_MS))
+        return jobs
 
     def startup(self, on_progress: Progress | None = None) -> None:
         """Open the directories, load every log in them, and start the periodic work.

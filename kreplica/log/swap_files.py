@@ -9,7 +9,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from kreplica.log.file_names import (
@@ -22,7 +22,10 @@ from kreplica.log.file_names import (
 )
 
 if TYPE_CHECKING:
-    from kreplica.log.local_log import LocalLog
+    from kreplica.common.ports import Storage
+
+    # Returns the offset after the last batch of the `.swap` segment at a base offset.
+    EndOfSwap = Callable[[int], int]
 
 
 class Listing:
@@ -63,16 +66,17 @@ class Listing:
         }
 
 
-def replaced_by(local: LocalLog, base_offset: int, bases: Collection[int]) -> set[int]:
-    """Those of `bases` whose segments the `.swap` at `base_offset` stands for."""
-    end = max(local.end_of_swap(base_offset), base_offset + 1)
+def replaced_by(base_offset: int, bases: Collection[int], end_of_swap: EndOfSwap) -> set[int]:
+    """Return those of `bases` whose segments the `.swap` at `base_offset` replaces."""
+    end = max(end_of_swap(base_offset), base_offset + 1)
     return {base for base in bases if base_offset <= base < end}
 
 
-def finish(local: LocalLog, names: Listing) -> None:
-    """Drop the replacements that were not complete and put the others in place; `names`: what lies in the
-    directory."""
-    storage, directory = local.storage, local.directory
+def finish(storage: Storage, directory: str, names: Listing, end_of_swap: EndOfSwap) -> None:
+    """Drop the replacements that were not complete and put the others in place.
+
+    `names`: the files in the directory.
+    """
     bound, swapped = names.bound, names.marked(SWAP_SUFFIX)
     for base, suffix in swapped:
         if base >= bound:
@@ -82,7 +86,7 @@ def finish(local: LocalLog, names: Listing) -> None:
     for base, suffix in names.marked(CLEANED_SUFFIX):
         storage.remove(f"{directory}/{file_name(base, suffix)}{CLEANED_SUFFIX}")
     for base in names.complete:
-        for old in replaced_by(local, base, names.bases):
+        for old in replaced_by(base, names.bases, end_of_swap):
             for suffix in reversed(SEGMENT_SUFFIXES):
                 storage.remove(f"{directory}/{file_name(old, suffix)}")
     # A power cut must not bring one of them back beside what stands for it.

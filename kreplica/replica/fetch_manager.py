@@ -92,7 +92,7 @@ class FetchManager:
         same session that still waits, since its fetcher has given it up, is answered first. The future gets a
         FetchResult; `future`: the one to resolve, a new one for None.
         """
-        parked = session.parked
+        parked: DelayedFetch | None = session.parked
         if parked is not None:
             self._complete(parked, parked.expire)
         session.clock.fetched(self.now_ms())
@@ -125,7 +125,7 @@ class FetchManager:
             if session is not None and session.is_privileged:
                 with session.lock:
                     session.ready[cached] = None
-                    fetch = session.parked
+                    fetch: DelayedFetch | None = session.parked
                 if fetch is not None:
                     self._complete(fetch, fetch.try_complete)
 

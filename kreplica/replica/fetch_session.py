@@ -13,7 +13,7 @@ sessions. A partition's lock is never taken under either.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kreplica.common.errors import FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from kreplica.common.locks import Lock
@@ -23,7 +23,6 @@ from kreplica.common.types import INT32_MAX, NO_OFFSET, TopicPartition, Uuid
 from kreplica.replica.replica import FetchClock
 
 if TYPE_CHECKING:
-    from kreplica.replica.delayed_fetch import DelayedFetch
     from kreplica.replica.partition import Partition
 
 # Session id 0: no session. Epoch 0 asks for a new one, -1 ends one.
@@ -123,7 +122,7 @@ class CachedPartition:
             if self.session is None:
                 partition.fetch_waiters.pop(self, None)
 
-    def notify(self) -> DelayedFetch | None:
+    def notify(self) -> Any:
         """The partition moved; returns the fetch that waits for that, which its caller is to try."""
         session = self.session
         if session is None:
@@ -169,7 +168,8 @@ class FetchSession:
         # As an ordered set: what was looked at and has more to give goes to the end.
         self.ready: dict[CachedPartition, None] = {}
         self.to_name_again: dict[CachedPartition, None] = {}
-        self.parked: DelayedFetch | None = None
+        # The DelayedFetch that waits, or None. That class knows this one.
+        self.parked: Any = None
 
     @property
     def is_lasting(self) -> bool:

@@ -17,8 +17,8 @@ from kreplica.sim.broker_factory import broker_factory
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.faults import Faults
 from kreplica.sim.invariants.checker import INVARIANTS, InvariantChecker
-from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.invariant import Invariant
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.load import Load
 from kreplica.sim.observer import Observer

@@ -20,7 +20,7 @@ from kreplica.common.types import TopicPartition
 from kreplica.sim import client
 from kreplica.sim.cluster import SimCluster
 from kreplica.sim.invariants.checker import InvariantChecker
-from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.transactions import READ_COMMITTED, Transactions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.replica_view import ReplicaView
 from kreplica.sim.invariants.violation import InvariantViolated
 

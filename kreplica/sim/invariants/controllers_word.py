@@ -14,7 +14,7 @@ from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.controller import ScriptedController
 
 if TYPE_CHECKING:
-    from kreplica.sim.invariants.cluster_view import PartitionView
+    from kreplica.sim.invariants.partition_view import PartitionView
 
 # A partition, and how it stands by the controller now; None where there is none any more.
 Decision = tuple[TopicPartition, LeaderAndIsr | None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.partition_view import PartitionView
 
 
 class Invariant(Protocol):

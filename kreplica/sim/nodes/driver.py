@@ -18,8 +18,8 @@ from kreplica.common.types import TopicPartition
 from kreplica.sim.actions import Actions
 from kreplica.sim.history import History, Operation, Poll, Polled, Send, Sent
 from kreplica.sim.history_checker import check
-from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.invariant import Invariant
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.node_checker import NODE_INVARIANTS, NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster

@@ -17,7 +17,7 @@ from kreplica.common.future import Future
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition
 from kreplica.sim import client
-from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster

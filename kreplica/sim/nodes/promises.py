@@ -13,7 +13,8 @@ from kreplica._core.records import batches
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import topic_id_of
 from kreplica.sim import client
-from kreplica.sim.invariants.cluster_view import ClusterView, PartitionView
+from kreplica.sim.invariants.cluster_view import ClusterView
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.network import Message
 from kreplica.sim.node import SimBroker
 

@@ -20,8 +20,8 @@ from kreplica.metadata.metadata_delta import MetadataDelta, PartitionChange
 from kreplica.metadata.records import PartitionChangeRecord
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.raft.batch_reader import decoded_batches
-from kreplica.sim.invariants.cluster_view import PartitionView
 from kreplica.sim.invariants.controllers_word import Decision
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.network import Message
 

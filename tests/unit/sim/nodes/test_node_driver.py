@@ -7,7 +7,7 @@ import pytest
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.sim.history import History, Polled, Sent
 from kreplica.sim.history_checker import check
-from kreplica.sim.invariants.cluster_view import PartitionView
+from kreplica.sim.invariants.partition_view import PartitionView
 from kreplica.sim.invariants.replica_view import Cell
 from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.nodes.driver import NodeDriver, promised
