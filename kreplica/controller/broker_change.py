@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from kreplica.common.types import Uuid
 from kreplica.controller.controller_broker_request_batch import ControllerBrokerRequestBatch
-from kreplica.controller.controller_context import ControllerContext
+from kreplica.controller.controller_context import ControllerContext, PartitionContext
 from kreplica.controller.leader_selectors import ControlledShutdownLeaderSelector
 from kreplica.controller.partition_reassignment import PartitionReassignment
 from kreplica.controller.partition_state_machine import PartitionStateMachine
@@ -79,18 +79,28 @@ class BrokerChange:
         with self._batch.collected():
             leaving = context.shutting_down_broker_ids | {broker_id}
             context.set_brokers(context.live_broker_ids - {broker_id}, leaving)
-            led = context.partitions_led_by(broker_id)
-            self._partitions.handle_state_changes(led, PartitionState.ONLINE, self._shutdown_selector)
+            self._partitions.handle_state_changes(
+                self._led_with_others_up(broker_id), PartitionState.ONLINE, self._shutdown_selector
+            )
             following = [
                 (partition, replica)
                 for partition, replica in self._staying(broker_id)
                 if partition.leader_and_isr.leader != replica and partition.leader_and_isr.isr != (replica,)
             ]
             self._replicas.handle_state_changes(following, ReplicaState.OFFLINE)
-        return sum(
-            any(context.is_acceptable_leader(partition, each) for each in partition.leader_and_isr.replicas)
+        return len(self._led_with_others_up(broker_id))
+
+    def _led_with_others_up(self, broker_id: int) -> list[PartitionContext]:
+        """The partitions that a leaving broker leads, and of which another replica is up. The others cannot
+        be handed over: when a whole cluster stops, those are all of the last broker."""
+        context = self._context
+        return [
+            partition
             for partition in context.partitions_led_by(broker_id)
-        )
+            if any(
+                context.is_acceptable_leader(partition, each) for each in partition.leader_and_isr.replicas
+            )
+        ]
 
     def on_broker_log_dir_failure(self, broker_id: int, offline: Iterable[Uuid]) -> None:
         """Directories of a broker are offline, and so are the replicas in them; those named before stay

@@ -104,6 +104,15 @@ def test_a_controlled_shutdown_hands_over_and_is_waited_for() -> None:
     assert [stage.state("orders", number).leader_epoch for number in range(3)] == [1, 0, 1]
 
 
+def test_what_nobody_can_take_up_when_all_brokers_leave_is_no_failure() -> None:
+    stage = ControllerStage()
+    stage.create("orders", (0, 1), (1, 0))
+    stage.create("alone", (1,))
+    assert [stage.shut_down(0), stage.shut_down(1)] == [0, 0]
+    assert [stage.state("orders", number).leader for number in range(2)] == [1, 1]
+    assert not [line for line in stage.logger.lines() if "could not" in line]
+
+
 def test_a_partition_of_one_replica_is_not_waited_for() -> None:
     stage = ControllerStage()
     stage.create("orders", (0,))
