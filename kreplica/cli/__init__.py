@@ -1,8 +1,8 @@
 """The command `kreplica`.
 
-One file for each subcommand; a subcommand's imports happen when it runs, so that `kreplica --help` costs
-little. Exit codes of all of them: 0, 1 where something was found that should not be (or an error kept the
-command from looking), 2 for a call it cannot understand.
+Each subcommand has a file of its own, which is imported when the subcommand runs, so that `kreplica --help`
+is fast. Exit codes of all subcommands: 0; 1 if it found a problem, or an error kept it from looking; 2 for
+wrong arguments.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ def main() -> None:
     except OSError as error:
         named = "" if error.filename is None else f" ({error.filename})"
         print(f"kreplica: {error.strerror or error}{named}", file=sys.stderr)
-        # What is still buffered for a full disk or a closed pipe would fail again at the interpreter's exit.
+        # Output still buffered for a full disk or a closed pipe would fail again at the interpreter's exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

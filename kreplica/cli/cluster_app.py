@@ -401,7 +401,7 @@ def transactions_abort(
     """Abort an open transaction in one partition.
 
     Its records stay hidden for good; later records become visible. Use this only if no producer and no
-    coordinator will commit the transaction any more.
+    coordinator will commit the transaction.
     """
     from kreplica.cli import transactions as command
     from kreplica.common.types import TopicPartition

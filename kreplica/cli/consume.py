@@ -1,8 +1,8 @@
-"""`kreplica consume`: records of a topic of any Kafka-compatible cluster, or of log directories.
+"""`kreplica consume`: print records of a topic of any Kafka-compatible cluster, or of log directories.
 
-Where it begins: the earliest offset, the latest, an offset, or a time. It ends where all partitions are read
-to their ends, or goes on and on (`follow`). With a group the cluster says which partitions and where, and
-what was printed is committed; without one nothing is committed.
+Reading starts at the earliest offset, the latest, a given offset or a time. It stops at the ends of all
+partitions, or never (`follow`). With a group, the cluster assigns partitions and offsets, and printed records
+are committed; without a group nothing is committed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 15.0
 POLL_S = 0.2
 RECORDS_A_POLL = 500
-# How long a stream of records from directories that are written waits before it looks again.
+# How long to wait for more records from directories that are being written.
 LOOK_AGAIN_S = 0.1
 COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 TIMESTAMP_TYPES = {1: "create", 2: "log_append"}
@@ -41,8 +41,8 @@ OFFSET_TAIL_BASE = -2000
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where to begin in each partition: at an offset (OFFSET_BEGINNING and OFFSET_END too), at a time in ms
-    since 1970, or `last` offsets before the end."""
+    """Where to start in each partition: an offset (or OFFSET_BEGINNING, OFFSET_END), a time in ms since 1970,
+    or `last` offsets before the end."""
 
     offset: int = OFFSET_BEGINNING
     timestamp: int | None = None
@@ -54,7 +54,7 @@ EVERYTHING = Start()
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which records: `limit` in all, `partitions` alone where they are named."""
+    """Which records to print: at most `limit`, of `partitions` only if given."""
 
     start: Start = EVERYTHING
     partitions: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Wanted:
 
 
 def parse_start(text: str, parse_time: Callable[[str], int | None]) -> Start:
-    """`earliest`, `latest`, an offset, `-N` for N offsets before the end, or `@` and a time. Raises
+    """Parse `earliest`, `latest`, an offset, `-N` (N offsets before the end), or `@` and a time. Raises
     ValueError."""
     if text in (EARLIEST, LATEST):
         return Start(OFFSET_BEGINNING if text == EARLIEST else OFFSET_END)
@@ -81,13 +81,13 @@ def parse_start(text: str, parse_time: Callable[[str], int | None]) -> Start:
 
 
 class Printer(Protocol):
-    """Takes some records at a time."""
+    """Prints records as they arrive."""
 
     def __call__(self, facts: Sequence[Fact]) -> None: ...
 
 
 def printer(topic: str, *, as_json: bool, values: bool) -> Printer:
-    """JSON lines, values alone, one a line, or tables."""
+    """Return the printer for JSON lines, for values one a line, or for tables."""
     if as_json:
         return _print_json
     if values:
@@ -125,7 +125,7 @@ def _fact(
 
 
 def _shown(found: Iterable[list[Fact]], limit: int | None, show: Printer) -> Iterator[list[Fact]]:
-    """What was shown of the records, up to the limit."""
+    """Print the records up to the limit, and yield what was printed."""
     left = limit
     for facts in found:
         if left is not None:
@@ -143,7 +143,7 @@ def _shown(found: Iterable[list[Fact]], limit: int | None, show: Printer) -> Ite
 def run(
     bootstrap: str, topic: str, group: str | None, wanted: Wanted, properties: dict[str, str], show: Printer
 ) -> int:
-    """Print what a cluster has of the topic; returns the exit code."""
+    """Print the topic's records in a cluster; returns the exit code."""
     own = {
         "group.id": group or "kreplica-consume",
         "enable.auto.commit": False,
@@ -194,12 +194,12 @@ def _assignment(consumer: Any, topic: str, partitions: Sequence[int], start: Sta
 
 
 def _polled(consumer: Any, follow: bool) -> Iterator[list[Fact]]:
-    """Records as they come, until all partitions are at their ends."""
+    """Yield records as they arrive, until all partitions are at their ends."""
     end_of_partition = stock_client.client_module().KafkaError._PARTITION_EOF
     ended: set[int] = set()
     while True:
         facts = []
-        # The first is waited for, and what lies there comes along.
+        # Wait for the first; take all others that have arrived.
         first = consumer.poll(POLL_S)
         more = consumer.consume(RECORDS_A_POLL, timeout=0) if first is not None else []
         for message in (each for each in (first, *more) if each is not None):
@@ -242,7 +242,7 @@ def _of_message(message: Any) -> Fact:
 
 
 def directories(paths: Sequence[Path], topics: Sequence[str], partitions: Sequence[int]) -> list[str]:
-    """The directories of the partitions, each once. Raises ValueError."""
+    """Return the directories of the partitions, each once. Raises ValueError."""
     found = export.partitions(paths, topics)
     kept = [each for each in found if not partitions or _partition(each).partition in partitions]
     if not kept:
@@ -256,7 +256,7 @@ def _partition(directory: str) -> TopicPartition:
 
 
 def run_directories(directories: Sequence[str], wanted: Wanted, show: Printer) -> int:
-    """Print what partitions' directories hold, whose node may be running or not; returns the exit code."""
+    """Print the records in the directories, whether or not a node runs on them; returns the exit code."""
     from kreplica.engine import Log
 
     try:
@@ -293,17 +293,17 @@ def _first_offset(log: Log, start: Start) -> int:
         return max(log.log_end_offset - start.last, log.log_start_offset)
     if start.offset == OFFSET_END:
         return log.log_end_offset
-    # One offset may be asked of many partitions: one that begins above it has less of it.
+    # One start offset applies to all partitions; one whose log starts above it is read from its start.
     return max(start.offset, log.log_start_offset)
 
 
 def _pieces(log: Log, start: int, isolation: Isolation) -> Iterator[tuple[list[Fact], int]]:
-    """Some records at a time, and the offset behind them."""
+    """Yield lists of records, each with the offset after it."""
     at = _partition(log.path)
     facts: list[Fact] = []
     next_offset = start
     for record in log.read(start, isolation=isolation):
-        # A record that was read has both.
+        # A record that was read has both fields.
         offset, timestamp = cast(int, record.offset), cast(int, record.timestamp)
         next_offset, kind = offset + 1, record.timestamp_type
         facts.append(_fact(*at, offset, timestamp, kind, record.key, record.value, record.headers))

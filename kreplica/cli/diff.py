@@ -1,4 +1,4 @@
-"""`kreplica diff`: where two replicas part, and how far they agree."""
+"""`kreplica diff`: find where two replicas differ, and how far they agree."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ Fact = Mapping[str, Any]
 
 
 def pairs(left: Path, right: Path) -> list[Pair] | None:
-    """The partitions of both directories, or None where they cannot be compared."""
+    """Return the partitions of both directories, or None if they cannot be compared."""
     return pair_up(FileStorage(), *(str(path.resolve()) for path in (left, right)))
 
 
 def run(found: Sequence[Pair], by_record: bool, as_json: bool) -> int:
-    """Compare each pair; returns the exit code. What only one side has is listed and no difference."""
+    """Compare each pair; returns the exit code. A partition that only one side has is listed, but is not a
+    difference."""
     return report(_facts(found, by_record), as_json)
 
 
 def report(facts: Iterable[Fact], as_json: bool) -> int:
-    """Print what was found of each pair (see kreplica.log.diff.compare_pair); returns the exit code."""
+    """Print the results of each pair (see kreplica.log.diff.compare_pair); returns the exit code."""
     summary: list[Fact] = []
     for fact in facts:
         summary.append(fact)
@@ -70,7 +71,7 @@ def _facts(found: Sequence[Pair], by_record: bool) -> Iterator[Fact]:
 
 
 def _print_details(fact: Fact) -> None:
-    """What a row of the summary cannot hold; nothing where the two agree."""
+    """Print what a row of the summary cannot hold; nothing if the two sides agree."""
     name, divergence, lost = fact["partition"], fact.get("divergence"), fact.get("lost")
     if divergence:
         print_table(f"{name}: {_told(divergence)}", PLACE_COLUMNS, _places(divergence))
@@ -114,7 +115,7 @@ def _places(divergence: Fact) -> Iterator[Fact]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
-    """What to tell how many bytes were compared: a bar where somebody watches."""
+    """Yield a callback for the number of compared bytes, which moves a bar; None without a terminal."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield None

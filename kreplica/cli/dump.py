@@ -1,4 +1,4 @@
-"""`kreplica dump`: what stands in a log's files, file by file."""
+"""`kreplica dump`: print the contents of a log's files, file by file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ METADATA_COLUMNS = ("offset", "timestamp", "type", "version", "data", "control",
 
 
 def run(paths: Sequence[str], deep: bool, as_json: bool) -> int:
-    """Print the files at `paths`, and those in them where they are directories; returns the exit code."""
+    """Print the files at `paths`, and those inside directories; returns the exit code."""
     found_problem = False
     for path in _files(paths):
         dump = _Facts(path, deep)
@@ -54,7 +54,7 @@ def run(paths: Sequence[str], deep: bool, as_json: bool) -> int:
             for fact in dump:
                 print_json({"file": str(path), **fact})
         else:
-            # A table of records leaves their batches out: they would be most of its columns.
+            # A table of records leaves the batches out, which would take most of its columns.
             shown = (fact for fact in dump if not (deep and fact.get("what") == "batch"))
             print_table(str(path), _columns(path, deep), shown)
         found_problem |= dump.found_problem
@@ -62,7 +62,7 @@ def run(paths: Sequence[str], deep: bool, as_json: bool) -> int:
 
 
 def is_known(path: Path) -> bool:
-    """Whether it is a file that can be dumped, or a directory."""
+    """Whether it is a directory or a file that can be dumped."""
     return path.is_dir() or _reader(path.name) is not None
 
 
@@ -75,7 +75,7 @@ def _files(paths: Iterable[str]) -> Iterator[Path]:
 
 
 class _Facts:
-    """Iterates over the facts of a file; afterwards `found_problem` tells whether one was a problem."""
+    """Iterates over the facts of a file. Afterwards `found_problem` says whether one was a problem."""
 
     def __init__(self, path: Path, deep: bool) -> None:
         self._path = path
@@ -120,12 +120,12 @@ def _columns(path: Path, deep: bool) -> Sequence[str]:
 
 
 def _holds_metadata(path: Path) -> bool:
-    """Whether a file of batches is of the metadata log, or a snapshot of it."""
+    """Whether a file of batches belongs to the metadata log, or is a snapshot of it."""
     return path.suffix == ".checkpoint" or path.absolute().parent.name == CLUSTER_METADATA_DIRECTORY
 
 
 def _holds_groups(path: Path) -> bool:
-    """Whether a segment is of __consumer_offsets."""
+    """Whether a segment belongs to __consumer_offsets."""
     return path.absolute().parent.name.startswith(CONSUMER_OFFSETS_DIRECTORY)
 
 
@@ -191,7 +191,7 @@ def _record_facts(
         for record in batch:
             yield fact_of(record, position, batch.is_control)
     except KreplicaError:
-        return  # the batch's own line has it
+        return  # the line of the batch has it
 
 
 def _record_fact(record: Record, position: int, is_control: bool) -> Fact:
@@ -210,7 +210,7 @@ def _record_fact(record: Record, position: int, is_control: bool) -> Fact:
 
 
 def _metadata_fact(record: Record, position: int, is_control: bool) -> Fact:
-    """A record of the metadata log by what it says, or as any other where it says nothing known."""
+    """Return the decoded record of the metadata log, or the plain record if its kind is unknown."""
     plain = _record_fact(record, position, is_control)
     try:
         if not is_control:
@@ -225,7 +225,7 @@ def _metadata_fact(record: Record, position: int, is_control: bool) -> Fact:
 
 
 def _group_fact(record: Record, position: int, is_control: bool) -> Fact:
-    """A record of __consumer_offsets by what it says, or as any other where it says nothing known."""
+    """Return the decoded record of __consumer_offsets, or the plain record if its kind is unknown."""
     plain = _record_fact(record, position, is_control)
     if is_control:
         return plain
@@ -244,7 +244,7 @@ def _control_name(number: int | None) -> str:
 
 
 def _index(entry: struct.Struct, names: tuple[str, str]) -> Reader:
-    """A reader of fixed-size entries; offsets in them count from the base in the file's name."""
+    """Return a reader of fixed-size entries. Offsets in them are relative to the base in the file's name."""
 
     def read(path: str, deep: bool) -> Iterator[Fact]:
         del deep
@@ -261,7 +261,7 @@ def _index(entry: struct.Struct, names: tuple[str, str]) -> Reader:
 
 
 def _parsed(parse: Callable[[bytes, str], Iterable[Fact]]) -> Reader:
-    """A reader of a small file that is parsed as a whole."""
+    """Return a reader that parses a small file as a whole."""
 
     def read(path: str, deep: bool) -> Iterator[Fact]:
         del deep

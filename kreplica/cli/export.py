@@ -1,4 +1,4 @@
-"""`kreplica export`: a log's records into files that other programs read."""
+"""`kreplica export`: write a log's records into files that other programs read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestamp_type"
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Which records: offsets and times (ms since 1970), the latter bounds exclusive."""
+    """Which records to export, by offset and time (ms since 1970); the ends are exclusive."""
 
     from_offset: int | None = None
     to_offset: int | None = None
@@ -47,7 +47,7 @@ class Range:
 
 
 def parse_columns(text: str | None) -> list[str]:
-    """The columns that a comma-separated list names. Raises ValueError."""
+    """Parse a comma-separated list of columns. Raises ValueError."""
     if text is None:
         return list(DEFAULT_COLUMNS)
     names = [name.strip() for name in text.split(",")]
@@ -60,8 +60,7 @@ def parse_columns(text: str | None) -> list[str]:
 
 
 def parse_time(text: str | None) -> int | None:
-    """Ms since 1970 from a number or an ISO date, which is in UTC unless it says otherwise. Raises
-    ValueError."""
+    """Parse ms since 1970, or an ISO date, which is in UTC unless it has a zone. Raises ValueError."""
     if text is None:
         return None
     if text.lstrip("-").isdecimal():
@@ -75,7 +74,7 @@ def parse_time(text: str | None) -> int | None:
 
 
 def partitions(paths: Sequence[Path], topics: Sequence[str]) -> list[str]:
-    """The directories of the partitions to export, each once. Raises ValueError."""
+    """Return the directories of the partitions to export, each once. Raises ValueError."""
     storage, found = FileStorage(), []
     for path in map(str, (path.resolve() for path in paths)):
         if is_partition(storage, path):
@@ -113,9 +112,9 @@ def output_path(
     overwrite: bool,
     as_json: bool,
 ) -> str:
-    """Where to write: what was given, or a file in the working directory that is named for the records.
+    """Return the given output path, or a file in the working directory named after the records.
 
-    Raises ValueError where that cannot be.
+    Raises ValueError if the path cannot be written.
     """
     if given == STANDARD_OUTPUT:
         if kind != "jsonl" or file_rows is not None or as_json:
@@ -154,7 +153,7 @@ def run(
     file_rows: int | None,
     as_json: bool,
 ) -> int:
-    """Write the records of all the partitions; returns the exit code."""
+    """Write the records of all partitions; returns the exit code."""
     try:
         form = format_of(kind, columns, sorted({_topic(directory) for directory in directories}))
     except ImportError:
@@ -224,7 +223,7 @@ def _open(directory: str, partition: TopicPartition) -> UnifiedLog:
 
 
 def _first(log: UnifiedLog, from_offset: int | None) -> int | None:
-    # One range may be asked of many partitions: one that begins above it has less of it.
+    # One range applies to all partitions; one whose log starts above it is exported from its start.
     return None if from_offset is None or from_offset < log.log_start_offset else from_offset
 
 
@@ -239,7 +238,7 @@ def _warn(partition: TopicPartition, damage: Damage) -> None:
 
 
 class _Progress:
-    """The rows and bytes of all partitions, for a bar where somebody watches."""
+    """Counts the rows and bytes of all partitions, and shows a bar on a terminal."""
 
     def __init__(self, bar: bars.Progress | None, total: int) -> None:
         self._bar = bar

@@ -1,7 +1,7 @@
 """The files that `kreplica export` writes: Parquet, Arrow's IPC file, or JSON lines.
 
-A file gets its name when the whole export is done; until then, and after a failure, there is nothing under
-it. `Output` owns the files; the one that is open holds at most one row group in memory.
+A file gets its final name when the whole export is done; before that, and after a failure, no file has that
+name. `Output` owns the files. The open file holds at most one row group in memory.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _quoted = json.encoder.encode_basestring
 ESCAPED = re.compile(rb'[\x00-\x1f"\\]')
 ROW_GROUP_ROWS = 1 << 20
 ROW_GROUP_BYTES = 128 << 20
-# Parquet: what repeats gets a dictionary, what grows steadily its differences.
+# Parquet: repeating columns get a dictionary, steadily growing ones are stored as differences.
 REPEATING = ("topic", "partition", "timestamp_type", "key", "leader_epoch", "producer_id")
 GROWING = ("offset", "timestamp")
 
 
 class Sink(Protocol):
-    """One file in the making."""
+    """A file that is being written."""
 
     def write(self, rows: Any, start: int, stop: int) -> None: ...
     def close(self) -> None: ...
 
 
 class Format(Protocol):
-    """What one kind of files has in common: `rows` is a piece as its sinks take it, whole or a part of it."""
+    """A kind of file. `rows` is a piece of rows as its sinks take it, or a part of one."""
 
     def rows(self, piece: Columns, partition: TopicPartition) -> Any: ...
     def create(self, path: str) -> Sink: ...
 
 
 class Output:
-    """The file `path`, or with `file_rows` a row of files, `name-00000.suffix` and so on, all of which but
-    the last have so many rows.
+    """The file `path`; with `file_rows` several files, `name-00000.suffix` and so on, with this number of
+    rows each except the last.
 
-    Use it as a context manager: the files get their names where its block ends well, all together, and on
-    disk; else they are removed. Raises KafkaStorageError's kinds where the system refuses.
+    Use it as a context manager. If its block succeeds, all files are flushed and get their names together;
+    else they are removed. Raises kinds of KafkaStorageError.
     """
 
     def __init__(self, path: str, form: Format, file_rows: int | None = None) -> None:
@@ -61,7 +61,7 @@ class Output:
         self._file_rows = file_rows
         self._rows = 0
         self._sink: Sink | None = None
-        self._temporary: dict[str, str] = {}  # by the name that the file is to get
+        self._temporary: dict[str, str] = {}  # by the final name of the file
         self.files: list[str] = []
 
     def write(self, piece: Columns, partition: TopicPartition) -> None:
@@ -110,7 +110,7 @@ class Output:
 
     def _refuse(self, error: OSError) -> NoReturn:
         if self._path == STANDARD_OUTPUT and isinstance(error, BrokenPipeError):
-            raise error  # whoever reads it has enough, and the command ends without a word
+            raise error  # the reader closed the pipe; end without a message
         raise exception_for_os(error, self._path) from error
 
     def _name_files(self) -> None:
@@ -130,7 +130,7 @@ class Output:
 
     def _clean_up(self) -> None:
         if self._sink is not None:
-            # It failed once; what it holds is dropped with its file.
+            # It failed before; its contents are dropped with the file.
             with suppress(Exception):
                 self._sink.close()
         if self._path != STANDARD_OUTPUT:
@@ -140,13 +140,13 @@ class Output:
 
 
 def numbered(path: str, number: int) -> str:
-    """The name of one of the files that an export is split into."""
+    """Return the name of one of the files that an export is split into."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}-{number:05}{suffix}"
 
 
 def _created(name: str) -> str:
-    """A new file beside `name`; one that is there already may be anybody's."""
+    """Create a new temporary file beside `name`, and never replace an existing one."""
     for number in count():
         temporary = f"{name}.{number}.tmp"
         with suppress(FileExistsError), open(temporary, "x"):
@@ -155,7 +155,7 @@ def _created(name: str) -> str:
 
 
 def format_of(kind: str, columns: Sequence[str], topics: Sequence[str]) -> Format:
-    """The format of this name. Raises ImportError where it needs pyarrow and that is missing."""
+    """Return the format of this name. Raises ImportError if it needs pyarrow and pyarrow is missing."""
     return JsonLines(columns) if kind == "jsonl" else ArrowFormat(kind, columns, topics)
 
 
@@ -228,8 +228,8 @@ class ArrowFile:
 
 
 class JsonLines:
-    """One JSON object a line and record. Bytes are a string where they are UTF-8; else the name has `_base64`
-    added and the string is base64. `timestamp` is in ms since 1970."""
+    """JSON lines, one object for each record. Bytes that are UTF-8 become a string; others become base64
+    under the name with `_base64` added. `timestamp` is in ms since 1970."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
@@ -238,7 +238,7 @@ class JsonLines:
         return JsonLinesFile(path)
 
     def rows(self, piece: Columns, partition: TopicPartition) -> list[str]:
-        # All rows of a piece share one template; what is the same in each of them stands in it.
+        # All rows of a piece share one template, which contains the parts that are equal in all rows.
         fields = [_field(name, piece, partition) for name in self._columns]
         template = f"{{{','.join(text for text, _ in fields)}}}\n"
         varying = [values for _, values in fields if values is not None]
@@ -268,7 +268,7 @@ def _open_text(path: str) -> IO[str]:
 
 
 def _field(name: str, piece: Columns, partition: TopicPartition) -> tuple[str, Iterable[object] | None]:
-    """The column as a member of a JSON object: its part of a template, and what is put in for each row."""
+    """Return a column as a member of a JSON object: its part of the template, and the value for each row."""
     if name in OF_PARTITION:
         return f'"{name}":{json.dumps(getattr(partition, name))}'.replace("%", "%%"), None
     column = getattr(piece, name)
@@ -290,7 +290,7 @@ def _numbers(name: str, buffer: memoryview) -> Iterable[object]:
 
 
 def _plain(column: BinaryColumn) -> list[str] | None:
-    """The values as text, where all of them are ASCII of which JSON wants nothing escaped."""
+    """Return the values as text if all are ASCII and need no escaping in JSON."""
     data = bytes(column.data[0])
     if column.nulls or not data.isascii() or ESCAPED.search(data):
         return None

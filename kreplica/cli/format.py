@@ -1,4 +1,4 @@
-"""`kreplica format`: makes directories those of a node, as Kafka's `kafka-storage format` does."""
+"""`kreplica format`: prepare directories for a node, as Kafka's `kafka-storage format` does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kreplica.runtime.kafka_config import DEFAULT_CONTROLLER_LISTENER
 from kreplica.runtime.kafka_raft_server import cluster_id_of
 from kreplica.runtime.storage import FileStorage
 
-# Kafka makes them of 22 letters and digits, and takes others.
+# Kafka generates 22 letters and digits, and accepts other text.
 _CLUSTER_ID = re.compile("[!-~]{1,64}")
 
 
@@ -29,11 +29,11 @@ def run(
     as_json: bool,
     initial_controllers: str | None = None,
 ) -> int:
-    """Format the directories, the first of which has the metadata log; returns the exit code.
+    """Format the directories; returns the exit code. The first directory gets the metadata log.
 
-    `initial_controllers`: the quorum's first voters, where they are to come and go (KIP-853), as
-    `id@host:port:directory-id,...`; the same for all nodes, those that come later included. Raises
-    InvalidConfig, InvalidFile for another node's, InconsistentClusterId, KafkaStorageError.
+    `initial_controllers`: the first voters of a quorum whose voters can change (KIP-853), as
+    `id@host:port:directory-id,...`; the same for all nodes, also for those added later. Raises InvalidConfig,
+    InvalidFile if a directory belongs to another node, InconsistentClusterId, KafkaStorageError.
     """
     chance = random.SystemRandom()
     cluster_id = str(Uuid.generate(chance)) if cluster_id is None else cluster_id
@@ -68,7 +68,7 @@ def run(
 
 
 def recover(directories: list[str], node_id: int, as_json: bool) -> int:
-    """Mend the stored election of a voter that no start can read or go on from; returns the exit code.
+    """Lower the stored epoch of a voter that cannot start or cannot go on; returns the exit code.
 
     Raises as `recover_election`.
     """
@@ -86,7 +86,7 @@ def recover(directories: list[str], node_id: int, as_json: bool) -> int:
 
 
 def parse_controllers(text: str) -> VoterSet:
-    """The set in --initial-controllers. Raises InvalidConfig."""
+    """Parse --initial-controllers. Raises InvalidConfig."""
     nodes = []
     for part in text.split(","):
         address, _, directory_id = part.strip().rpartition(":")
@@ -103,7 +103,7 @@ def parse_controllers(text: str) -> VoterSet:
 
 
 def _take_id(config: NodeConfig, storage: FileStorage, ids: dict[str, Uuid], directory_id: Uuid) -> None:
-    """Let the metadata directory have the id that the voters know it by."""
+    """Give the metadata directory the id under which the voters know it."""
     path = config.metadata_directory
     if is_formatted(config, storage) and ids[path] != directory_id:
         raise InvalidConfig(

@@ -1,7 +1,7 @@
-"""A blocking connection to one broker, for requests that stock clients do not make.
+"""A blocking connection to one broker, for requests that stock clients do not send.
 
-Versions are asked for first, so any Kafka-compatible broker will do that knows the request. What comes is
-read with each length checked, and no answer is larger than MAX_RESPONSE_BYTES.
+It asks for supported versions first, so it works with any Kafka-compatible broker that has the request. Each
+length in an answer is checked, and no answer may exceed MAX_RESPONSE_BYTES.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLIENT_ID = b"kreplica-cli"
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """Hosts and ports from `host:port,...`. Raises ValueError."""
+    """Parse `host:port,...`. Raises ValueError."""
     found = []
     for each in text.split(","):
         host, colon, port = each.strip().rpartition(":")
@@ -37,7 +37,7 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
 
 @contextmanager
 def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
-    """A connection to the first of them that answers. Raises NetworkException, ValueError."""
+    """Connect to the first address that answers. Raises NetworkException, ValueError."""
     failed = []
     for host, port in parse_bootstrap(bootstrap):
         try:
@@ -52,7 +52,7 @@ def any_broker(bootstrap: str) -> Iterator[KafkaConnection]:
 
 
 class KafkaConnection:
-    """See the module. Raises OSError where nobody listens."""
+    """A blocking connection to one broker. Raises OSError if the connection is refused."""
 
     def __init__(self, host: str, port: int) -> None:
         self._name = f"{host}:{port}"
@@ -69,7 +69,8 @@ class KafkaConnection:
         self._socket.close()
 
     def newest(self, api_key: int, versions: Sequence[int]) -> type[Any]:
-        """The class of the newest version of a request that is among `versions` and that the broker takes.
+        """Return the class of the newest version of a request that is in `versions` and that the broker
+        supports.
 
         Raises UnsupportedVersion.
         """
@@ -85,7 +86,7 @@ class KafkaConnection:
         raise UnsupportedVersion(f"{self._name} supports no version of API {api_key} that this program knows")
 
     def ask(self, request: Any) -> Any:
-        """The broker's answer. Raises NetworkException, InvalidRequest."""
+        """Send a request and return the answer. Raises NetworkException, InvalidRequest."""
         self._number += 1
         kind = response_type(request.__api_key__, request.__version__)
         try:
@@ -96,7 +97,7 @@ class KafkaConnection:
         reader = MessageReader(memoryview(frame))
         if reader.int32() != self._number:
             raise InvalidRequest(f"{self._name} sent an answer that does not fit the request")
-        # ApiVersions alone is answered with the old header, since who asks may know no other.
+        # ApiVersions is answered with the old header, since the client may know no other yet.
         if kind.__flexible__ and kind.__api_key__ != ApiVersionsRequest.__api_key__:
             reader.skip_tags()
         return read_message(kind, reader)

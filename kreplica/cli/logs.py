@@ -1,4 +1,4 @@
-"""What a serving process logs: to standard error, as text for people or one JSON object a line."""
+"""Logging of a serving process: to standard error, as text or as one JSON object a line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 
 def set_up(log_format: str, level: str, node: str) -> None:
-    """Log from now on, as "text" or "json"; `node` stands in each line. Replaces what was set up before."""
+    """Log from now on as "text" or "json", with `node` in each line. Replaces earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(node) if log_format == "json" else _text(node))
     root = logging.getLogger()
@@ -24,7 +24,8 @@ def _text(node: str) -> logging.Formatter:
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (ISO 8601, UTC), node, level, logger, message, and error where there is one."""
+    """Formats a line as one object: time (ISO 8601, UTC), node, level, logger, message, and error if there is
+    one."""
 
     def __init__(self, node: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`kreplica offsets`: where the replicas in some directories stand, one row for each."""
+"""`kreplica offsets`: print the offsets of the replicas in some directories, one row each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(paths: Sequence[str], topics: Sequence[str], isolation: str, group: str 
 
 
 def committed(paths: Sequence[str], group: str | None) -> dict[TopicPartition, int]:
-    """The offsets of the group, if one is named. Raises InvalidFile."""
+    """Return the offsets of the group, if one is given. Raises InvalidFile."""
     return {} if group is None else group_offsets(FileStorage(), SystemClock(), paths, group)
 
 
@@ -55,7 +55,7 @@ def report(rows: Sequence[PartitionOffsets], as_json: bool) -> None:
         for row in rows:
             print_json(asdict(row))
         return
-    # Where each partition is there but once, nobody needs to be told which replica it is.
+    # If each partition is there once, the column that names the replica is not needed.
     once = len({(row.topic, row.partition) for row in rows}) == len(rows)
     print_table("Offsets", COLUMNS, [_fact(row, None if once else row.directory) for row in rows])
 

@@ -1,6 +1,6 @@
-"""How the subcommands print: tables for people, one JSON object a line for programs.
+"""Output of the subcommands: tables for people, one JSON object a line for programs.
 
-A fact is a mapping from names to values; a name that ends in `timestamp` holds ms since 1970.
+A fact is a mapping from names to values. A value whose name ends in `timestamp` is in ms since 1970.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rich.table import Table
 
 Fact = Mapping[str, object]
 
-# A table is laid out once all its rows are known, so a long one is printed in parts.
+# A table's layout needs all its rows, so a long table is printed in parts.
 ROWS_A_TABLE = 1000
-# Where there is no terminal to ask, lines are as long as they need to be.
+# Without a terminal, lines are as long as they need to be.
 WIDTH_WITHOUT_TERMINAL = 200
 LONGEST_CELL = 60
-# What is never shortened: it may be the answer.
+# Columns that are never shortened, because they may be the answer.
 WHOLE = {"path", "text", "problem", "data"}
-# Kafka's value for an id, an epoch or an offset that is not there.
+# Kafka's value for a missing id, epoch or offset.
 NONE = -1
 
 
@@ -38,7 +38,8 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_json(fact: Fact) -> None:
-    """One line. Bytes are text where they are UTF-8; else the name has `_base64` added."""
+    """Print the fact as one line. Bytes that are UTF-8 become text; others become base64 under the name with
+    `_base64` added."""
     print(json.dumps(_plain(fact), ensure_ascii=False, separators=(",", ":")))
 
 
@@ -60,9 +61,9 @@ def _plain(fact: Fact) -> dict[str, object]:
 
 
 def print_table(title: str, columns: Sequence[str], facts: Iterable[Fact]) -> None:
-    """Print the named columns of the facts below a title; columns that are empty are left out.
+    """Print the named columns of the facts below a title, without columns that are empty.
 
-    On a terminal that is too narrow for whole words in all columns, each fact is a block of lines instead.
+    If the terminal is too narrow for whole words in all columns, print each fact as a block of lines.
     """
     rows = iter(facts)
     out = console()
@@ -123,7 +124,7 @@ def _pair(item: Fact) -> str:
 
 
 def moment(timestamp_ms: int) -> str:
-    """A timestamp as a date in UTC, or the number itself where there is no such date."""
+    """Return a timestamp as a date in UTC, or the number itself if it is out of range for dates."""
     try:
         date = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,9 +1,9 @@
-"""`kreplica produce`: lines of a file or of standard input into a topic of any Kafka-compatible cluster.
+"""`kreplica produce`: append lines of a file or of standard input to a topic of any Kafka-compatible cluster.
 
-A line is a value, or key and value with a separator between them, or one JSON object as `kreplica consume
---json` and `kreplica export --to jsonl` write it (key, value, headers, timestamp, and partition where it is
-asked for; `key_base64` and `value_base64` for what is no text). The first error ends it, and what was
-acknowledged until then is told.
+A line is a value; or a key and a value with a separator; or a JSON object as `kreplica consume --json` and
+`kreplica export --to jsonl` write it (key, value, headers, timestamp, optionally partition; `key_base64` and
+`value_base64` for bytes that are not text). The first error ends the command; its summary says how many
+records were acknowledged before.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kreplica.cli import stock_client
 from kreplica.cli.output import console, print_json
 from kreplica.common.errors import InvalidRecord, KreplicaError, NetworkException
 
-# A multiple of librdkafka's own bound, so that it is never idle for want of lines.
+# A multiple of librdkafka's own limit, so that it always has lines to send.
 SERVE_EVERY = 1_000
 FLUSH_S = 60.0
-# What librdkafka does by default, but for larger batches and an exact once of each line.
+# librdkafka's defaults, except for larger batches and idempotence, which stores each line once.
 DEFAULTS = {"acks": "all", "enable.idempotence": True, "linger.ms": 5, "batch.size": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """How a line is to be read: as JSON, or as a value, behind a key where there is a separator."""
+    """How to read a line: as JSON, or as a value, with a key if there is a separator."""
 
     json: bool = False
     key_separator: bytes | None = None
@@ -49,10 +49,10 @@ def run(
     partition: int | None,
     as_json: bool,
 ) -> int:
-    """Produce all lines of `source`; returns the exit code."""
+    """Append all lines of `source`; returns the exit code."""
     own = {**DEFAULTS}
     if "acks" in properties or "request.required.acks" in properties:
-        # Anything but all cannot be idempotent.
+        # Idempotence needs acks=all.
         own["enable.idempotence"] = properties.get("acks", "all") in ("all", "-1")
     connected = stock_client.connect("Producer", bootstrap, own, properties, topic=topic)
     producer, sent = connected.client, _Sent()
@@ -79,7 +79,7 @@ def run(
 
 
 class _Sent:
-    """What was acknowledged, for the bar and for the summary."""
+    """Counts acknowledged records, for the bar and the summary."""
 
     def __init__(self) -> None:
         self.bar: _Bar | None = None
@@ -105,7 +105,7 @@ def _send(producer: Any, topic: str, record: dict[str, Any], partition: int | No
             with stock_client.errors():
                 producer.produce(topic, on_delivery=sent.delivered, **record)
         except BufferError:
-            # Its queue is full: it takes more once some of it was acknowledged.
+            # Its queue is full until some records are acknowledged.
             producer.poll(1.0)
         else:
             break
@@ -154,7 +154,7 @@ def _text(fact: Mapping[str, Any], name: str) -> str:
 
 
 def _as_text(value: object) -> str:
-    # A value that is JSON itself may stand there as such.
+    # A value may be JSON itself.
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

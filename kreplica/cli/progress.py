@@ -1,4 +1,4 @@
-"""The bar that shows how far a walk through bytes has come."""
+"""The bar that shows the progress of a walk through bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kreplica.cli.output import console
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """What to tell how many bytes were walked: a bar where somebody watches, else None."""
+    """Yield a callback for a number of bytes, which moves a bar; None without a terminal."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield None

@@ -1,4 +1,4 @@
-"""`kreplica quorum`: the metadata quorum of a cluster, and changes of its voters (KIP-595, KIP-853)."""
+"""`kreplica quorum`: show the metadata quorum of a cluster, and change its voters (KIP-595, KIP-853)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def describe(bootstrap: str, as_json: bool) -> int:
 def add_voter(
     bootstrap: str, cluster_id: str | None, node_id: int, directory: str, listeners: Sequence[str]
 ) -> int:
-    """Make a controller that runs as an observer a voter."""
+    """Make a running observer a voter."""
     request: Any = AddRaftVoterRequest
     change = request(
         cluster_id=cluster_id,
@@ -54,7 +54,7 @@ def add_voter(
 
 
 def remove_voter(bootstrap: str, cluster_id: str | None, node_id: int, directory: str) -> int:
-    """Let a voter be none any more."""
+    """Remove a voter from the quorum."""
     request: Any = RemoveRaftVoterRequest
     change = request(
         cluster_id=cluster_id, voter_id=node_id, voter_directory_id=uuid_of(Uuid.parse(directory))
@@ -63,7 +63,7 @@ def remove_voter(bootstrap: str, cluster_id: str | None, node_id: int, directory
 
 
 def parse_listener(text: str) -> Listener:
-    """A listener from `NAME://host:port`. Raises ValueError."""
+    """Parse a listener, `NAME://host:port`. Raises ValueError."""
     name, found, address = text.partition("://")
     host, colon, port = address.rpartition(":")
     if not found or not name or not colon or not host or not port.isdecimal() or int(port) >= 1 << 16:
@@ -107,7 +107,7 @@ def _described(broker: KafkaConnection) -> Any:
 def _replicas(answer: Any, partition: Any) -> Iterator[Fact]:
     ends = {each.replica_id: each.log_end_offset for each in partition.current_voters}
     leader_end = ends.get(partition.leader_id, -1)
-    # Version 1 knows neither where the nodes listen nor their directories.
+    # Version 1 has neither the nodes' listeners nor their directories.
     listeners = {
         node.node_id: [f"{each.name}://{each.host}:{each.port}" for each in node.listeners]
         for node in getattr(answer, "nodes", ())

@@ -1,4 +1,4 @@
-"""`kreplica repair`: what is wrong with a log's files, and with `--apply` its repair."""
+"""`kreplica repair`: find problems in a log's files, and with `--apply` repair them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("path", "kind", "offset", "next_offset", "position", "end_position", 
 
 
 def run(path: str, peer: str | None, apply: bool, as_json: bool) -> int:
-    """Look at the log, or the log directory, at `path`, and repair it if `apply`; returns the exit code."""
+    """Check the log or log directory at `path`, and repair it if `apply`; returns the exit code."""
     storage = FileStorage()
     findings: list[Finding] = []
     with progress("repair", total_bytes(storage, path)) as advance:
@@ -48,7 +48,7 @@ def _summary(findings: list[Finding], left: int, apply: bool) -> str:
 
 
 def is_log(path: Path) -> bool:
-    """Whether it is a partition's directory, or one with partitions in it."""
+    """Whether it is the directory of a partition, or contains such directories."""
     if not path.is_dir():
         return False
     names = sorted(below.name for below in path.iterdir())

@@ -1,9 +1,9 @@
-"""`kreplica serve`: a node as the process.
+"""`kreplica serve`: run a node in this process.
 
-It prints one line to standard output when its broker may lead, and logs to standard error. SIGTERM or Ctrl-C:
-it hands over what it leads, closes its files and ends with exit code 0; a second one ends it at once, as one
-before it was started does, with 128 and the signal's number. Nothing acknowledged is lost by that: it is what
-a crash would leave. Exit code 1: it cannot go on, and says why.
+It prints one line to standard output when its broker may lead, and logs to standard error. On SIGTERM or
+Ctrl-C it hands over what it leads, closes its files and exits with 0. A second signal, or a first one before
+the node has started, ends it at once with 128 plus the signal's number; what is acknowledged is safe, as
+after a crash. Exit code 1: the node cannot go on, and the message says why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOptions:
-    """What is no property of the node. `metrics_listen`: host:port for Prometheus."""
+    """Options of the process that are not properties of the node; `metrics_listen` is host:port."""
 
     log_format: str = "text"
     log_level: str = "info"
@@ -51,10 +51,10 @@ def run(
     options: ProcessOptions,
     on_ready: Callable[[KafkaRaftServer], object] | None = None,
 ) -> int:
-    """Be the node until a signal or a failure ends it; returns the exit code.
+    """Run the node until a signal or a failure ends it; returns the exit code.
 
-    `on_ready(server)`: its broker may lead. Raises what keeps the node from starting: InvalidConfig,
-    InvalidFile, LogDirLocked and more.
+    `on_ready(server)` is called when its broker may lead. Raises what keeps the node from starting:
+    InvalidConfig, InvalidFile, LogDirLocked and others.
     """
     end = _End()
     _take_all_descriptors()
@@ -69,9 +69,9 @@ def run(
         return 1
     end.has_started()
     _warn_of_open_quorum(server)
-    # Modules and classes stay for good; a full collection that walks them holds requests up for tens of ms.
+    # A full collection would walk all modules and classes, and delay requests by tens of ms.
     gc.freeze()
-    # So long may requests wait for the thread of the metadata image, of retention and of cleaning; 5 ms else.
+    # The longest time that the threads of image, retention and cleaning hold the GIL; the default is 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if metrics is not None:
         metrics.show(
@@ -103,9 +103,9 @@ def _warn_of_open_quorum(server: KafkaRaftServer) -> None:
 
 
 def _take_all_descriptors() -> None:
-    # As many as the system lets this process have: the usual bound is meant for programs that select().
+    # Raise the limit of descriptors to the system's maximum; the usual limit is meant for select().
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # a bound that the system takes for none
+    with contextlib.suppress(OSError, ValueError):  # a value that the system treats as unlimited
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -134,7 +134,7 @@ def _announce(
 
 
 def notify_supervisor(state: bytes) -> None:
-    """Tell systemd, where it started this process as one of Type=notify (sd_notify(3))."""
+    """Notify systemd, if it started this process with Type=notify (sd_notify(3))."""
     path = os.environ.get("NOTIFY_SOCKET")
     if path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
@@ -143,10 +143,10 @@ def notify_supervisor(state: bytes) -> None:
 
 
 class _End:
-    """What ends the node: a signal or a failure.
+    """Waits for the end of the node: a signal or a failure.
 
-    A handler runs in the main thread, between any two steps of what that does, `wait` included. So it takes
-    no lock that `wait` may hold, as an Event would: a SimpleQueue has none.
+    A signal handler runs in the main thread between any two steps, also inside `wait`. So it may take no lock
+    that `wait` holds, as an Event would; a SimpleQueue has none.
     """
 
     def __init__(self) -> None:
@@ -155,21 +155,21 @@ class _End:
         self._is_at_once = True
 
     def take_signals(self) -> None:
-        """Let SIGTERM and SIGINT end the node, at once for now."""
+        """Let SIGTERM and SIGINT end the process at once."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._signalled)
 
     def has_started(self) -> None:
-        """From now on the first signal is to end the node in order."""
+        """From now on, let the first signal end the node in order."""
         self._is_at_once = False
 
     def fail(self, error: BaseException) -> None:
-        """The node cannot go on."""
+        """Record that the node cannot go on."""
         self.failure = error
         self._wanted.put(None)
 
     def wait(self) -> None:
-        """Return when the node is to end."""
+        """Return when the node has to end."""
         self._wanted.get()
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:

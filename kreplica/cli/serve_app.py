@@ -101,9 +101,7 @@ def serve(
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Address that clients are told to use (advertised.listeners)."
-        ),
+        typer.Option(metavar="HOST:PORT", help="Address that clients connect to (advertised.listeners)."),
     ] = None,
     setting: Annotated[
         list[str] | None,

@@ -1,5 +1,5 @@
-"""What `kreplica serve` is told, as Kafka's properties: by a file, by --set, and by flags, the later before
-the earlier."""
+"""The properties of `kreplica serve`: from a file, from --set, and from flags; later ones override earlier
+ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kreplica.runtime.config_file import read_config_file
 
 
 def from_config(path: str | None, settings: Sequence[str]) -> dict[str, object]:
-    """The properties of the file, with those of --set over them.
+    """Return the properties of the file, overridden by those of --set.
 
-    Raises ValueError for a setting that is no NAME=VALUE, and as `read_config_file`.
+    Raises ValueError for a setting that is not NAME=VALUE, and as `read_config_file`.
     """
     properties: dict[str, object] = {} if path is None else read_config_file(path)
     for each in settings:
@@ -31,7 +31,8 @@ def from_flags(
     quorum: str | None,
     advertise: str | None,
 ) -> dict[str, object]:
-    """The properties with what the flags stand for over them. Raises ValueError for half of the listeners."""
+    """Return the properties, overridden by the flags. Raises ValueError if only one of two listeners is
+    given."""
     if controller_listen is not None and listen is None and "listeners" not in properties:
         listen = "127.0.0.1:9092"
     if (listen is None) != (controller_listen is None) and "listeners" in properties:

@@ -1,4 +1,4 @@
-"""The page docs/SETTINGS.md, from the settings themselves: `python -m kreplica.cli.settings_page`.
+"""Generates docs/SETTINGS.md from the settings: `python -m kreplica.cli.settings_page`.
 
 No state; any thread.
 """
@@ -80,7 +80,7 @@ properties that begin with it.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = (
         HEAD,
         TOPICS,

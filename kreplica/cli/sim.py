@@ -1,4 +1,4 @@
-"""`kreplica sim`: random runs of the simulator, what they end with, and the short form of one that fails."""
+"""`kreplica sim`: random runs of the simulator, their results, and the shortened form of a run that fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kreplica.sim.reduction import RandomRun, reduced, round_ends_ns, run_broker
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `transcript`: what happened in its shortest form that fails as it did."""
+    """Result of a run. `transcript`: the shortest form of the run that fails in the same way."""
 
     seed: int
     events: int
@@ -39,7 +39,7 @@ def run(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What nodes say of the faults that a run makes is no news here."""
+    """Silence the nodes' logs, which report the faults that the run injects."""
     logger = logging.getLogger("kreplica")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""`--engine spark`: the same commands by Spark, over archives that are larger than one machine.
+"""`--engine spark`: the same commands on Spark, for archives larger than one machine.
 
-This is the one file of the package that knows of spark_connector, which is imported when a command runs, so
-that nobody else needs pyspark.
+Only this file of the package uses spark_connector. It is imported when a command runs, so other commands do
+not need pyspark.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kreplica.log.verify import Problem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A line that ends one of Python's stacks: the class with its modules, and what it says.
+# The last line of a Python stack: the class with its modules, and the message.
 _ERROR = re.compile(r"(?P<package>[a-z]\w*)(?:\.\w+)*\.[A-Z]\w*: (?P<said>.+)")
 
 
 def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
-    """As kreplica.cli.verify.run, by Spark; the problems come in another order."""
+    """As kreplica.cli.verify.run, on Spark; problems may come in another order."""
 
     def run(spark: SparkSession) -> int:
         from spark_connector import jobs
@@ -40,7 +40,7 @@ def verify(paths: Sequence[str], master: str, as_json: bool) -> int:
 
 
 def diff(left: str, right: str, by_record: bool, master: str, as_json: bool) -> int:
-    """As kreplica.cli.diff.run, by Spark."""
+    """As kreplica.cli.diff.run, on Spark."""
 
     def run(spark: SparkSession) -> int:
         from spark_connector import jobs
@@ -60,7 +60,7 @@ def offsets(
     master: str,
     as_json: bool,
 ) -> int:
-    """As kreplica.cli.offsets.run, by Spark."""
+    """As kreplica.cli.offsets.run, on Spark."""
 
     def run(spark: SparkSession) -> int:
         from spark_connector.jobs import offsets_table
@@ -74,8 +74,8 @@ def offsets(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to export: all records of these partitions' directories, or, `committed`, those that no open or
-    aborted transaction has written."""
+    """What to export: all records in these partitions' directories; with `committed` without those of open
+    and aborted transactions."""
 
     directories: Sequence[str]
     columns: Sequence[str]
@@ -85,7 +85,7 @@ class Wanted:
 
     @property
     def options(self) -> dict[str, str]:
-        """The same as options of format("kreplica")."""
+        """Return the options for format("kreplica")."""
         return {
             "paths": json.dumps(list(self.directories)),
             "kafka.isolation.level": "read_committed" if self.committed else "read_uncommitted",
@@ -94,8 +94,8 @@ class Wanted:
 
 
 def export(wanted: Wanted, out: str, *, latest: bool, master: str, as_json: bool) -> int:
-    """Write what is new into the Parquet files in `out`, or the `latest` values into new ones; the exit
-    code."""
+    """Write new records into the Parquet files in `out`, or with `latest` the last values into new ones;
+    returns the exit code."""
 
     def run(spark: SparkSession) -> int:
         from spark_connector import jobs
@@ -116,7 +116,7 @@ def export(wanted: Wanted, out: str, *, latest: bool, master: str, as_json: bool
 
 
 def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
-    """What `command` returns; 1 where Spark is not installed, or fails."""
+    """Run `command` and return its exit code; 1 if Spark is not installed or fails."""
     try:
         from pyspark.errors import PySparkException
 
@@ -129,7 +129,7 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
         return _refuse(
             f"--engine spark needs {package}, which is not installed: pip install 'kreplica[spark]'"
         )
-    # It logs the stack of what fails in a stream's batch, which is raised, too.
+    # Spark logs the stack of a failed batch, and raises it too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         with session(master) as spark:
@@ -141,8 +141,8 @@ def _with_spark(master: str, command: Callable[[SparkSession], int]) -> int:
 
 
 def _told(text: str) -> str:
-    """What one of Spark's messages says, which hold whole stacks of calls: an error of kreplica's if there is
-    one, else the last of Python's, else the first line."""
+    """Return the essential line of one of Spark's messages, which contain whole stacks: kreplica's error if
+    there is one, else the last of Python's, else the first line."""
     found = [match for line in text.splitlines() if (match := _ERROR.fullmatch(line.strip()))]
     own = [match["said"] for match in found if match["package"] in ("kreplica", "spark_connector")]
     others = [match["said"] for match in found if match["package"] == "pyspark"]

@@ -1,7 +1,7 @@
 """The stock Kafka client of the subcommands that talk to a cluster: librdkafka, by confluent-kafka.
 
-Any Kafka-compatible cluster will do, so nothing here knows kreplica's nodes. What the client reports becomes
-one typed error of ours, which the command line prints as one line.
+It works with any Kafka-compatible cluster; nothing here depends on kreplica's nodes. Errors of the client
+become our typed errors, which the command line prints as one line.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from kreplica.common.errors import InvalidConfig, KreplicaError, NetworkException
 from kreplica.common.wire import error_of
 
-# How long a command waits for the first answer of its cluster.
+# How long a command waits for the first answer of the cluster.
 CONNECT_S = 5.0
-# librdkafka reports each address it cannot reach, again and again; the command says it once, at its end.
+# librdkafka reports unreachable addresses repeatedly; the command reports them once, at its end.
 QUIET = logging.getLogger("kreplica.cli.librdkafka")
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
 
 def client_module() -> Any:
-    """confluent_kafka. Raises InvalidConfig where it is not installed."""
+    """Return confluent_kafka. Raises InvalidConfig if it is not installed."""
     try:
         import confluent_kafka
     except ImportError as error:
@@ -35,13 +35,13 @@ def client_module() -> Any:
 
 
 def admin_module() -> Any:
-    """confluent_kafka.admin. Raises InvalidConfig where it is not installed."""
+    """Return confluent_kafka.admin. Raises InvalidConfig if it is not installed."""
     client_module()
     return import_module("confluent_kafka.admin")
 
 
 def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
-    """Properties from `name=value`. Raises ValueError."""
+    """Parse `name=value` pairs. Raises ValueError."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -54,12 +54,12 @@ def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
 def client_properties(
     bootstrap: str, own: Mapping[str, Any] | None = None, given: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """librdkafka's properties: those of the command, and above them those that the caller gave."""
+    """Return librdkafka's properties: those of the command, overridden by those of the user."""
     return {"bootstrap.servers": bootstrap, "client.id": "kreplica-cli", **(own or {}), **(given or {})}
 
 
 def new_client(kind: str, properties: Mapping[str, Any]) -> Any:
-    """A client of confluent_kafka: `kind` is Producer, Consumer or admin.AdminClient."""
+    """Create a client of confluent_kafka; `kind` is Producer, Consumer or admin.AdminClient."""
     module = client_module()
     with errors():
         if kind == "AdminClient":
@@ -69,7 +69,7 @@ def new_client(kind: str, properties: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A client that has reached its cluster, with the cluster's metadata as confluent_kafka has it."""
+    """A client that has reached its cluster, with the cluster's metadata from confluent_kafka."""
 
     client: Any
     metadata: Any
@@ -78,18 +78,18 @@ class Connected:
 
     @property
     def cluster(self) -> str:
-        """The cluster, for messages."""
+        """The cluster's name in messages."""
         return f"cluster {self.metadata.cluster_id or 'without id'} at {self.bootstrap}"
 
 
 class Problems:
-    """The last error that a client reported of its connections: its `error_cb`."""
+    """Keeps the last error that a client reported of its connections; serves as `error_cb`."""
 
     def __init__(self) -> None:
         self._last: Any = None
 
     def __call__(self, error: Any) -> None:
-        # Errors of single connections name an address and a cause; this one does not.
+        # Errors of single connections name an address and a cause; this summary does not.
         if error.code() != client_module().KafkaError._ALL_BROKERS_DOWN:
             self._last = error
 
@@ -107,7 +107,7 @@ def connect(
     *,
     topic: str | None = None,
 ) -> Connected:
-    """Make a client as `new_client` does, and ask its cluster for metadata, of `topic` alone if it is named.
+    """Create a client as `new_client` does, and request its cluster's metadata, of `topic` only if given.
 
     Raises NetworkException with the addresses and the cause if no broker answers within CONNECT_S, and
     InvalidConfig.
@@ -127,7 +127,7 @@ def connect(
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Raise the client's errors as ours."""
+    """Convert the client's errors to ours."""
     kafka_exception = client_module().KafkaException
     try:
         yield
@@ -136,7 +136,7 @@ def errors() -> Iterator[None]:
 
 
 def typed(error: Any) -> KreplicaError:
-    """A KafkaError as one of ours: Kafka's codes by their class, the client's own as what they mean."""
+    """Return our error for a KafkaError: the class of Kafka's code, or what the client's own code means."""
     code, text = error.code(), error.str()
     of_server = error_of(code, text) if code > 0 else None
     if of_server is not None:
@@ -148,13 +148,14 @@ def typed(error: Any) -> KreplicaError:
 
 
 def result(future: Any) -> Any:
-    """What an admin request's future holds."""
+    """Return the result of an admin request's future."""
     with errors():
         return future.result()
 
 
 def each_result(futures: Mapping[str, Any], done: Callable[[str], object]) -> None:
-    """Call `done(name)` for each that succeeded, as it comes; then raise the first error, if any."""
+    """Call `done(name)` for each request that succeeds, as results arrive; then raise the first error, if
+    any."""
     first: KreplicaError | None = None
     for name, future in futures.items():
         try:

@@ -1,9 +1,9 @@
-"""`kreplica serve --brokers N`: a cluster for development, each node a process of its own on this machine.
+"""`kreplica serve --brokers N`: a cluster for development, with one process for each node.
 
-The directory is laid out as that of a Cluster, so either may open what the other left. The process that was
-started is the supervisor: it forks the nodes, which so share what they have imported, starts one again that
-dies, and ends them all at SIGTERM or Ctrl-C; a second one kills them. Nodes that lose their supervisor end in
-order. One thread, in which nothing but this runs.
+The directory has the layout of a Cluster, so either can open what the other left. The process that was
+started is the supervisor. It forks the nodes, which share the modules it imported, restarts a node that dies,
+and stops all nodes on SIGTERM or Ctrl-C; a second signal kills them. A node that loses its supervisor stops
+in order. The supervisor has a single thread.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def run(
     settings: Mapping[str, object],
     options: serve.ProcessOptions,
 ) -> int:
-    """Be the supervisor until all nodes have ended; returns the exit code.
+    """Supervise the nodes until all have ended; returns the exit code.
 
-    Raises InvalidConfig, InvalidFile, InconsistentClusterId and KafkaStorageError before any node is started.
+    Raises InvalidConfig, InvalidFile, InconsistentClusterId and KafkaStorageError before it starts any node.
     """
     logs.set_up(options.log_format, options.log_level, "supervisor")
     host, port = parse_address("--listen", listen or DEFAULT_LISTEN)
@@ -77,7 +77,7 @@ def run(
 def _properties(
     layout: Layout, node_id: int, directory: str, host: str, port: int, settings: Mapping[str, object]
 ) -> dict[str, object]:
-    # A port for each node's clients, and behind all of those one for each node where other nodes connect.
+    # One port for each node's clients; after them one for each node, for connections of other nodes.
     ports = {each: port + number for number, each in enumerate(layout.roles)}
     inner = {each: first + len(ports) for each, first in ports.items()}
     roles = layout.roles[node_id]
@@ -100,7 +100,7 @@ def _properties(
 
 
 def _metrics(layout: Layout, options: serve.ProcessOptions) -> dict[int, serve.ProcessOptions]:
-    """The options of each node: scrapes are answered on ports from the given one upwards."""
+    """Return the options of each node; metrics are served on ports from the given one upwards."""
     if options.metrics_listen is None:
         return dict.fromkeys(layout.roles, options)
     host, port = parse_address("--metrics-listen", options.metrics_listen)
@@ -115,7 +115,7 @@ def _metrics(layout: Layout, options: serve.ProcessOptions) -> dict[int, serve.P
 
 
 class _Supervisor:
-    """See the module. `nodes`: their properties, by id."""
+    """Starts, restarts and stops the nodes. `nodes`: their properties, by id."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class _Supervisor:
         self._first = first
         self._processes: dict[int, int] = {}  # node by process id
         self._ready: set[int] = set()
-        self._restarts: dict[int, float] = {}  # when a node is started again
+        self._restarts: dict[int, float] = {}  # when to restart a node
         self._is_announced = False
         self._is_stopping = False
         self._exit_code = 0
-        # Nodes write here that they are ready; they notice the end of the supervisor by the other one.
+        # Nodes write to the first pipe when they are ready. The second one closes when the supervisor ends.
         self._status, self._status_of_nodes = os.pipe()
         self._lifeline_of_nodes, self._lifeline = os.pipe()
         self._woken, self._waker = socket.socketpair()
@@ -167,8 +167,8 @@ class _Supervisor:
     def _start(self, node_id: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        # A node is born with the supervisor's handlers, which do nothing by themselves: a signal that it got
-        # before it has its own would be lost, and the supervisor would wait for it forever.
+        # A forked node inherits the supervisor's handlers, which do nothing. A signal that it got
+        # before it installs its own would be lost, and the supervisor would wait for it forever.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         process = os.fork()
         if process == 0:
@@ -177,7 +177,7 @@ class _Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def _be_node(self, node_id: int) -> None:
-        """Never returns."""
+        """Run a node in the forked process. Never returns."""
         code = 1
         try:
             # Ctrl-C is for the supervisor, which passes it on once. One that came before is forgotten here:
@@ -209,7 +209,7 @@ class _Supervisor:
         os.write(self._status_of_nodes, f"{node_id}\n".encode())
 
     def _end_with_supervisor(self) -> None:
-        # Nobody writes there: the read ends when the other end does.
+        # Nothing is written to this pipe: the read returns when the other end closes.
         os.read(self._lifeline_of_nodes, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""`kreplica topic`: topics of any Kafka-compatible cluster."""
+"""`kreplica topic`: manage topics of any Kafka-compatible cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kreplica.common.errors import NetworkException, RequestTimedOut, UnknownTop
 TIMEOUT_S = 15.0
 LOOK_AGAIN_S = 0.02
 METADATA = 3
-# Who set a value, by Kafka's numbers: the topic itself, not a broker or a default.
+# Kafka's number for a value that is set on the topic itself, not on a broker or by default.
 DYNAMIC_TOPIC_CONFIG = 1
 ALL_REPLICAS = -1
 
@@ -39,7 +39,7 @@ def list_topics(bootstrap: str, internal: bool, as_json: bool) -> int:
 
 
 def describe(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
-    """Print each partition's leader, replicas, ISR and offsets, and what was set for the topics."""
+    """Print each partition's leader, replicas, ISR and offsets, and the topics' own settings."""
     connected = stock_client.connect("AdminClient", bootstrap)
     admin, topics = connected.client, connected.metadata.topics
     for name in names:
@@ -81,8 +81,8 @@ def create(
 
 
 def _wait_until_known(brokers: Iterable[Any], name: str) -> None:
-    """Return when each of the brokers names a leader for all partitions of the topic. Raises
-    RequestTimedOut with the brokers that do not after TIMEOUT_S."""
+    """Return when every broker names a leader for all partitions of the topic. Raises RequestTimedOut with
+    the other brokers after TIMEOUT_S."""
     deadline = time.monotonic() + TIMEOUT_S
     late = {f"{each.host}:{each.port}": (each.host, each.port) for each in brokers}
     while True:
@@ -104,7 +104,7 @@ def _knows(address: tuple[str, int], name: str) -> bool:
             named = import_module(kind.__module__).MetadataRequestTopic(name=name)
             answer = broker.ask(kind(topics=(named,), allow_auto_topic_creation=False))
     except ConnectionRefusedError:
-        return True  # it is down, and learns of the topic before it serves anybody
+        return True  # it is down, and will know the topic before it serves clients
     except (OSError, NetworkException):
         return False
     (topic,) = answer.topics
@@ -112,7 +112,7 @@ def _knows(address: tuple[str, int], name: str) -> bool:
 
 
 def delete(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
-    """Delete topics, with all that is in them."""
+    """Delete topics and all their records."""
     connected = stock_client.connect("AdminClient", bootstrap)
     admin = connected.client
     with stock_client.errors():
@@ -121,7 +121,7 @@ def delete(bootstrap: str, names: Sequence[str], as_json: bool) -> int:
 
 
 def add_partitions(bootstrap: str, name: str, total: int, as_json: bool) -> int:
-    """Give a topic so many partitions in all."""
+    """Give a topic `total` partitions."""
     connected = stock_client.connect("AdminClient", bootstrap)
     admin = connected.client
     module = stock_client.admin_module()
@@ -133,7 +133,7 @@ def add_partitions(bootstrap: str, name: str, total: int, as_json: bool) -> int:
 def configure(
     bootstrap: str, name: str, settings: Mapping[str, str], dropped: Sequence[str], as_json: bool
 ) -> int:
-    """Change a topic's settings, or print them where nothing is to change."""
+    """Change a topic's settings, or print them if there are no changes."""
     connected = stock_client.connect("AdminClient", bootstrap)
     admin = connected.client
     module = stock_client.admin_module()
@@ -161,7 +161,7 @@ def configure(
 
 
 def _offsets(admin: Any, name: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """The first offset and the end of each partition that has a leader."""
+    """Return the first offset and the end of each partition that has a leader."""
     client, module = stock_client.client_module(), stock_client.admin_module()
     found = []
     for spec in (module.OffsetSpec.earliest(), module.OffsetSpec.latest()):

@@ -1,6 +1,7 @@
-"""`kreplica transactions`: transactions that no coordinator ends, in any Kafka-compatible cluster (KIP-664).
+"""`kreplica transactions`: find and abort transactions that no coordinator ends, in any Kafka-compatible
+cluster (KIP-664).
 
-Each partition's leader is asked for its producers, and told to end a transaction. Thread rule: one thread.
+Requests go to the leader of each partition. Thread rule: one thread.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -35,10 +36,10 @@ from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
 
 METADATA, DESCRIBE_PRODUCERS, WRITE_TXN_MARKERS = 3, 61, 27
-# Versions of Metadata that name topics and tell the cluster's id.
+# Versions of Metadata that name topics and include the cluster's id.
 METADATA_VERSIONS = range(4, 8)
 MS_A_MINUTE = 60_000
-# How long partitions without an answer are asked for again, and how often.
+# How long and how often to ask again about partitions without an answer.
 RETRY_S, RETRY_BACKOFF_S = 5.0, 0.2
 NO_COORDINATOR_EPOCH = -1
 COLUMNS = ("topic", "partition", "producer_id", "producer_epoch", "start_offset", "last_timestamp", "idle_ms")
@@ -46,7 +47,7 @@ COLUMNS = ("topic", "partition", "producer_id", "producer_epoch", "start_offset"
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction without an end, as the leader of its partition tells of it."""
+    """An open transaction, as the leader of its partition reports it."""
 
     at: TopicPartition
     producer_id: int
@@ -56,7 +57,7 @@ class OpenTransaction:
     last_timestamp: int
 
     def fact(self, now_ms: int) -> Fact:
-        """What is printed of it. `idle_ms`: since the producer has written last."""
+        """Return the fact to print. `idle_ms`: time since the producer's last write."""
         return {
             "topic": self.at.topic,
             "partition": self.at.partition,
@@ -70,7 +71,7 @@ class OpenTransaction:
 
 
 class Leaders:
-    """Connections to the leaders of partitions; a context manager that closes them."""
+    """Connections to the leaders of partitions. A context manager that closes them."""
 
     def __init__(self, bootstrap: str) -> None:
         self._held = ExitStack()
@@ -87,7 +88,7 @@ class Leaders:
         self._held.close()
 
     def leaders_of(self, topic: str | None) -> dict[TopicPartition, int]:
-        """Return the leader of each partition of the topic, or of all topics; -1 where there is none.
+        """Return the leader of each partition of the topic, or of all topics; -1 for no leader.
 
         Raises UnknownTopicOrPartition.
         """
@@ -108,7 +109,7 @@ class Leaders:
         return leaders
 
     def leader_of(self, at: TopicPartition) -> int:
-        """Raises UnknownTopicOrPartition, LeaderNotAvailable."""
+        """Return the leader of a partition. Raises UnknownTopicOrPartition, LeaderNotAvailable."""
         leader = self.leaders_of(at.topic).get(at)
         if leader is None:
             raise UnknownTopicOrPartition(f"there is no partition {at}")
@@ -117,7 +118,8 @@ class Leaders:
         return leader
 
     def ask(self, node_id: int, request: Any) -> Any:
-        """The answer of that broker. Raises NetworkException, UnsupportedVersion, InvalidRequest."""
+        """Send a request to that broker and return the answer. Raises NetworkException, UnsupportedVersion,
+        InvalidRequest."""
         connection = self._connections.get(node_id)
         if connection is None:
             address = self._addresses.get(node_id)
@@ -134,8 +136,8 @@ class Leaders:
     def open_transactions(
         self, partitions: Mapping[TopicPartition, int]
     ) -> Iterator[OpenTransaction | tuple[TopicPartition, KreplicaError]]:
-        """The open transactions of these partitions, of which their leaders are given, and the partitions
-        that cannot be looked at."""
+        """Return the open transactions of these partitions, given with their leaders, and the partitions that
+        could not be checked."""
         by_leader: dict[int, list[TopicPartition]] = {}
         for at, leader in sorted(partitions.items()):
             if leader < 0:
@@ -184,10 +186,10 @@ def _open(at: TopicPartition, producer: Any) -> OpenTransaction:
 def find_hanging(
     bootstrap: str, topic: str | None, partition: int | None, broker: int | None, minutes: int, as_json: bool
 ) -> int:
-    """Print the transactions that are open and have not been written to for more than `minutes`.
+    """Print the open transactions without a write for more than `minutes`.
 
-    `topic`, `partition` and `broker` (a leader) narrow what is looked at. Returns the exit code: 1 where a
-    partition could not be looked at.
+    `topic`, `partition` and `broker` (a leader) restrict the search. Returns the exit code: 1 if a partition
+    could not be checked.
     """
     now_ms = time.time_ns() // 1_000_000
     found: list[OpenTransaction] = []
@@ -211,7 +213,7 @@ def find_hanging(
                     failures.append(each)
             if not failures or time.monotonic() > deadline:
                 break
-            # A leader may just have changed: ask again about what it did not answer.
+            # The leader may just have changed: ask again about partitions without an answer.
             time.sleep(RETRY_BACKOFF_S)
             now = leaders.leaders_of(topic)
             left = {at: now[at] for at, _ in failures if at in now}
@@ -246,7 +248,7 @@ def abort(
     """Abort the open transaction that begins at `start_offset`, or that of `producer_id`; returns the exit
     code.
 
-    Done when all in-sync replicas have the marker. Raises InvalidTxnState if there is no such transaction,
+    Returns when all in-sync replicas have the marker. Raises InvalidTxnState if there is no such transaction,
     UnknownTopicOrPartition, LeaderNotAvailable, and the leader's errors.
     """
     with Leaders(bootstrap) as leaders:

@@ -1,4 +1,4 @@
-"""`kreplica verify`: every invariant of the files, with the place of each problem."""
+"""`kreplica verify`: check every invariant of the files, and print the place of each problem."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from kreplica.log.verify import Problem, holds_log, places, total_bytes, verify
 from kreplica.raft.snapshot_verify import verify_snapshots
 from kreplica.runtime.storage import FileStorage
 
-# How many of the places that were not understood are named.
+# How many of the places that are not checked are listed.
 LISTED = 20
 
 
 def run(paths: Sequence[str], as_json: bool) -> int:
-    """Check all of `paths`; returns the exit code, which what a repair has dealt with does not change."""
+    """Check all of `paths`; returns the exit code. Problems that a repair has dealt with do not count."""
     size = total_size(paths)
     return report(_problems(paths, size), size, as_json)
 
 
 def total_size(paths: Sequence[str]) -> int:
-    """The bytes of all segments in `paths`."""
+    """Return the size in bytes of all segments in `paths`."""
     return sum(total_bytes(FileStorage(), path) for path in paths)
 
 
 def report(found: Iterable[Problem], size: int, as_json: bool) -> int:
-    """Print the problems that are found in `size` bytes of segments; returns the exit code."""
+    """Print the problems found in `size` bytes of segments; returns the exit code."""
     started = time.monotonic()
     problems: list[Problem] = []
     for problem in found:
@@ -71,7 +71,7 @@ def is_log(path: Path) -> bool:
 
 
 def tell_what_is_left_out(paths: Iterable[Path]) -> None:
-    """Name what is in `paths` and was not understood, to standard error."""
+    """Print to standard error the files and directories in `paths` that are not checked."""
     storage = FileStorage()
     found = [places(storage, str(path)).not_understood for path in paths if path.is_dir()]
     left_out = [f"{place}: {reason}" for some in found for place, reason in some.items()]
