@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kreplica.broker.api_versions import Scope
+from kreplica.broker.kafka_settings import IGNORED
 from kreplica.common.errors import InvalidConfig
 from kreplica.runtime.kafka_config import KafkaConfig, directories_of, parse_address
 
@@ -182,3 +183,68 @@ def test_what_is_no_address(text: str) -> None:
 def test_addresses() -> None:
     assert parse_address("", "[::1]:80") == ("::1", 80)
     assert parse_address("", ":0") == ("127.0.0.1", 0)
+
+
+# What the files have that come with Kafka 4, for each of the three kinds of node.
+OF_ALL_FILES = {
+    "controller.quorum.bootstrap.servers": "localhost:9093",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,"
+    "SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
+    "num.network.threads": "3",
+    "num.io.threads": "8",
+    "socket.send.buffer.bytes": "102400",
+    "socket.receive.buffer.bytes": "102400",
+    "socket.request.max.bytes": "104857600",
+    "log.dirs": "/tmp/logs",
+    "num.partitions": "1",
+    "num.recovery.threads.per.data.dir": "2",
+    "offsets.topic.replication.factor": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "log.retention.hours": "168",
+    "log.segment.bytes": "1073741824",
+    "log.retention.check.interval.ms": "300000",
+}
+BROKERS_NAME = {"inter.broker.listener.name": "PLAINTEXT"}
+
+
+@pytest.mark.parametrize(
+    ("roles", "own"),
+    [
+        (
+            "broker,controller",
+            {
+                **BROKERS_NAME,
+                "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
+                "advertised.listeners": "PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093",
+            },
+        ),
+        (
+            "broker",
+            {
+                **BROKERS_NAME,
+                "listeners": "PLAINTEXT://localhost:9092",
+                "advertised.listeners": "PLAINTEXT://localhost:9092",
+            },
+        ),
+        (
+            "controller",
+            {
+                "listeners": "CONTROLLER://:9093",
+                "advertised.listeners": "CONTROLLER://localhost:9093",
+            },
+        ),
+    ],
+    ids=["server", "broker", "controller"],
+)
+def test_the_files_that_come_with_kafka_are_taken_whole_and_what_is_ignored_is_said_once(
+    caplog: pytest.LogCaptureFixture, roles: str, own: dict[str, str]
+) -> None:
+    config = KafkaConfig.parse({"node.id": "1", "process.roles": roles, **OF_ALL_FILES, **own}, "cluster")
+    assert ",".join(sorted(config.node.roles)) == roles
+    (told,) = caplog.messages
+    assert told.startswith("ignored, see docs/SETTINGS.md: num.network.threads, num.io.threads, ")
+    assert set(told.partition(": ")[2].split(", ")) == {name for name in OF_ALL_FILES if name in IGNORED}
