@@ -19,12 +19,13 @@ from kreplica.log import log_reader, truncation
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import damage_repair, isr_policy, partition, replica_fetcher
+from kreplica.replica.append_manager import AppendManager
 from kreplica.replica.fetch_session import CachedPartition
 from kreplica.replica.offset_truncation import OffsetTruncationState
 from kreplica.replica.partition import Partition
 from kreplica.replica.partition_fetch_state import ReplicaState
 from kreplica.replica.remote_leader_endpoint import fetch_answers
-from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH
+from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_manager import ReplicaManager
@@ -317,6 +318,27 @@ def acknowledge_with_too_few(_: Replacement) -> Replacement:
         return True
 
     return property(has_enough)  # type: ignore[return-value]
+
+
+@history_mutant(AppendManager, "_is_unheard")
+def end_producers_unheard(_: Replacement) -> Replacement:
+    """A leader that no follower fetches from, since another one leads, ends a producer for a gap."""
+
+    def is_unheard(*_: Any) -> bool:
+        return False
+
+    return is_unheard
+
+
+@history_mutant(Replica, "is_heard")
+def hear_fetches_from_before(_: Replacement) -> Replacement:
+    """A fetch that lay in the socket while the leader stood still counts as heard."""
+
+    def is_heard(replica: Any, now_ms: int, silence_ms: int) -> bool:
+        fetches = replica if replica.fetch_clock is None else replica.fetch_clock
+        return bool(now_ms - fetches.last_fetch_time_ms <= silence_ms)
+
+    return is_heard
 
 
 @history_mutant(ReplicaFetcher, "_take_answer")

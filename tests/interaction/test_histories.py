@@ -97,6 +97,8 @@ CAUGHT = [
         "OneVote",
     ),
     ("announce_what_is_over", "kafka_17333_resigned_leader_announces_itself", "NoIllegalState"),
+    ("end_producers_unheard", "standstill_of_a_leader", "p2: OutOfOrderSequenceNumber"),
+    ("hear_fetches_from_before", "standstill_of_a_leader", "p2: OutOfOrderSequenceNumber"),
     ("lead_nobody", "kafka_15489_leader_without_a_majority", "CheckQuorum"),
     ("clean_past_the_snapshot", "kafka_14238_log_without_its_snapshot", "SnapshotAtLogStart"),
     ("end_snapshots_anywhere", "kafka_14618_snapshot_inside_a_batch", "a snapshot up to 4"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from kreplica._core.batch_builder import BatchBuilder
 from kreplica.common.errors import KreplicaError
 from kreplica.sim import client
 from kreplica.sim.transcript.network_commands import value_text
@@ -20,19 +21,31 @@ from kreplica.sim.transcript.runner import (
 )
 
 ACKS = {"all": -1, "1": 1, "0": 0}
+PRODUCER_ID = 7
+PRODUCED_AT_MS = 1_600_000_000_000
 
 
-@command("produce [PARTITION] VALUE... [acks=all|1|0] [to=BROKER] [timeout=MS]")
+@command("produce [PARTITION] VALUE... [acks=all|1|0] [to=BROKER] [timeout=MS] [sequence=NUMBER]")
 def produce(script: Transcript, arguments: Arguments) -> Iterator[str]:
-    """Send a batch of values to the leader, or to the broker of `to`. Prints the answer when it comes."""
+    """Send a batch of values to the leader, or to the broker of `to`. Prints the answer when it comes.
+
+    With `sequence` it is the batch of an idempotent producer, the same one in the whole script.
+    """
     topic_partition = script.the_partition(arguments)
     acks = ACKS[arguments.option("acks", "all")]
     receiver = number_of(arguments.option("to", str(script.leader_of(topic_partition))), "a broker")
     timeout_ms = number_of(arguments.option("timeout", str(client.PATIENCE_MS)), "a timeout")
-    values = arguments.words
-    label = values[0] if len(values) == 1 else f"{values[0]}..{values[-1]}"
+    sequence = arguments.option("sequence", "")
+    words = arguments.words
+    label = words[0] if len(words) == 1 else f"{words[0]}..{words[-1]}"
     cluster = script.cluster
-    request = client.ProduceRequest(topic_partition, [value.encode() for value in values], acks, timeout_ms)
+    values, batch = [value.encode() for value in words], None
+    if sequence:
+        builder = BatchBuilder()
+        builder.producer_id, builder.producer_epoch = PRODUCER_ID, 0
+        builder.base_sequence = number_of(sequence, "a sequence number")
+        batch = builder.build(values, now_ms=PRODUCED_AT_MS)
+    request = client.ProduceRequest(topic_partition, values, acks, timeout_ms, batch)
     script.add_produce(label, cluster.send(receiver, request, timeout_ms=2 * client.PATIENCE_MS))
     cluster.settle()
     if script.is_waiting(label):
