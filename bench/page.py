@@ -1,8 +1,8 @@
 """Draws docs/BENCHMARKS.md: `make bench-page`.
 
-Takes what build/ has of the last runs into docs/benchmarks.json, where the sources that build/ does not have
-stay as they were, and draws tables between the page's marks, and plots into docs/pictures. What stands
-outside the marks is written by hand.
+Copies the results of the last runs from build/ into docs/benchmarks.json; sources without a new run stay as
+they were. Then it draws the tables between the page's marks, and the plots in docs/pictures. The text outside
+the marks is written by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OTHER_COLOURS = ("#b08d57", "#8d6a9f", "#5f6b6d", "#a3a847", "#3f8f8f")
 
 
 def figure(amount: float | None) -> str:
-    """Three digits and more, for a person."""
+    """Format a number with at least three digits."""
     if amount is None:
         return ""
     if amount >= 100:
@@ -42,10 +42,10 @@ def figure(amount: float | None) -> str:
 
 
 def table_of(results: list[Result]) -> str:
-    """A Markdown table of medians, spreads, ratios, and what was to be reached."""
+    """Return a Markdown table of medians, ranges, ratios and goals."""
     whos = list(dict.fromkeys(who for result in results for who in result.figures))
     with_reach = any(result.reach is not None for result in results)
-    head = ["what", "unit", *whos, "ratio", *(["to reach", ""] if with_reach else [])]
+    head = ["what", "unit", *whos, "ratio", *(["goal", ""] if with_reach else [])]
     lines = [head, ["---", "---", *("---:" for _ in whos), "---:", *(["---:", "---"] if with_reach else [])]]
     for result in results:
         cells = [cell(result.figures.get(who)) for who in whos]
@@ -55,7 +55,7 @@ def table_of(results: list[Result]) -> str:
 
 
 def cell(figures: list[float] | None) -> str:
-    """The median, and how far the rounds wander."""
+    """Return the median and the range of the rounds."""
     if not figures:
         return ""
     ordered = sorted(figures)
@@ -64,7 +64,7 @@ def cell(figures: list[float] | None) -> str:
 
 
 def reached(result: Result) -> list[str]:
-    """What was to be reached, and whether it was."""
+    """Return the goal, and whether it was reached."""
     if result.reach is None:
         return ["", ""]
     sign = "at least" if result.more_is_better else "at most"
@@ -74,8 +74,8 @@ def reached(result: Result) -> list[str]:
 
 
 def core_lines(told: dict[str, Any]) -> str:
-    """The core's rows have a limit or a peer of their own each: a list reads better."""
-    lines = ["| what | ours | beside it |", "| --- | ---: | --- |"]
+    """Return a table of the core's rows, each beside its own limit or peer."""
+    lines = ["| what | kreplica | compared with |", "| --- | ---: | --- |"]
     for result in results_of(told):
         ours = result.median(OURS)
         assert ours is not None
@@ -103,7 +103,7 @@ def new_axes(title: str, height: float) -> tuple[Any, Any]:
 
 
 def save(picture: Any, name: str) -> str:
-    """A line that shows the picture on the page."""
+    """Save the picture, and return the line that shows it on the page."""
     PICTURES.mkdir(exist_ok=True)
     picture.savefig(PICTURES / f"{name}.png", dpi=110)
     plt.close(picture)
@@ -111,7 +111,7 @@ def save(picture: Any, name: str) -> str:
 
 
 def plot_ratios(results: list[Result], name: str, title: str) -> str:
-    """How many times as good as the peer we are, row by row, on a logarithmic scale."""
+    """Plot kreplica's ratio to the peer for each row, on a logarithmic scale."""
     rows = [(each, better(each)) for each in results if each.ratio]
     picture, axes = new_axes(title, 0.9 + 0.32 * len(rows))
     for at, (each, times) in enumerate(reversed(rows)):
@@ -122,7 +122,7 @@ def plot_ratios(results: list[Result], name: str, title: str) -> str:
     axes.set_xscale("log")
     axes.set_yticks(range(len(rows)), [each.name for each, _ in reversed(rows)], fontsize=8)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("times as good as the peer; a black mark is what was to be reached", fontsize=8)
+    axes.set_xlabel("times as good as the peer; black mark: goal", fontsize=8)
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if in_range(tick, [t for _, t in rows])]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks], fontsize=8)
     axes.minorticks_off()
@@ -139,7 +139,7 @@ def in_range(tick: float, times: list[float]) -> bool:
 
 
 def plot_curves(curves: list[dict[str, Any]]) -> str:
-    """A small picture for each."""
+    """Plot each curve in a small picture."""
     across = 2
     down = math.ceil(len(curves) / across)
     picture, grid = plt.subplots(down, across, figsize=(8, 2.3 * down), layout="constrained", squeeze=False)
@@ -167,7 +167,7 @@ def plot_curves(curves: list[dict[str, Any]]) -> str:
 
 
 def curve_tables(curves: list[dict[str, Any]]) -> str:
-    """Their figures, in lines."""
+    """Return the figures of the curves as a table."""
     lines = ["| what | | " + " | ".join([""] * 6) + "|", "| --- " * 8 + "|"]
     for curve in curves:
         for who, points in curve["figures"].items():
@@ -180,7 +180,7 @@ def curve_tables(curves: list[dict[str, Any]]) -> str:
 
 
 def plot_soak(told: dict[str, Any]) -> str:
-    """What nodes held and how long acknowledgements took, with the kills."""
+    """Plot the nodes' memory and descriptors and the latency of acknowledgements, with the kills."""
     samples = told["samples"]
     at = [each["second"] / 60 for each in samples]
     picture, grid = plt.subplots(3, 1, figsize=(8, 5), layout="constrained", sharex=True)
@@ -202,7 +202,7 @@ def plot_soak(told: dict[str, Any]) -> str:
 
 
 def sections(kept: dict[str, Any]) -> dict[str, str]:
-    """What stands between each pair of marks."""
+    """Return the text between each pair of marks."""
     drawn = {}
     titles = {
         "peers": "three processes beside three of Kafka",
@@ -224,7 +224,7 @@ def sections(kept: dict[str, Any]) -> dict[str, str]:
 
 
 def fill(page: str, drawn: dict[str, str]) -> str:
-    """The page with what is drawn between its marks. KeyError for a mark that is not there."""
+    """Return the page with the new text between its marks. Raises KeyError if a mark is missing."""
     for name, text in drawn.items():
         marks = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         if not marks.search(page):
