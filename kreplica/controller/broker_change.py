@@ -144,8 +144,10 @@ class BrokerChange:
             partition for partition, replica in staying if partition.leader_and_isr.leader == replica
         ]
         self._partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
-        # Those that were leaderless before cannot be helped by somebody's going.
-        self._partitions.handle_state_changes(leaderless, PartitionState.ONLINE)
+        # Those that were leaderless before cannot be helped by somebody's going. Where no broker lives, as at
+        # the end of a cluster, none can lead.
+        if self._context.live_broker_ids:
+            self._partitions.handle_state_changes(leaderless, PartitionState.ONLINE)
         self._replicas.handle_state_changes(staying, ReplicaState.OFFLINE)
 
     def _staying(self, broker_id: int) -> list[Replica]:
