@@ -1,30 +1,46 @@
 """ClusterMetadata: the state of the cluster, built by applying the records of the metadata log in order.
 
-`replay` applies one record by Kafka's rules (`record_replay`). `copy` is almost free: both objects share
-every table until one of them changes it; values in tables are never changed. So threads may share a copy that
-is only read while the original changes on. An object that is replayed into belongs to one thread.
+`replay` applies one record by Kafka's rules, which are at the end of this file, one function for each kind.
+`copy` is almost free: both objects share every table until one of them changes it; values in tables are never
+changed. So threads may share a copy that is only read while the original changes on. An object that is
+replayed into belongs to one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kreplica.common.errors import InvalidTxnState, TopicAlreadyExists, UnknownTopicId
-from kreplica.common.types import TopicPartition, Uuid
-from kreplica.metadata import metadata_snapshot, record_replay
+from kreplica.common.errors import (
+    BrokerIdNotRegistered,
+    InvalidRecord,
+    InvalidTxnState,
+    StaleBrokerEpoch,
+    TopicAlreadyExists,
+    UnknownMetadataRecord,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
+)
+from kreplica.common.types import TopicPartition, Uuid, check_topic_name
+from kreplica.metadata import records as kinds
 from kreplica.metadata.metadata_delta import Change, MetadataDelta, PartitionChange, topic_changes
 from kreplica.metadata.records import (
     AccessControlEntryRecord,
+    ClientQuotaRecord,
+    ConfigRecord,
     DelegationTokenRecord,
+    FeatureLevelRecord,
     MetadataRecord,
+    PartitionChangeRecord,
     ProducerIdsRecord,
+    QuotaEntity,
     RegisterControllerRecord,
     UserScramCredentialRecord,
     ZkMigrationStateRecord,
 )
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
-from kreplica.metadata.serde import ApiMessageAndVersion
+from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 
 # The resource types of configurations.
 TOPIC_RESOURCE = 2
@@ -34,6 +50,11 @@ CLUSTER_DEFAULT = ""
 
 # The subject of a quota: pairs of entity type and name, sorted; None for the default.
 QuotaKey = tuple[tuple[str, str | None], ...]
+
+# Readers of a snapshot must know the level of this feature before anything else.
+FIRST_FEATURE = "metadata.version"
+
+Records = Iterator[ApiMessageAndVersion[MetadataRecord]]
 
 
 class ClusterMetadata:
@@ -126,7 +147,17 @@ class ClusterMetadata:
         Raises a typed error for a record that does not fit the state (an unknown topic, partition or broker,
         a stale broker epoch, an unknown kind); the state is then unchanged.
         """
-        record_replay.replay(self, record, version, offset)
+        kind = type(record)
+        rule = _RULES.get(kind)
+        if rule is None:
+            raise UnknownMetadataRecord(f"{kind.__name__} of version {version} at offset {offset}")
+        if record.unknown_tagged_fields and kind not in _KEPT_WHOLE:
+            tags = ", ".join(str(each.tag) for each in record.unknown_tagged_fields)
+            raise UnsupportedVersion(
+                f"{kind.__name__} of version {version} at offset {offset} has fields of a later version:"
+                f" {tags}"
+            )
+        rule(self, record)
 
     def copy(self) -> ClusterMetadata:
         """Return another object with the same state and an empty delta."""
@@ -163,9 +194,11 @@ class ClusterMetadata:
 
         Raises InvalidTxnState within a transaction of the log.
         """
-        return metadata_snapshot.snapshot_records(self)
+        if self.in_transaction:
+            raise InvalidTxnState("a snapshot within a transaction of the metadata log")
+        return _all_records(self)
 
-    # ---- for record_replay and for loading an image -------------------------------------------------------
+    # ---- for the rules and for loading an image ------------------------------------------------------------
 
     def put(self, table: str, key: Any, value: Any) -> None:
         """Set the value at a key of one of TABLES; None removes it."""
@@ -189,6 +222,8 @@ class ClusterMetadata:
         """Remove the topic and its partitions, but not its settings. Raises UnknownTopicId."""
         self.own_partitions(topic_id)
         topic = self._own("topics").pop(self._own("topic_names").pop(topic_id))
+        # If a topic is created again with the same id, the delta must still show that these are gone.
+        self._partitions_touched[topic_id].update(topic.partitions)
         del self._own_partitions[topic_id]
         assert isinstance(topic, TopicRegistration)
         return topic
@@ -263,3 +298,312 @@ class ClusterMetadata:
         return topic_changes(
             (old, self.topic_by_id(topic_id), touched.get(topic_id)) for topic_id, old in before.items()
         )
+
+
+def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
+    """Return the differences between two states; the two states need not be related."""
+    tables = {name: _table_changes(getattr(old, name), getattr(new, name)) for name in new.TABLES}
+    created, deleted, partitions = topic_changes(
+        (before, after, None)
+        for topic_id in {**old.topic_names, **new.topic_names}
+        if (before := old.topic_by_id(topic_id)) is not (after := new.topic_by_id(topic_id))
+    )
+    return MetadataDelta(
+        topics_created=created,
+        topics_deleted=deleted,
+        partitions=partitions,
+        brokers=tables.pop("brokers"),
+        configs=tables.pop("configs"),
+        features=tables.pop("features"),
+        others={name: changes for name, changes in tables.items() if changes},
+    )
+
+
+def _table_changes(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Change[Any]]:
+    if old is new:
+        return {}
+    changes = {key: Change(old.get(key), new.get(key)) for key in {**old, **new}}
+    return {key: change for key, change in changes.items() if change.old != change.new}
+
+
+# ---- the records of a snapshot, in the order of Kafka's: features first ------------------------------------
+
+
+def _all_records(metadata: ClusterMetadata) -> Records:
+    yield from _features(metadata)
+    for broker_id in sorted(metadata.brokers):
+        yield metadata.brokers[broker_id].to_record()
+    for controller_id in sorted(metadata.controllers):
+        yield in_lowest_version(metadata.controllers[controller_id])
+    yield from _topics(metadata)
+    yield from _settings(metadata)
+    yield from _single(metadata, "producer_ids")
+    for acl_id in sorted(metadata.acls):
+        yield in_lowest_version(metadata.acls[acl_id])
+    for credential in sorted(metadata.scram_credentials):
+        yield in_lowest_version(metadata.scram_credentials[credential])
+    for token_id in sorted(metadata.delegation_tokens):
+        yield in_lowest_version(metadata.delegation_tokens[token_id])
+
+
+def _features(metadata: ClusterMetadata) -> Records:
+    for name in sorted(metadata.features, key=lambda name: (name != FIRST_FEATURE, name)):
+        yield ApiMessageAndVersion(FeatureLevelRecord(name=name, feature_level=metadata.features[name]), 0)
+    yield from _single(metadata, "zk_migration_state")
+
+
+def _single(metadata: ClusterMetadata, name: str) -> Records:
+    if name in metadata.singles:
+        yield in_lowest_version(metadata.singles[name])
+
+
+def _topics(metadata: ClusterMetadata) -> Records:
+    for name in sorted(metadata.topics):
+        topic = metadata.topics[name]
+        yield topic.to_record()
+        for number in sorted(topic.partitions):
+            yield topic.partitions[number].to_record(topic.topic_id, number)
+
+
+def _settings(metadata: ClusterMetadata) -> Records:
+    for resource_type, resource_name in sorted(metadata.configs):
+        settings = metadata.configs[resource_type, resource_name]
+        for name in sorted(settings):
+            record = ConfigRecord(
+                resource_type=resource_type, resource_name=resource_name, name=name, value=settings[name]
+            )
+            yield ApiMessageAndVersion(record, 0)
+    for key in sorted(
+        metadata.quotas, key=lambda key: [(kind, name or "", name is None) for kind, name in key]
+    ):
+        quotas = metadata.quotas[key]
+        entity = tuple(QuotaEntity(entity_type=kind, entity_name=name) for kind, name in key)
+        for name in sorted(quotas):
+            quota = ClientQuotaRecord(entity=entity, key=name, value=quotas[name], remove=False)
+            yield ApiMessageAndVersion(quota, 0)
+
+
+# ==== the rules =============================================================================================
+# A rule checks first and changes then, so that a record which does not fit changes nothing. Unknown fields of
+# a later version are kept with the object that a record creates. A record that only changes or removes
+# something cannot keep them, and is rejected, so that no information known to other nodes is lost.
+
+
+# ---- nodes ------------------------------------------------------------------------------------------------
+
+
+def _register_broker(metadata: ClusterMetadata, record: kinds.RegisterBrokerRecord) -> None:
+    metadata.put("brokers", record.broker_id, BrokerRegistration.of(record))
+
+
+def _unregister_broker(metadata: ClusterMetadata, record: kinds.UnregisterBrokerRecord) -> None:
+    _broker(metadata, record.broker_id, record.broker_epoch)
+    metadata.put("brokers", record.broker_id, None)
+
+
+def _fence_broker(metadata: ClusterMetadata, record: kinds.FenceBrokerRecord) -> None:
+    metadata.put("brokers", record.id, _broker(metadata, record.id, record.epoch)._replace(fenced=True))
+
+
+def _unfence_broker(metadata: ClusterMetadata, record: kinds.UnfenceBrokerRecord) -> None:
+    metadata.put("brokers", record.id, _broker(metadata, record.id, record.epoch)._replace(fenced=False))
+
+
+def _change_broker(metadata: ClusterMetadata, record: kinds.BrokerRegistrationChangeRecord) -> None:
+    broker = _broker(metadata, record.broker_id, record.broker_epoch)
+    metadata.put("brokers", record.broker_id, broker.merge(record))
+
+
+def _broker(metadata: ClusterMetadata, broker_id: int, epoch: int) -> BrokerRegistration:
+    broker = metadata.brokers.get(broker_id)
+    if broker is None:
+        raise BrokerIdNotRegistered(f"broker {broker_id} is not registered")
+    if broker.epoch != epoch:
+        raise StaleBrokerEpoch(f"broker {broker_id} is registered in epoch {broker.epoch}, not {epoch}")
+    return broker
+
+
+def _register_controller(metadata: ClusterMetadata, record: kinds.RegisterControllerRecord) -> None:
+    metadata.put("controllers", record.controller_id, record)
+
+
+# ---- topics -----------------------------------------------------------------------------------------------
+
+
+def _topic(metadata: ClusterMetadata, record: kinds.TopicRecord) -> None:
+    check_topic_name(record.name)
+    metadata.add_topic(TopicRegistration(record.name, record.topic_id, {}, record.unknown_tagged_fields))
+
+
+def _remove_topic(metadata: ClusterMetadata, record: kinds.RemoveTopicRecord) -> None:
+    topic = metadata.remove_topic(record.topic_id)
+    if (TOPIC_RESOURCE, topic.name) in metadata.configs:
+        metadata.put("configs", (TOPIC_RESOURCE, topic.name), None)
+
+
+def _partition(metadata: ClusterMetadata, record: kinds.PartitionRecord) -> None:
+    if record.partition_id < 0:
+        raise InvalidRecord(f"topic {record.topic_id} has no partition {record.partition_id}")
+    metadata.put_partition(record.topic_id, record.partition_id, PartitionRegistration.of(record))
+
+
+def _change_partition(metadata: ClusterMetadata, record: PartitionChangeRecord) -> None:
+    partition = metadata.own_partitions(record.topic_id).get(record.partition_id)
+    if partition is None:
+        raise UnknownTopicOrPartition(f"topic {record.topic_id} has no partition {record.partition_id}")
+    metadata.put_partition(record.topic_id, record.partition_id, partition.merge(record))
+
+
+def _clear_elr(metadata: ClusterMetadata, record: kinds.ClearElrRecord) -> None:
+    name = record.topic_name
+    if name and name not in metadata.topics:
+        raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+    for topic in [metadata.topics[name]] if name else list(metadata.topics.values()):
+        for number, partition in list(topic.partitions.items()):
+            if partition.elr or partition.last_known_elr:
+                change = PartitionChangeRecord(
+                    partition_id=number,
+                    topic_id=topic.topic_id,
+                    eligible_leader_replicas=(),
+                    last_known_elr=(),
+                )
+                metadata.put_partition(topic.topic_id, number, partition.merge(change))
+
+
+# ---- settings ---------------------------------------------------------------------------------------------
+
+
+def _config(metadata: ClusterMetadata, record: kinds.ConfigRecord) -> None:
+    key = (record.resource_type, record.resource_name)
+    settings = {**metadata.configs.get(key, {})}
+    if record.value is None:
+        settings.pop(record.name, None)
+    else:
+        settings[record.name] = record.value
+    metadata.put("configs", key, settings or None)
+
+
+def _feature_level(metadata: ClusterMetadata, record: kinds.FeatureLevelRecord) -> None:
+    metadata.put("features", record.name, record.feature_level or None)
+
+
+def _quota(metadata: ClusterMetadata, record: kinds.ClientQuotaRecord) -> None:
+    entity = {each.entity_type: each.entity_name for each in record.entity}
+    if len(entity) != len(record.entity) or any(each.unknown_tagged_fields for each in record.entity):
+        raise InvalidRecord(f"the quota {record.key!r} is for {record.entity}")
+    key = tuple(sorted(entity.items(), key=lambda item: item[0]))
+    quotas = {**metadata.quotas.get(key, {})}
+    if record.remove:
+        quotas.pop(record.key, None)
+    else:
+        quotas[record.key] = record.value
+    metadata.put("quotas", key, quotas or None)
+
+
+def _producer_ids(metadata: ClusterMetadata, record: kinds.ProducerIdsRecord) -> None:
+    if record.next_producer_id < metadata.next_producer_id:
+        raise InvalidRecord(
+            f"next producer id {record.next_producer_id} is below the current one, "
+            f"{metadata.next_producer_id}"
+        )
+    metadata.put("singles", "producer_ids", record)
+
+
+# ---- security ---------------------------------------------------------------------------------------------
+
+
+def _acl(metadata: ClusterMetadata, record: kinds.AccessControlEntryRecord) -> None:
+    metadata.put("acls", record.id, record)
+
+
+def _remove_acl(metadata: ClusterMetadata, record: kinds.RemoveAccessControlEntryRecord) -> None:
+    if record.id not in metadata.acls:
+        raise InvalidRecord(f"there is no access rule with id {record.id}")
+    metadata.put("acls", record.id, None)
+
+
+def _token(metadata: ClusterMetadata, record: kinds.DelegationTokenRecord) -> None:
+    metadata.put("delegation_tokens", record.token_id, record)
+
+
+def _remove_token(metadata: ClusterMetadata, record: kinds.RemoveDelegationTokenRecord) -> None:
+    # As in Kafka, removing a token that is gone is not an error: it may have expired.
+    metadata.put("delegation_tokens", record.token_id, None)
+
+
+def _scram(metadata: ClusterMetadata, record: kinds.UserScramCredentialRecord) -> None:
+    metadata.put("scram_credentials", (record.name, record.mechanism), record)
+
+
+def _remove_scram(metadata: ClusterMetadata, record: kinds.RemoveUserScramCredentialRecord) -> None:
+    if (record.name, record.mechanism) not in metadata.scram_credentials:
+        raise InvalidRecord(f"user {record.name[:80]!r} has no credential for mechanism {record.mechanism}")
+    metadata.put("scram_credentials", (record.name, record.mechanism), None)
+
+
+# ---- the log itself ---------------------------------------------------------------------------------------
+
+
+def _nothing(metadata: ClusterMetadata, record: kinds.NoOpRecord) -> None:
+    del metadata, record
+
+
+def _zk_migration_state(metadata: ClusterMetadata, record: kinds.ZkMigrationStateRecord) -> None:
+    metadata.put("singles", "zk_migration_state", record)
+
+
+def _begin_transaction(metadata: ClusterMetadata, record: kinds.BeginTransactionRecord) -> None:
+    del record
+    metadata.begin_transaction()
+
+
+def _end_transaction(metadata: ClusterMetadata, record: kinds.EndTransactionRecord) -> None:
+    del record
+    metadata.end_transaction(undo=False)
+
+
+def _abort_transaction(metadata: ClusterMetadata, record: kinds.AbortTransactionRecord) -> None:
+    del record
+    metadata.end_transaction(undo=True)
+
+
+_RULES: dict[type[MetadataRecord], Callable[[ClusterMetadata, Any], None]] = {
+    kinds.RegisterBrokerRecord: _register_broker,
+    kinds.UnregisterBrokerRecord: _unregister_broker,
+    kinds.FenceBrokerRecord: _fence_broker,
+    kinds.UnfenceBrokerRecord: _unfence_broker,
+    kinds.BrokerRegistrationChangeRecord: _change_broker,
+    kinds.RegisterControllerRecord: _register_controller,
+    kinds.TopicRecord: _topic,
+    kinds.RemoveTopicRecord: _remove_topic,
+    kinds.PartitionRecord: _partition,
+    kinds.PartitionChangeRecord: _change_partition,
+    kinds.ClearElrRecord: _clear_elr,
+    kinds.ConfigRecord: _config,
+    kinds.FeatureLevelRecord: _feature_level,
+    kinds.ClientQuotaRecord: _quota,
+    kinds.ProducerIdsRecord: _producer_ids,
+    kinds.AccessControlEntryRecord: _acl,
+    kinds.RemoveAccessControlEntryRecord: _remove_acl,
+    kinds.DelegationTokenRecord: _token,
+    kinds.RemoveDelegationTokenRecord: _remove_token,
+    kinds.UserScramCredentialRecord: _scram,
+    kinds.RemoveUserScramCredentialRecord: _remove_scram,
+    kinds.NoOpRecord: _nothing,
+    kinds.ZkMigrationStateRecord: _zk_migration_state,
+    kinds.BeginTransactionRecord: _begin_transaction,
+    kinds.EndTransactionRecord: _end_transaction,
+    kinds.AbortTransactionRecord: _abort_transaction,
+}
+
+# The records that are kept whole, or whose effect keeps all fields; records about the log itself leave
+# nothing.
+_KEPT_WHOLE = frozenset(
+    {
+        *(kinds.RegisterBrokerRecord, kinds.RegisterControllerRecord, kinds.TopicRecord),
+        *(kinds.PartitionRecord, kinds.ProducerIdsRecord, kinds.AccessControlEntryRecord),
+        *(kinds.DelegationTokenRecord, kinds.UserScramCredentialRecord, kinds.ZkMigrationStateRecord),
+        *(kinds.NoOpRecord, kinds.BeginTransactionRecord, kinds.EndTransactionRecord),
+        kinds.AbortTransactionRecord,
+    }
+)

@@ -20,10 +20,9 @@ from kreplica.common.errors import CorruptImage, KafkaStorageError, StorageFull
 from kreplica.common.locks import Lock
 from kreplica.common.ports import Loop
 from kreplica.metadata import image_paths
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.image_store import ImageStore
-from kreplica.metadata.metadata_delta import difference
 from kreplica.metadata.metadata_store import MetadataStore
 from kreplica.metadata.watches import Event, Watches
 

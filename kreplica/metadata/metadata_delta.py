@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.metadata.registrations import BrokerRegistration, PartitionRegistration, TopicRegistration
-
-if TYPE_CHECKING:
-    from kreplica.metadata.cluster_metadata import ClusterMetadata
 
 T = TypeVar("T")
 
@@ -56,25 +53,6 @@ class MetadataDelta:
         return not (topics or self.brokers or self.configs or self.features or self.others)
 
 
-def difference(old: ClusterMetadata, new: ClusterMetadata) -> MetadataDelta:
-    """Return the differences between two states; the two states need not be related."""
-    tables = {name: _table_changes(getattr(old, name), getattr(new, name)) for name in new.TABLES}
-    created, deleted, partitions = topic_changes(
-        (before, after, None)
-        for topic_id in {**old.topic_names, **new.topic_names}
-        if (before := old.topic_by_id(topic_id)) is not (after := new.topic_by_id(topic_id))
-    )
-    return MetadataDelta(
-        topics_created=created,
-        topics_deleted=deleted,
-        partitions=partitions,
-        brokers=tables.pop("brokers"),
-        configs=tables.pop("configs"),
-        features=tables.pop("features"),
-        others={name: changes for name, changes in tables.items() if changes},
-    )
-
-
 def topic_changes(
     changed: Iterable[tuple[TopicRegistration | None, TopicRegistration | None, Iterable[int] | None]],
 ) -> tuple[tuple[TopicRegistration, ...], tuple[TopicRegistration, ...], tuple[PartitionChange, ...]]:
@@ -111,10 +89,3 @@ def partition_changes(
         was, now = before.get(number), after.get(number)
         if was != now:
             yield PartitionChange(TopicPartition(topic.name, number), topic.topic_id, was, now)
-
-
-def _table_changes(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Change[Any]]:
-    if old is new:
-        return {}
-    changes = {key: Change(old.get(key), new.get(key)) for key in {**old, **new}}
-    return {key: change for key, change in changes.items() if change.old != change.new}

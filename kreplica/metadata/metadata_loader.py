@@ -23,10 +23,10 @@ from kreplica.common.errors import KreplicaError
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Loop
 from kreplica.metadata import image_paths
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.image_writer import ImageWriter
-from kreplica.metadata.metadata_delta import MetadataDelta, difference
+from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.records import BeginTransactionRecord, MetadataRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
 

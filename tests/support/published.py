@@ -9,9 +9,8 @@ from kreplica.broker.broker_metadata_publisher import BrokerMetadataPublisher
 from kreplica.broker.kraft_metadata_cache import KRaftMetadataCache
 from kreplica.common.future import Future
 from kreplica.common.types import Uuid
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
-from kreplica.metadata.metadata_delta import difference
 from kreplica.metadata.records import MetadataRecord
 from kreplica.sim.broker_factory import CLUSTER_ID, LOG_CONFIG
 from kreplica.sim.cluster import SimCluster

@@ -14,10 +14,6 @@ KNOWN = [
     {"kreplica._core.body_write", "kreplica._core.log_segment"},
     {"kreplica._core.columns", "kreplica._core.records"},
     {
-        f"kreplica.metadata.{name}"
-        for name in ("cluster_metadata", "metadata_delta", "metadata_snapshot", "record_replay")
-    },
-    {
         f"kreplica.log.{name}"
         for name in (
             "append_queue",

@@ -13,8 +13,8 @@ from typing import Any
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.common.wire import topic_id_of
-from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.metadata_delta import MetadataDelta, difference
+from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
+from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.registrations import PartitionRegistration
 from kreplica.sim.invariants.checker import INVARIANTS
 from kreplica.sim.invariants.cluster_view import ClusterView

@@ -16,8 +16,7 @@ from kreplica.log.log_creation import NewLog
 from kreplica.log.new_logs import Logs
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import ClusterMetadata
-from kreplica.metadata.metadata_delta import difference
+from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.sim.node import DIRECTORY
 from tests.support.metadata_log import topic
 from tests.support.published import Published

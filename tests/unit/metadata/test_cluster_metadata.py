@@ -99,6 +99,15 @@ def test_every_kind_has_its_rule_and_its_strategy() -> None:
     assert set(STRATEGIES) == set(RECORDS.values())
 
 
+def test_a_delta_shows_the_partitions_of_a_topic_that_was_made_again_with_the_same_id() -> None:
+    made = cluster(*topic(partitions=2))
+    made.take_delta()
+    for record in (kinds.RemoveTopicRecord(topic_id=A), *topic(partitions=1)):
+        made.replay(record)
+    changed = made.take_delta()
+    assert [(each.topic_partition.partition, each.new) for each in changed.partitions] == [(1, None)]
+
+
 @settings(deadline=None)
 @given(st.lists(cluster_records(), max_size=60))
 def test_a_snapshot_replays_to_the_same_state(records: Records) -> None:

@@ -12,11 +12,11 @@ from kreplica.common.errors import CorruptImage, KreplicaError
 from kreplica.common.types import Uuid
 from kreplica.metadata import image_paths
 from kreplica.metadata import records as kinds
-from kreplica.metadata.cluster_metadata import ClusterMetadata
+from kreplica.metadata.cluster_metadata import ClusterMetadata, difference
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.metadata.image_store import ImageStore
 from kreplica.metadata.message import TaggedField
-from kreplica.metadata.metadata_delta import MetadataDelta, difference
+from kreplica.metadata.metadata_delta import MetadataDelta
 from kreplica.metadata.metadata_store import MemoryMetadataStore
 from kreplica.metadata.partition_codec import PartitionDecoder, encode_partition
 from kreplica.metadata.registrations import PartitionRegistration

@@ -8,7 +8,7 @@ import pytest
 
 from kreplica.common.leader_and_isr import LeaderRecoveryState
 from kreplica.common.types import TopicPartition, Uuid
-from kreplica.metadata.record_replay import TOPIC_RESOURCE
+from kreplica.metadata.cluster_metadata import TOPIC_RESOURCE
 from kreplica.metadata.records import (
     ConfigRecord,
     MetadataRecord,
