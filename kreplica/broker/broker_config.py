@@ -17,18 +17,20 @@ class BrokerConfig(Settings):
     broker_heartbeat_timeout_ms: int = setting(
         4_500,
         int32(1),
-        "A heartbeat without an answer is sent again, maybe to another controller.",
+        "Timeout of a heartbeat; it is then retried, maybe at another controller.",
         is_ours=True,
     )
     broker_registration_retry_backoff_ms: int = setting(
-        100, int32(1), "The pause before a registration is sent again.", is_ours=True
+        100, int32(1), "Pause before a registration is retried.", is_ours=True
     )
     initial_broker_registration_timeout_ms: int = setting(
-        60_000, int32(1), "A broker that could not register for this long after its start ends."
+        60_000, int32(1), "A broker exits if it cannot register for this long after its start."
     )
     broker_rack: str | None = setting(
-        None, optional(TEXT), "The broker's rack, for placing replicas and for reading from near ones."
+        None,
+        optional(TEXT),
+        "Rack of the broker, for the placement of replicas and for reads from near replicas.",
     )
     auto_create_topics_enable: bool = setting(
-        True, BOOLEAN, "Create a topic that a client asks for or writes to."
+        True, BOOLEAN, "Create a missing topic when a client requests its metadata or writes to it."
     )

@@ -14,26 +14,26 @@ from kreplica.common.settings import BOOLEAN, TEXT, Kind, checked, int16, int32,
 
 # The properties that runtime.kafka_config reads: who a node is, where it listens and who the quorum is.
 OF_PROCESS: Mapping[str, str] = {
-    "node.id": "The node's id, 0 or more, which no other node of the cluster has.",
-    "process.roles": "broker, controller, or both. By default what the voters and the listeners say.",
-    "log.dir": "The directory of the logs, where log.dirs is not given.",
-    "log.dirs": "The directories of the logs.",
-    "metadata.log.dir": "The directory of the metadata log. By default the first of log.dirs.",
-    "listeners": "Where the node listens, NAME://host:port: at most one for clients and one for controllers.",
-    "advertised.listeners": "The addresses that others are given. By default those of listeners.",
-    "listener.security.protocol.map": "The protocol of each listener, NAME:PLAINTEXT; there is no other.",
-    "inter.broker.listener.name": "The listener for other brokers. By default that for clients.",
+    "node.id": "Id of the node, 0 or more, unique in the cluster.",
+    "process.roles": "broker, controller, or both. Default: derived from the voters and the listeners.",
+    "log.dir": "Log directory, if log.dirs is not given.",
+    "log.dirs": "Log directories.",
+    "metadata.log.dir": "Directory of the metadata log. Default: the first of log.dirs.",
+    "listeners": "Listeners, NAME://host:port: at most one for clients and one for controllers.",
+    "advertised.listeners": "Addresses that clients and nodes connect to. Default: those of listeners.",
+    "listener.security.protocol.map": "Protocol of each listener, NAME:PLAINTEXT; no other is supported.",
+    "inter.broker.listener.name": "Listener for other brokers. Default: that for clients.",
     "security.inter.broker.protocol": "PLAINTEXT.",
-    "controller.listener.names": "The name of the listener for controllers. By default CONTROLLER.",
+    "controller.listener.names": "Name of the listener for controllers. Default: CONTROLLER.",
     "controller.quorum.bootstrap.servers": (
-        "Controllers, host:port, that a node asks who leads as long as its own log names no voters."
+        "Controllers, host:port, from which a node learns the leader until its own log names voters."
     ),
-    "controller.quorum.voters": "The voters, id@host:port. Without it the metadata log names them (KIP-853).",
+    "controller.quorum.voters": "Voters, id@host:port. If empty, the metadata log names them (KIP-853).",
 }
 
 THREADS = "A node has one event loop, and one thread for each disk."
 SOCKETS = "The system sizes the buffers of its sockets."
-PURGATORY = "The purgatory drops an entry when it is done."
+PURGATORY = "The purgatory removes an entry when it is done."
 TRANSACTIONS = "There is no transaction coordinator."
 SHARE_GROUPS = "There are no share groups."
 GROUPS = "Groups follow the classic protocol."
@@ -47,24 +47,30 @@ IGNORED: Mapping[str, tuple[Kind, str]] = {
     "num.recovery.threads.per.data.dir": (int32(1), THREADS),
     "num.replica.alter.log.dirs.threads": (int32(1), THREADS),
     "log.cleaner.threads": (int32(0), THREADS),
-    "queued.max.requests": (int32(1), "queued.max.request.bytes bounds what waits."),
+    "queued.max.requests": (int32(1), "queued.max.request.bytes limits waiting requests."),
     "socket.send.buffer.bytes": (int32(1, also=-1), SOCKETS),
     "socket.receive.buffer.bytes": (int32(1, also=-1), SOCKETS),
     "socket.listen.backlog.size": (int32(1), SOCKETS),
     "replica.socket.receive.buffer.bytes": (int32(1, also=-1), SOCKETS),
-    "socket.connection.setup.timeout.ms": (int64(1), "A connection is tried for as long as a request waits."),
+    "socket.connection.setup.timeout.ms": (
+        int64(1),
+        "A connection attempt lasts as long as its request waits.",
+    ),
     "socket.connection.setup.timeout.max.ms": (
         int64(1),
-        "A connection is tried for as long as a request waits.",
+        "A connection attempt lasts as long as its request waits.",
     ),
     "fetch.purgatory.purge.interval.requests": (int32(0), PURGATORY),
     "producer.purgatory.purge.interval.requests": (int32(0), PURGATORY),
     "delete.records.purgatory.purge.interval.requests": (int32(0), PURGATORY),
-    "log.cleaner.dedupe.buffer.load.factor": (number(0, 1), "The map of the cleaner has a fixed load."),
-    "controlled.shutdown.enable": (BOOLEAN, "A node always hands over before it ends."),
-    "controlled.shutdown.max.retries": (int32(0), "A node hands over once, within its time to end."),
-    "controlled.shutdown.retry.backoff.ms": (int64(0), "A node hands over once, within its time to end."),
-    "offsets.commit.timeout.ms": (int32(1), "A commit of offsets waits as long as its request."),
+    "log.cleaner.dedupe.buffer.load.factor": (
+        number(0, 1),
+        "The map of the cleaner has a fixed load factor.",
+    ),
+    "controlled.shutdown.enable": (BOOLEAN, "A node always hands over before it exits."),
+    "controlled.shutdown.max.retries": (int32(0), "A node hands over once, within its time to exit."),
+    "controlled.shutdown.retry.backoff.ms": (int64(0), "A node hands over once, within its time to exit."),
+    "offsets.commit.timeout.ms": (int32(1), "A commit of offsets has the timeout of its request."),
     "request.timeout.ms": (int32(1), "The timeout of each kind of request has its own property."),
     "transaction.state.log.replication.factor": (int16(1), TRANSACTIONS),
     "transaction.state.log.min.isr": (int32(1), TRANSACTIONS),
@@ -99,7 +105,7 @@ REFUSED: Mapping[str, str] = {
     "super.users": NO_SECURITY,
     "principal.builder.class": NO_SECURITY,
     "delegation.token.": NO_SECURITY,
-    "listener.name.": "a listener has no settings of its own; give the property without the prefix",
+    "listener.name.": "settings of one listener are not supported; give the property without the prefix",
     "remote.log.": NO_TIERS,
     "log.local.retention.ms": NO_TIERS,
     "log.local.retention.bytes": NO_TIERS,
@@ -113,9 +119,9 @@ REFUSED: Mapping[str, str] = {
     "client.quota.callback.class": "classes of Java cannot be loaded",
     "quota.producer.default": "clients have no quotas",
     "quota.consumer.default": "clients have no quotas",
-    "max.connections.per.ip.overrides": "max.connections.per.ip is for all addresses alike",
-    "max.connection.creation.rate": "the rate of new connections has no bound; max.connections has",
-    "inter.broker.protocol.version": "the level of the cluster is metadata.version",
+    "max.connections.per.ip.overrides": "max.connections.per.ip applies to all addresses",
+    "max.connection.creation.rate": "the rate of new connections is not limited; use max.connections",
+    "inter.broker.protocol.version": "use the feature metadata.version instead",
     "log.message.format.version": "records have the format of Kafka 0.11 and later",
     "log.message.downconversion.enable": "records are never converted to older formats",
     "log.message.timestamp.difference.max.ms": (

@@ -15,26 +15,35 @@ class SocketServerConfig(Settings):
     `queued_max_request_bytes`: see MemoryPool. Raises InvalidConfig.
     """
 
-    socket_request_max_bytes: int = setting(100 << 20, int32(1), "The largest request.")
-    max_connections: int = setting(1_000, int32(1), "The most connections of a listener.")
-    max_connections_per_ip: int = setting(500, int32(1), "The most of them from one address.")
+    socket_request_max_bytes: int = setting(100 << 20, int32(1), "Maximum size of a request.")
+    max_connections: int = setting(1_000, int32(1), "Maximum number of connections of a listener.")
+    max_connections_per_ip: int = setting(500, int32(1), "Maximum number of connections from one address.")
     queued_max_request_bytes: int = setting(
-        256 << 20, int64(1), "The most memory for the requests of all connections of a listener."
+        256 << 20, int64(1), "Maximum memory for the requests of all connections of a listener."
     )
     connections_max_idle_ms: int = setting(
         600_000,
         int64(1),
-        "Close a connection that for this long asked nothing, finished no request or took nothing of an"
-        " answer.",
+        "Close a connection after this long without a request, with an incomplete request, or with an answer"
+        " that is not read.",
     )
     max_in_flight_requests: int = setting(
-        64, int32(1), "A connection with this many requests in work is not read from.", is_ours=True
+        64,
+        int32(1),
+        "Maximum number of requests in flight of a connection; then it is not read.",
+        is_ours=True,
     )
     max_in_flight_bytes: int = setting(
-        16 << 20, int64(1), "A connection with this much of requests in work is not read from.", is_ours=True
+        16 << 20,
+        int64(1),
+        "Maximum size of requests in flight of a connection; then it is not read.",
+        is_ours=True,
     )
     max_unsent_bytes: int = setting(
-        1 << 20, int64(1), "A connection with this much unread of its answers is not read from.", is_ours=True
+        1 << 20,
+        int64(1),
+        "Maximum size of unread answers of a connection; then it is not read.",
+        is_ours=True,
     )
 
     def check_together(self) -> None:

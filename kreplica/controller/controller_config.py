@@ -17,48 +17,51 @@ class ControllerConfig(Settings):
     """
 
     broker_session_timeout_ms: int = setting(
-        9_000, int32(1), "A broker without a heartbeat for this long is fenced."
+        9_000, int32(1), "Fence a broker after this long without a heartbeat."
     )
     broker_session_hint_ms: int = setting(
-        1_000, int32(1), "The same for a broker whose connection was closed.", is_ours=True
+        1_000, int32(1), "The same after the broker's last connection was closed.", is_ours=True
     )
     # It has to find the new controller, which may take it a fetch timeout of the quorum.
     broker_session_failover_ms: int | None = setting(
         None,
         optional(int32(0)),
-        "The same after a controller's fail-over, until a broker is first heard. By default a session.",
+        "The same after a controller's fail-over, until the broker's first heartbeat. Default: a session.",
         is_ours=True,
     )
     broker_session_max_timeout_ms: int = setting(
         72_000,
         int32(1),
-        "The longest session of a broker that was fenced too early repeatedly.",
+        "Maximum session of a broker that was repeatedly fenced too early.",
         is_ours=True,
     )
     broker_session_decay_ms: int = setting(
-        60_000, int32(0), "After this long without that, one lengthening is taken back.", is_ours=True
+        60_000,
+        int32(0),
+        "Undo one lengthening of the session after this long without a false alarm.",
+        is_ours=True,
     )
 
-    auto_leader_rebalance_enable: bool = setting(True, BOOLEAN, "Give leadership back to preferred replicas.")
+    auto_leader_rebalance_enable: bool = setting(True, BOOLEAN, "Return leadership to preferred replicas.")
     leader_imbalance_check_interval_seconds: int = setting(
-        300, int64(1), "How often the balance of leaders is checked."
+        300, int64(1), "How often to check the balance of leaders."
     )
     leader_imbalance_per_broker_percentage: int = setting(
-        10, int32(0), "Rebalance a broker that does not lead this part of what it should."
+        10, int32(0), "Rebalance a broker that does not lead this percentage of its preferred partitions."
     )
     unclean_leader_election_interval_ms: int = setting(
         300_000,
         int64(1),
-        "How often partitions without leader are looked for where unclean elections are allowed.",
+        "How often to elect leaders uncleanly for partitions without one, if that is enabled.",
     )
     metadata_max_idle_interval_ms: int = setting(
-        500, int32(0), "An active controller with nothing to write writes a NoOpRecord this often. 0: never."
+        500, int32(0), "How often an idle active controller writes a NoOpRecord. 0: never."
     )
     default_replication_factor: int = setting(
-        1, int32(1, INT16_MAX), "The replicas of a topic that is created without a number of them."
+        1, int32(1, INT16_MAX), "Replicas of a topic that is created without a replication factor."
     )
     num_partitions: int = setting(
-        1, int32(1), "The partitions of a topic that is created without a number of them."
+        1, int32(1), "Partitions of a topic that is created without a number of partitions."
     )
 
     def check_together(self) -> None:

@@ -21,42 +21,47 @@ class RaftConfig(Settings):
     PREFIX_OF: ClassVar[str] = "quorum_"
 
     quorum_election_timeout_ms: int = setting(
-        1_000, int32(1), "A voter that knows of no leader waits up to twice this before it asks for votes."
+        1_000, int32(1), "A voter without a leader waits up to twice this before it requests votes."
     )
     quorum_fetch_timeout_ms: int = setting(
-        2_000, int32(1), "A follower without an answer from its leader for this long starts an election."
+        2_000, int32(1), "A follower starts an election after this long without an answer from its leader."
     )
     quorum_election_backoff_max_ms: int = setting(
-        1_000, int32(0), "The longest pause of a candidate that was not elected."
+        1_000, int32(0), "Maximum pause of a candidate that lost an election."
     )
     quorum_append_linger_ms: int = setting(
-        25, int32(0), "How long appends are collected while others are not committed; the first never wait."
+        25,
+        int32(0),
+        "How long to collect appends while earlier ones are not committed; the first never waits.",
     )
-    quorum_request_timeout_ms: int = setting(2_000, int32(1), "How long the quorum waits for an answer.")
-    quorum_retry_backoff_ms: int = setting(20, int32(0), "The pause before a request is sent again.")
+    quorum_request_timeout_ms: int = setting(2_000, int32(1), "Timeout of requests of the quorum.")
+    quorum_retry_backoff_ms: int = setting(20, int32(0), "Pause before a request is retried.")
     # It has to be well below the fetch timeout, or a quorum without writes never settles.
     quorum_fetch_wait_max_ms: int | None = setting(
         None,
         optional(int32(0)),
-        "How long a leader with nothing new holds a fetch; at most half of the fetch timeout. By default a"
+        "How long a leader without new records holds a fetch; at most half of the fetch timeout. Default: a"
         " quarter of it.",
         is_ours=True,
     )
-    quorum_fetch_max_bytes: int = setting(8 << 20, int32(1), "The most that one fetch of the log returns.")
+    quorum_fetch_max_bytes: int = setting(8 << 20, int32(1), "Maximum size of one fetch of the log.")
     quorum_fetch_snapshot_max_bytes: int = setting(
-        8 << 20, int32(1), "The most that one fetch of a snapshot returns."
+        8 << 20, int32(1), "Maximum size of one fetch of a snapshot."
     )
     quorum_max_batch_size_bytes: int = setting(
         MAX_BATCH_SIZE_BYTES,
         int32(1, MAX_BATCH_SIZE_BYTES),
-        "The largest batch of the metadata log; at most metadata.log.segment.bytes.",
+        "Maximum size of a batch in the metadata log; at most metadata.log.segment.bytes.",
         is_ours=True,
     )
     quorum_auto_join_enable: bool = setting(
-        False, BOOLEAN, "A controller that is an observer asks by itself to become a voter (KIP-853)."
+        False, BOOLEAN, "A controller that is an observer becomes a voter automatically (KIP-853)."
     )
     metadata_log_cleanup_interval_ms: int = setting(
-        60_000, int64(1), "How often old snapshots, and the log below them, are looked for.", is_ours=True
+        60_000,
+        int64(1),
+        "How often to look for old snapshots, and the log below them, to delete.",
+        is_ours=True,
     )
 
     def check_together(self) -> None:

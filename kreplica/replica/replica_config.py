@@ -17,65 +17,68 @@ class ReplicaConfig(Settings):
     """
 
     replica_lag_time_max_ms: int = setting(
-        30_000, int64(1), "A follower that has not caught up for this long leaves the ISR."
+        30_000, int64(1), "A follower leaves the ISR if it has not caught up for this long."
     )
     replica_lag_max_messages: int | None = setting(
         None,
         optional(int64(1)),
-        "Follow the rule before Kafka 0.9 (KIP-16) instead: one that lags this many records leaves the ISR.",
+        "Use the rule before Kafka 0.9 (KIP-16): a follower leaves the ISR if it lags by this many records.",
         is_ours=True,
     )
     replica_high_watermark_checkpoint_interval_ms: int = setting(
-        5_000, int64(1), "How often replication-offset-checkpoint is written."
+        5_000, int64(1), "How often to write replication-offset-checkpoint."
     )
     num_replica_fetchers: int = setting(
-        1, int32(1), "The fetchers from each leader, among which partitions are spread."
+        1, int32(1), "Fetchers for each leader; partitions are distributed among them."
     )
-    replica_fetch_max_bytes: int = setting(1 << 20, int32(0), "The most that a fetch takes of a partition.")
-    replica_fetch_response_max_bytes: int = setting(10 << 20, int32(0), "The most that a fetch takes in all.")
-    replica_fetch_min_bytes: int = setting(1, int32(0), "A leader with less holds a fetch.")
+    replica_fetch_max_bytes: int = setting(1 << 20, int32(0), "Maximum size of a fetch, for each partition.")
+    replica_fetch_response_max_bytes: int = setting(10 << 20, int32(0), "Maximum size of a fetch in total.")
+    replica_fetch_min_bytes: int = setting(1, int32(0), "A leader holds a fetch until it has this much.")
     replica_fetch_wait_max_ms: int = setting(
         500,
         int32(0),
-        "The longest that a leader holds a fetch; at most replica.lag.time.max.ms and"
+        "Maximum time for which a leader holds a fetch; at most replica.lag.time.max.ms and"
         " replica.socket.timeout.ms.",
     )
     replica_fetch_high_watermark_linger_ms: int = setting(
-        5, int32(0), "How long a leader with nothing else keeps a new high watermark to itself.", is_ours=True
+        5, int32(0), "How long a leader without new records delays a new high watermark.", is_ours=True
     )
-    replica_fetch_backoff_ms: int = setting(1_000, int32(0), "The pause of a partition whose fetch failed.")
+    replica_fetch_backoff_ms: int = setting(1_000, int32(0), "Pause of a partition after a failed fetch.")
     truncation_on_fetch: bool = setting(
         True,
         BOOLEAN,
-        "false: ask OffsetForLeaderEpoch before the first fetch of an epoch, as Kafka did before 2.7.",
+        "false: send OffsetForLeaderEpoch before the first fetch of an epoch, as Kafka did before 2.7.",
         is_ours=True,
     )
-    replica_socket_timeout_ms: int = setting(30_000, int32(1), "How long a follower waits for an answer.")
+    replica_socket_timeout_ms: int = setting(30_000, int32(1), "Timeout of a follower's request.")
     controller_socket_timeout_ms: int = setting(
-        30_000, int32(1), "How long a broker waits for the controller before it asks it, or the next, again."
+        30_000, int32(1), "Timeout of a broker's request to the controller; it is then retried."
     )
     replica_selector_class: str | None = setting(
         None,
         optional(TEXT),
-        "RackAwareReplicaSelector: consumers that name their rack read from a replica there (KIP-392). By"
-        " default they read from leaders.",
+        "RackAwareReplicaSelector: consumers with a rack read from a replica there (KIP-392). Default: they"
+        " read from leaders.",
     )
-    fetch_max_bytes: int = setting(55 << 20, int32(1_024), "The most that a fetch returns to anyone.")
+    fetch_max_bytes: int = setting(55 << 20, int32(1_024), "Maximum size of the answer to any fetch.")
     max_incremental_fetch_session_cache_slots: int = setting(
-        1_000, int32(0), "How many fetch sessions a broker keeps."
+        1_000, int32(0), "Maximum number of fetch sessions of a broker."
     )
     min_incremental_fetch_session_eviction_ms: int = setting(
-        120_000, int64(0), "A fetch session this long unused may make room for another.", is_ours=True
+        120_000,
+        int64(0),
+        "A fetch session may be evicted for another after this long without use.",
+        is_ours=True,
     )
     replication_quota_window_num: int = setting(
-        11, int32(1), "The samples over which a replication quota is measured."
+        11, int32(1), "Number of samples over which a replication quota is measured."
     )
-    replication_quota_window_size_seconds: int = setting(1, int32(1), "How long each of them is.")
+    replication_quota_window_size_seconds: int = setting(1, int32(1), "Duration of each sample.")
     leader_replication_throttled_rate: int = setting(
-        INT64_MAX, int64(1), "The quota of a leader's throttled replicas, in bytes a second."
+        INT64_MAX, int64(1), "Quota of a leader's throttled replicas, in bytes per second."
     )
     follower_replication_throttled_rate: int = setting(
-        INT64_MAX, int64(1), "The quota of a follower's throttled replicas, in bytes a second."
+        INT64_MAX, int64(1), "Quota of a follower's throttled replicas, in bytes per second."
     )
 
     def check_together(self) -> None:
