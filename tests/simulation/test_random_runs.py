@@ -92,3 +92,7 @@ def test_a_log_whose_disk_fails_when_damage_is_to_be_noted_takes_nothing_more(se
 
 def test_a_high_watermark_does_not_go_back_where_a_log_is_opened_again_for_a_repair():
     RandomDriver(911530, with_disks=True).run(EVENTS)
+
+
+def test_a_truncation_in_which_the_disk_failed_lowers_the_high_watermark():
+    RandomDriver(912404, with_disks=True).run(EVENTS)

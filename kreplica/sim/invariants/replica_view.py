@@ -176,8 +176,8 @@ class ReplicaView:
     def begin(self, program: Any, *, has_marks: bool = True) -> None:
         """The broker runs, in a new life: what its log holds is read anew. `has_marks`: whether it found a
         checkpoint of high watermarks."""
-        if not has_marks:
-            # What was lowered while the disk was full is told by none.
+        if not has_marks or self._had_failed:
+            # Nothing shows what was lowered while the disk was full, or by a truncation in which it failed.
             self.kept_mark = 0
         self.program = program
         self.is_running = self._is_new = True
