@@ -1,26 +1,26 @@
-# kreplica's house. Needs a C compiler, make and Python 3.11 or later; everything else goes into .venv.
+# Builds and tests kreplica. Needs a C compiler, make and Python 3.11 or later; everything else goes into .venv.
 #
-#   make build        the native core, in place, only what changed
-#   make test         all tests of this machine (about two minutes)
-#   make lint         ruff, mypy, the stubs, cython-lint, and the tests of the tree itself
-#   make demo         a year of flights through three nodes, a kill -9 in the middle, and Spark's sums still right
-#   make bench        timings, each beside a peer or a limit in the same run
-#   make bench-peers  beside peers in turns (PEER_ROUNDS=3): nodes and Kafka's; a log and lmdb, sqlite3, RocksDB
-#   make bench-spark  both of Spark's readers beside parquet and Spark's own source on real Kafka
-#   make bench-curves how cost grows with partitions, sizes, connections, replicas; twenty minutes, 20 GB of disk
-#   make bench-page   docs/BENCHMARKS.md anew from the last runs; bench-compare holds them to those on the page
-#   make settings     docs/SETTINGS.md anew from the settings themselves
-#   make pictures     those of the docs that come from runs of the code
-#   make soak         an hour of load on three processes, one killed every five minutes: nothing lost, all flat
-#   make sanitize     the core's tests under AddressSanitizer and UBSan
-#   make conformance  both ways with real Kafka; needs Java and Maven, says so and passes where they are missing
-#   make crash        kills, power cuts, refused system calls, interrupts (KILLS=3000 CUTS=10000 INTERRUPT_STRIDE=1)
-#   make kills        processes killed and paused at length, under stock clients; Spark's, too (NODE_KILLS=200)
-#   make flips        every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
-#   make fuzz         a log's files and a producer's batches fed with noise (FUZZ_SECONDS=60)
-#   make sim          random runs for a night, of brokers and of whole nodes; a failing seed is told (SIM_SEEDS=20000)
-#   make wheel-check  a wheel built from the source archive, installed into a fresh environment, used there
-#   make clean        what was built; `make distclean` takes .venv too
+#   make build        build the native core in place, only what changed
+#   make test         run all tests that this machine can (about two minutes)
+#   make lint         run ruff, mypy, the stubs, cython-lint, and the tests of the tree itself
+#   make demo         send a year of flights through three nodes, kill one, and check Spark's sums
+#   make bench        time the core and the engine, each beside a peer or a limit in the same run
+#   make bench-peers  compare nodes with Kafka's, and a log with lmdb, sqlite3, RocksDB (PEER_ROUNDS=3)
+#   make bench-spark  compare both of Spark's readers with parquet and Spark's own Kafka source
+#   make bench-curves measure how cost grows with partitions, sizes and so on; twenty minutes, 20 GB of disk
+#   make bench-page   redraw docs/BENCHMARKS.md from the last runs; bench-compare compares them with the page
+#   make settings     generate docs/SETTINGS.md from the settings
+#   make pictures     redraw the pictures of the docs that come from runs of the code
+#   make soak         load three processes for an hour and kill one every five minutes
+#   make sanitize     run the core's tests under AddressSanitizer and UBSan
+#   make conformance  exchange data with a real Kafka; skipped without Java and Maven
+#   make crash        test kills, power cuts, refused system calls, interrupts (KILLS=3000 CUTS=10000 INTERRUPT_STRIDE=1)
+#   make kills        kill and pause processes at length, under stock clients and Spark (NODE_KILLS=200)
+#   make flips        test every bit flip and truncation of a large segment (FLIP_BYTES=1048576)
+#   make fuzz         feed a log's files and a producer's batches with noise (FUZZ_SECONDS=60)
+#   make sim          run random simulations for a night; a failing run prints its seed (SIM_SEEDS=20000)
+#   make wheel-check  build a wheel from the source archive, install it into a fresh environment, use it there
+#   make clean        remove what was built; `make distclean` removes .venv too
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:

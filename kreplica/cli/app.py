@@ -93,8 +93,8 @@ def isr_history(
             show_default=False,
         ),
     ],
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="Only of this partition.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Show only this topic.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Show only this partition.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print when the leaders and ISRs of partitions changed.

@@ -1,7 +1,7 @@
-"""`kreplica isr-history`: when the leaders and ISRs of partitions changed, from a node's metadata log.
+"""`kreplica isr-history`: print the changes of leaders and ISRs that a node's metadata log contains.
 
-The log has each change with its offset and time, and survives restarts; it goes back to the snapshot that it
-begins behind. Reads files only, also those of a node that runs. Its last changes may not be committed yet.
+The log has the offset and time of each change and survives restarts; it goes back to its oldest snapshot. The
+command only reads files, also those of a running node. The last changes may not be committed yet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def run(directory: Path, topic: str | None, partition: int | None, as_json: bool) -> int:
-    """Print the changes, oldest first; returns the exit code. `directory`: of the metadata log."""
+    """Print the changes, oldest first; returns the exit code. `directory`: that of the metadata log."""
     facts = (
         fact
         for fact in History(directory)
@@ -51,7 +51,7 @@ def run(directory: Path, topic: str | None, partition: int | None, as_json: bool
 
 
 def metadata_log_in(directory: Path) -> Path | None:
-    """The metadata log's directory: this one, or the one in it; None if neither has segments."""
+    """Return the metadata log's directory: `directory` or one inside it; None if neither has segments."""
     for path in (directory.absolute(), directory / CLUSTER_METADATA_DIRECTORY):
         if path.name == CLUSTER_METADATA_DIRECTORY and any(path.glob(f"*{LOG_SUFFIX}")):
             return path
@@ -59,7 +59,7 @@ def metadata_log_in(directory: Path) -> Path | None:
 
 
 class History:
-    """Iterates over the changes of leaders and ISRs that the metadata log at `directory` has."""
+    """Iterates over the changes of leaders and ISRs in the metadata log at `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -129,12 +129,12 @@ class History:
 
 
 def _shown(partition: PartitionRegistration) -> tuple[object, ...]:
-    """What a change has to touch to be listed."""
+    """What a change has to concern to be printed."""
     return partition.leader, partition.leader_epoch, set(partition.isr)
 
 
 def _committed(paths: Sequence[Path]) -> Iterator[tuple[int, int, MetadataRecord]]:
-    """The records of the segments; those of a transaction once it has ended, and never if it was aborted."""
+    """Yield the records of the segments; those of a transaction when it ends, and not if it was aborted."""
     pending: list[tuple[int, int, MetadataRecord]] | None = None
     for path in paths:
         for found in _records(path, may_be_cut=path == paths[-1]):
@@ -151,9 +151,10 @@ def _committed(paths: Sequence[Path]) -> Iterator[tuple[int, int, MetadataRecord
 
 
 def _records(path: Path, *, may_be_cut: bool = False) -> Iterator[tuple[int, int, MetadataRecord]]:
-    """(offset, timestamp, record) of the file. Raises CorruptMessage and the like for what cannot be read.
+    """Yield (offset, timestamp, record) for each record of the file. Raises CorruptMessage and similar
+    errors.
 
-    `may_be_cut`: a node that runs, or was killed, may have written a part of the last batch only.
+    `may_be_cut`: the last batch may be incomplete, because the node runs or was killed.
     """
     storage = FileStorage()
     with storage.open_region(str(path), max(1, storage.size(str(path))), writable=False) as region:
