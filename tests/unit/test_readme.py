@@ -77,6 +77,29 @@ def test_map_names_classes_and_members_that_exist() -> None:
     assert [(owner, name) for owner, name in named if owner not in classes or name not in words] == []
 
 
+def test_architecture_names_classes_and_files_that_exist() -> None:
+    page = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    packages = [ROOT / name for name in ("kreplica", "spark_connector", "bindings")]
+    files = [
+        path for folder in packages for path in folder.rglob("*.p*") if path.suffix in {".py", ".pyx", ".pxd"}
+    ]
+    classes = {
+        name
+        for path in files
+        for name in re.findall(r"^(?:cdef class|cdef enum|class) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    # In prose a class or a file stands in backticks; in the drawings a class is a name in camel case.
+    drawn = re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", "".join(re.findall(r"```\n(.*?)```", page, re.DOTALL)))
+    named = [name for name in re.findall(r"`([A-Z]\w+)(?:\.\w+)?`", page) if not name.isupper()]
+    assert len(named) > 30
+    metrics = {"DamagedPartitionsCount"}
+    assert {*drawn, *named} - classes - metrics == set()
+    paths = re.findall(r"`((?:[\w]+/)+(?:\w+\.\w+)?|\w+\.(?:py|h|pxd))`", page)
+    below = ("", "kreplica", "kreplica/_core", "kreplica/controller", "tests")
+    tops = [ROOT / each for each in below]
+    assert [path for path in paths if not any((top / path).exists() for top in tops)] == []
+
+
 def test_map_names_tests_that_exist() -> None:
     rows = (ROOT / "docs/KAFKA_MAP.md").read_text().split("## Where to find a class")[0]
     files = re.findall(r"`((?:unit|core|interaction)/[\w/.]+)`", rows)
