@@ -51,6 +51,7 @@ cdef extern from "file.h" nogil:
     void kr_set_descriptor_budget(int64_t descriptors)
     void kr_file_init(kr_file *file)
     void kr_file_destroy(kr_file *file)
+    void kr_file_forked(kr_file *file)
     int kr_file_open(kr_file *file, const char *path, int writable, int create, int64_t *size)
     int kr_file_size(kr_file *file, int64_t *size)
     int kr_file_resize(kr_file *file, int64_t size)

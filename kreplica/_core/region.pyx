@@ -17,7 +17,7 @@ from kreplica._core.backing cimport (
     KR_PAGE_FAULT, guard_call, guard_install, kr_descriptor_budget, kr_fetch_add, kr_file_destroy, kr_file_flush,
     kr_file_init, kr_file_let_go, kr_file_map, kr_file_open, kr_file_read, kr_file_read_aside, kr_file_renamed,
     kr_file_replace, kr_file_resize, kr_file_settle, kr_file_size, kr_file_write, kr_file_write_along,
-    kr_file_cut, kr_file_hold, kr_generation_address, kr_grow, kr_set_descriptor_budget,
+    kr_file_cut, kr_file_forked, kr_file_hold, kr_generation_address, kr_grow, kr_set_descriptor_budget,
     kr_growth_advance, kr_growth_destroy, kr_growth_init, kr_growth_resized, kr_growth_stop, kr_guarded,
     kr_guarded_copy, kr_load_acquire, kr_load_acquire32, kr_map_budget, kr_map_memory, kr_mapping, kr_mapping_disown,
     kr_mapping_release, kr_mapping_retain, kr_maps_held, kr_set_map_budget, pthread_mutex_destroy, pthread_mutex_init,
@@ -138,6 +138,8 @@ cdef class Region:
         if self.r.generation == self.r.process[0]:
             with nogil:
                 kr_growth_stop(&self.growth, 0)
+        else:
+            kr_file_forked(&self.file)
         kr_mapping_disown(self.mapping)
         kr_mapping_release(self.mapping)
         kr_growth_destroy(&self.growth)

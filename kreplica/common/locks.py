@@ -26,5 +26,20 @@ class Condition(threading.Condition):
     __enter__ = property(attrgetter("_lock.__enter__"))
     __exit__ = property(attrgetter("_lock.__exit__"))
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until notified, or for `timeout` seconds; whether it was notified.
+
+        An exception from outside leaves the block with the lock held, as the block expects it. (threading's
+        does not where the exception comes between its release of the lock and its wait.)
+        """
+        if not self._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError("the lock is not held")
+        try:
+            return super().wait(timeout)
+        except BaseException:
+            if not self._is_owned():  # type: ignore[attr-defined]
+                self._lock.acquire()  # type: ignore[attr-defined]
+            raise
+
 
 __all__ = ["Condition", "Lock", "RLock"]

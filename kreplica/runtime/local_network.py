@@ -24,10 +24,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from kreplica._core.held_exceptions import HeldExceptions
 from kreplica._core.timing_wheel import TimingWheel
 from kreplica.common.errors import NetworkException, NodeUnreachable
 from kreplica.common.future import Future, failed
-from kreplica.common.locks import Condition, Lock
+from kreplica.common.locks import Condition, RLock
 from kreplica.common.ports import Clock
 from kreplica.runtime.clock import SystemClock
 from kreplica.runtime.interrupts import HeldSignals
@@ -91,9 +92,16 @@ class _Draining:
 
     def __enter__(self) -> None:
         local = self._network._thread_local
-        if local.depth == 0:
-            local.signals.hold()
-        local.depth += 1
+        try:
+            if local.depth == 0:
+                local.exceptions.hold()
+                local.signals.hold()
+            local.depth += 1
+        except BaseException:
+            # It came before both were held.
+            local.signals.release()
+            local.exceptions.release()
+            raise
 
     def __exit__(self, *_: object) -> None:
         local = self._network._thread_local
@@ -103,20 +111,25 @@ class _Draining:
         finally:
             local.depth -= 1
             if local.depth == 0:
-                local.signals.release()
+                try:
+                    local.signals.release()
+                finally:
+                    local.exceptions.release()
 
 
 class _ThreadLocal(threading.local):
     def __init__(self) -> None:
         self.depth = 0  # number of `draining` blocks that the thread is in
         self.signals = HeldSignals()
+        self.exceptions = HeldExceptions()
 
 
 class LocalNetwork:
     """The network, loops and timers of the nodes of this process.
 
-    A task's error is reported to `on_error` (loop name, error), by default to the log. Signal handlers wait
-    until a caller's thread has done its share. `gate`, if set, may intercept each message; only tests set it.
+    A task's error is reported to `on_error` (loop name, error), by default to the log. Signal handlers, and
+    exceptions that other threads raise in a caller's thread, wait until that one has done its share. `gate`,
+    if set, may intercept each message; only tests set it.
     """
 
     def __init__(self, clock: Clock | None = None, on_error: OnError = log_error) -> None:
@@ -125,7 +138,7 @@ class LocalNetwork:
         self._on_error = on_error
         self._draining = _Draining(self)
         self._thread_local = _ThreadLocal()
-        self._lock = Lock()
+        self._lock = RLock()  # a thread that was interrupted in a wait knows whether it holds it
         # Separate conditions, so that no waiter takes a wake-up meant for another kind of thread.
         self._work = Condition(self._lock)
         self._changed = Condition(self._lock)

@@ -1,12 +1,14 @@
-"""A program that a signal's handler interrupts in `Cluster.append`, at one instruction after the other.
+"""A program that is interrupted in `Cluster.append`, at one instruction after the other.
 
-Run as `python -m tests.crash.interrupted_cluster STRIDE`. After each interruption it appends again, and at
+Run as `python -m tests.crash.interrupted_cluster STRIDE [EXCEPTION]`: by a signal's handler or, where an
+exception is named, by another thread that raises it in the one that appends. After each interruption it appends again, and at
 the end it reads: nothing acknowledged may be missing, no node may have met an error, and nothing may wait.
 Prints how many interruptions there were.
 """
 
 from __future__ import annotations
 
+import builtins
 import faulthandler
 import signal
 import sys
@@ -26,8 +28,9 @@ def handle(_number: int, _frame: object) -> None:
     raise Interrupted
 
 
-def main(stride: str) -> None:
+def main(stride: str, exception: str = "") -> None:
     signal.signal(signal.SIGALRM, handle)
+    kind, number = (getattr(builtins, exception), None) if exception else (Interrupted, signal.SIGALRM)
     acknowledged: list[bytes] = []
     instruction = runs = 0
     with kreplica.Cluster(3) as cluster:
@@ -43,7 +46,7 @@ def main(stride: str) -> None:
             faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
             instruction += int(stride)
             again = partial(append, b"try %d" % instruction)
-            came = interrupted(again, instruction, Interrupted, signal.SIGALRM)
+            came = interrupted(again, instruction, kind, number)
             append(b"after %d" % instruction)
             runs += came
         found = {record.value for record in cluster.read("orders", 0)}

@@ -39,6 +39,11 @@ def test_a_cluster_goes_on_after_a_signal():
     _run("interrupted_cluster", STRIDE)
 
 
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError"])
+def test_a_cluster_goes_on_after_another_thread_raised_in_its_callers(kind):
+    _run("interrupted_cluster", STRIDE, kind)
+
+
 def _run(program, *arguments):
     ran = subprocess.run(
         [sys.executable, "-m", f"tests.crash.{program}", *arguments],

@@ -128,6 +128,8 @@ void kr_file_destroy(kr_file *file) {
     pthread_mutex_destroy(&file->lock);
 }
 
+void kr_file_forked(kr_file *file) { pthread_mutex_init(&file->lock, NULL); }
+
 void kr_file_let_go(kr_file *file) {
     if (!__atomic_load_n(&file->held, __ATOMIC_RELAXED)) put(file, NULL);
 }

@@ -42,6 +42,8 @@ void kr_set_descriptor_budget(int64_t descriptors);
 
 void kr_file_init(kr_file *file);
 void kr_file_destroy(kr_file *file);
+/* In a forked child, before it destroys a file of its parent's: a thread that held the file's lock is not here. */
+void kr_file_forked(kr_file *file);
 
 /* See whether the regular file `path` may be used, creating it if that is asked for, and tell its size. Anything but a
  * regular file is refused with EINVAL. */

@@ -70,12 +70,11 @@ static void after_fork(void) {
     running = 0;
 }
 
-static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
+/* Before anybody takes the lock, which every region's end does, also where nothing was ever faulted in. */
+__attribute__((constructor)) static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
 
 /* Called under the lock. */
 static void start(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, prepare);
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes)) return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
