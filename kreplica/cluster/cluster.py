@@ -496,28 +496,28 @@ _closing: list[threading.Thread] = []
 
 
 def _close_unreferenced(parts: _Parts) -> None:
-    # The garbage collector may run this in any thread, even in one that holds a lock of this cluster.
-    if parts.is_open:
-        try:
-            _warn_unclosed(parts)
-        finally:
-            thread = threading.Thread(target=parts.close, name="kreplica-close")
-            _closing.append(thread)
-            thread.start()
+    def begin() -> None:
+        # The collector may run in any thread, also in one that holds a lock of this cluster.
+        thread = threading.Thread(target=parts.close, name="kreplica-close")
+        _closing.append(thread)
+        thread.start()
+
+    _close_unclosed(parts, begin)
 
 
 @atexit.register
 def _close_at_exit() -> None:
     for parts in list(_unclosed):
-        if parts.is_open:
-            try:
-                _warn_unclosed(parts)
-            finally:
-                parts.close()
+        _close_unclosed(parts, parts.close)
 
 
-def _warn_unclosed(parts: _Parts) -> None:
-    warnings.warn(f"{parts.pending.name} was not closed", ResourceWarning, stacklevel=2)
+def _close_unclosed(parts: _Parts, close: Callable[[], None]) -> None:
+    """Warn of a cluster that its program did not close, and close it, also where the warning is an error."""
+    if parts.is_open:
+        try:
+            warnings.warn(f"{parts.pending.name} was not closed", ResourceWarning, stacklevel=2)
+        finally:
+            close()
 
 
 def _note_failure(failures: list[tuple[str, BaseException]], name: str, error: BaseException) -> None:

@@ -7,6 +7,7 @@ the log's end as the appends before it will leave it; the core declines where it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from kreplica._core.log_append_info import LogAppendInfo
     from kreplica.log.append_queue import AppendQueue
     from kreplica.log.unified_log import UnifiedLog
+
+LOGGER = logging.getLogger(__name__)
 
 
 # Where a batch's header has the producer id: see docs/FORMATS.md.
@@ -97,6 +100,7 @@ class LeaderAppend:
             self._checked = error.with_traceback(None)
             error.__context__ = None
         except Exception as error:
+            LOGGER.exception("%s: a batch could not be checked", log.topic_partition)
             self._checked = UnknownServerError(repr(error))
         self.check = None
 

@@ -179,8 +179,9 @@ def cut_what_came_back(log: UnifiedLog, epochs: Iterable[EpochEntry]) -> None:
         return
     for entry in epochs:
         if max(log.flush_offset, log.log_start_offset) <= entry.start_offset < log.log_end_offset:
-            batch = next(log.batches(entry.start_offset))
-            if batch.leader_epoch < entry.epoch:
+            # Compaction may have left no batch there, nor behind.
+            batch = next(log.batches(entry.start_offset), None)
+            if batch is not None and batch.leader_epoch < entry.epoch:
                 log.truncate_to(entry.start_offset)
                 return
 

@@ -19,7 +19,7 @@ from kreplica.log.checkpoint import (
     RECOVERY_POINT_CHECKPOINT,
     REPLICATION_CHECKPOINT,
 )
-from kreplica.log.file_names import DELETED_DIRECTORY_SUFFIX, LOG_SUFFIX
+from kreplica.log.file_names import DELETED_DIRECTORY_SUFFIX, LOG_SUFFIX, TEMPORARY_SUFFIX
 
 SEGMENT = re.compile(r"(\d{20})\.log")
 PARTITION = re.compile(r"([a-zA-Z0-9._-]+)-(\d+)")
@@ -30,6 +30,8 @@ OFFSET_CHECKPOINTS = (
     CLEANER_CHECKPOINT,
 )
 META_PROPERTIES = "meta.properties"
+# The files of a log directory, beside those whose names begin with a dot; bootstrap.checkpoint is Kafka's.
+_BESIDE_PARTITIONS = frozenset({*OFFSET_CHECKPOINTS, META_PROPERTIES, "bootstrap.checkpoint"})
 # How many directories may lie above a log directory; a cluster's folder is one.
 _DEPTH = 3
 # The cache of a node's metadata, which has a check of its own.
@@ -66,6 +68,7 @@ def places(storage: Storage, path: str) -> Places:
 def _look(storage: Storage, path: str, names: list[str], depth: int, found: Places) -> None:
     """Note what there is below a directory that holds no log itself."""
     logs: list[str] = []
+    files: list[str] = []
     others: dict[str, list[str]] = {}
     for name in sorted(names):
         below = f"{path}/{name}"
@@ -84,9 +87,14 @@ def _look(storage: Storage, path: str, names: list[str], depth: int, found: Plac
             _note_files(below, inside, found)
         elif inside is not None:
             others[below] = inside
+        else:
+            files.append(name)
     if logs or _is_nodes(names):
         found.logs[path] = logs
         _note_files(path, names, found)
+        for name in files:
+            if not (name in _BESIDE_PARTITIONS or name.startswith(".") or name.endswith(TEMPORARY_SUFFIX)):
+                found.not_understood.setdefault(f"{path}/{name}", "no file of a log directory is named so")
     for below, inside in others.items():
         deeper = Places()
         if depth > 1:

@@ -73,6 +73,7 @@ def cluster(tmp_path: Path) -> Path:
         running.create_topic("t", partitions=1, replication_factor=2)
         running.append("t", 0, [b"value"]).result(30)
     (root / "notes").mkdir()
+    (root / "node-1" / "junk.bin").write_bytes(b"rubble")
     (root / "node-1" / "empty-0").mkdir()
     (root / "node-1" / "t-0" / "copy.log").touch()
     return root
@@ -86,6 +87,7 @@ def test_a_clusters_folder_is_walked(cluster: Path) -> None:
     left_out = [line.removeprefix("not checked: ") for line in result.stderr.splitlines()]
     assert sorted(left_out) == [
         f"{cluster}/node-1/empty-0: holds no segment and no log directory",
+        f"{cluster}/node-1/junk.bin: no file of a log directory is named so",
         f"{cluster}/node-1/t-0/copy.log: no segment is named so: twenty digits and .log",
         f"{cluster}/notes: holds no segment and no log directory",
     ]

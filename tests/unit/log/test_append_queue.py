@@ -145,6 +145,27 @@ def test_what_a_producer_sends_again_gets_the_offset_it_had(tmp_path: Path) -> N
     assert at.log.log_end_offset == 1
 
 
+def test_what_ends_a_check_unexpectedly_is_logged_with_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = Stage(tmp_path / "t-0")
+
+    def validate(*_arguments: object, **_options: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(LogValidator, "is_brief", lambda *_: False)
+    append = LeaderAppend(
+        at.log, build([b"x" * 50], codec="gzip"), EPOCH, AppendOrigin.CLIENT, lambda _: None, lambda: None
+    )
+    assert append.make_job(at.log.queue) is None
+    monkeypatch.setattr(LogValidator, "validate_anew", validate)
+    append.check()
+    (line,) = caplog.records
+    assert "t-0: a batch could not be checked" in line.getMessage()
+    assert line.exc_info[0] is ZeroDivisionError
+    assert append.make_job(at.log.queue) is None
+
+
 def test_a_compressed_batch_is_checked_before_and_appended_aside(tmp_path: Path) -> None:
     at = Stage(tmp_path)
     at.lead("a", codec="gzip")

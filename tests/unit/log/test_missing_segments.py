@@ -142,6 +142,30 @@ def test_a_writer_and_its_fetches_notice_it_and_go_on(tmp_path, loss):
         assert [r.offset for r in log.read(stop)] == list(range(stop, COUNT + 1))
 
 
+def test_a_writer_knows_at_once_of_a_middle_segment_that_is_gone_behind_a_clean_close(tmp_path):
+    first, stop = lose_file(filled(tmp_path / "t-0"))
+    with Log.open(tmp_path / "t-0", **SETTINGS) as log:
+        assert log.recovery.clean
+        assert [(each.first_offset, each.stop_offset) for each in log.damages] == [(first, stop)]
+        assert log.append([b"on"]).base_offset == COUNT
+
+
+def test_a_writer_of_a_log_that_kafka_wrote_notices_a_middle_segment_that_is_gone_where_it_reads(tmp_path):
+    """Such a log may have gaps between its segments, which only its batches tell from a loss."""
+    segments = filled(tmp_path / "t-0")
+    by_kafka(tmp_path / "t-0")
+    Log.open(tmp_path / "t-0", **SETTINGS).close()
+    first, stop = lose_file(segments)
+    with Log.open(tmp_path / "t-0", **SETTINGS) as log:
+        assert not log.damages
+        with pytest.raises(DamagedLog):
+            list(log.read())
+        assert [(each.first_offset, each.stop_offset) for each in log.damages] == [(first, stop)]
+        assert log.append([b"on"]).base_offset == COUNT
+    with Log.open(tmp_path / "t-0", **SETTINGS) as log:
+        assert [(each.first_offset, each.stop_offset) for each in log.damages] == [(first, stop)]
+
+
 def test_a_search_by_time_passes_over_no_gap(tmp_path):
     segments = filled(tmp_path / "t-0")
     with opened(tmp_path / "t-0") as log:

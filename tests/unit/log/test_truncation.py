@@ -7,6 +7,7 @@ import pytest
 from kreplica import Log
 from kreplica.common.errors import OffsetOutOfRange, StorageFull, StorageIOError
 from kreplica.log import truncation
+from kreplica.log.checkpoint import EpochEntry
 from kreplica.log.verify import verify
 from kreplica.runtime.storage import FileStorage
 from kreplica.sim.storage import SimStorage
@@ -232,3 +233,12 @@ def test_a_cut_that_the_disk_ends_halfway_takes_the_log_offline():
     with pytest.raises(StorageIOError):
         log.truncate_to(5)
     assert log.is_offline
+
+
+def test_offsets_without_a_batch_behind_a_later_epoch_are_nothing_that_came_back(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    log.append_records([b"%d" % number for number in range(3)])
+    log.roll(1 << 31)  # as a follower does whose leader left out so much
+    truncation.cut_what_came_back(log, [EpochEntry(1, 5)])
+    assert log.log_end_offset == 1 << 31
+    log.close()
