@@ -1,9 +1,9 @@
 """A program that is interrupted in `Cluster.append`, at one instruction after the other.
 
 Run as `python -m tests.crash.interrupted_cluster STRIDE [EXCEPTION]`: by a signal's handler or, where an
-exception is named, by another thread that raises it in the one that appends. After each interruption it appends again, and at
-the end it reads: nothing acknowledged may be missing, no node may have met an error, and nothing may wait.
-Prints how many interruptions there were.
+exception is named, by another thread that raises it in the one that appends. After each interruption it
+appends again, and at the end it reads: nothing acknowledged may be missing, no node may have met an error,
+and nothing may wait. Prints how many interruptions there were.
 """
 
 from __future__ import annotations
