@@ -21,7 +21,6 @@ from bindings.partition_directories import PartitionDirectories, open_log
 from kreplica.common.types import TopicPartition
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
-from kreplica.log.log_reader import upper_bound
 from kreplica.log.partition_columns import ALL_COLUMNS, PartitionColumns, of_records
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ class ArrowStream:
         predicates, names = self._predicates, of_records(self._columns)
         with closing(open_log(self._directories.directory(partition))) as log:
             start = max(_offset(predicates.start, partition) or 0, log.log_start_offset)
-            if start > upper_bound(log, self._isolation):
+            if start > log.upper_bound(self._isolation):
                 return
             reader = ColumnReader(
                 log,

@@ -35,11 +35,11 @@ from kreplica.log import cleaner, live_reader, log_jobs, log_loader, open_transa
 from kreplica.log.cleaner_stats import CleanerStats
 from kreplica.log.column_reader import COLUMNS, ColumnReader, arrow_batches
 from kreplica.log.damage import Damage
+from kreplica.log.fetch_data import TimestampOffset
 from kreplica.log.file_names import STATE_FILE, parse_directory_name
 from kreplica.log.log_cleaner import HASH_KEY_BYTES
 from kreplica.log.log_directory import LogDirectory
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.log_reader import TimestampOffset
 from kreplica.log.open_transactions import OpenTransaction
 from kreplica.log.recovery_scan import Recovery
 from kreplica.log.settings_file import GivenSettings

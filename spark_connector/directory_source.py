@@ -16,7 +16,6 @@ from bindings.partition_directories import PartitionDirectories, open_log
 from kreplica.common.errors import DamagedLog, InvalidFile, KafkaStorageError, OffsetOutOfRange
 from kreplica.common.types import TopicPartition
 from kreplica.log.column_reader import ColumnReader, arrow_batches
-from kreplica.log.log_reader import position_of
 from kreplica.log.unified_log import UnifiedLog
 from spark_connector.log_source import PIECE_BYTES, PIECE_ROWS, Bounds, LogRange, logger, lost
 
@@ -167,7 +166,7 @@ def _boundary(log: UnifiedLog, start: int, wanted: int) -> int:
     """Where a batch begins at or before `wanted` and after `start`; or else behind the batch of `start`."""
     segments = log.local.segments
     index = max(0, segments.index_for(wanted))
-    found = position_of(log, segments[index], wanted)
+    found = log.position_of(segments[index], wanted)
     if found is None:
         return wanted
     _, _, first, last = found

@@ -56,8 +56,7 @@ from kreplica.common.future import Future, resolved
 from kreplica.common.ports import Clock, Loop, Transport
 from kreplica.common.types import TopicPartition
 from kreplica.common.wire import error_of
-from kreplica.log.log_reader import AbortedFilter
-from kreplica.log.transaction_index import AbortedTxn
+from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 
 LOGGER = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from kreplica._core.record import Record
 from kreplica.client.fetcher import EARLIEST, LATEST, Fetched, Fetcher
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
-from kreplica.log.log_reader import AbortedFilter
-from kreplica.log.transaction_index import AbortedTxn
+from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
 
 Isolation = Literal["high_watermark", "txn_committed"]
 Question = Callable[[], Future[Any]]

@@ -37,7 +37,18 @@ from kreplica.common.ports import Disk
 from kreplica.log.producer_append_info import ProducerAppendInfo
 
 if TYPE_CHECKING:
-    from kreplica.log.unified_log import UnifiedLog
+    from kreplica._core.log_lock import LogLock
+    from kreplica._core.log_state import LogState
+
+
+class QueuedLog(Protocol):
+    """What the queue uses of its UnifiedLog, which imports this module."""
+
+    @property
+    def offsets_lock(self) -> LogLock: ...
+
+    @property
+    def state(self) -> LogState: ...
 
 
 class QueuedAppend(Protocol):
@@ -112,7 +123,7 @@ class AppendQueue:
         "producers",
     )
 
-    def __init__(self, log: UnifiedLog, disk: Disk) -> None:
+    def __init__(self, log: QueuedLog, disk: Disk) -> None:
         self._log = log
         self._disk = disk
         self._lane = Lane()

@@ -28,7 +28,6 @@ from kreplica.common.types import INT32_MAX
 from kreplica.log import segment_replacement
 from kreplica.log.cleaned_transaction_metadata import CleanedTransactionMetadata
 from kreplica.log.cleaner_stats import CleanerStats
-from kreplica.log.log_reader import aborted_transactions
 from kreplica.log.log_to_clean import log_to_clean
 from kreplica.log.unified_log import UnifiedLog
 
@@ -114,7 +113,7 @@ class _Round:
     # ---- keys ---------------------------------------------------------------------------------------------
 
     def take_in_keys(self, first_dirty: int, stop_offset: int) -> Steps:
-        aborted = aborted_transactions(self.log, self.view, first_dirty, stop_offset)
+        aborted = self.log.aborted_transactions(self.view, first_dirty, stop_offset)
         transactions = CleanedTransactionMetadata(aborted)
         for segment in self.segments[max(0, self.view.index_for(first_dirty)) :]:
             if segment.base_offset >= stop_offset:
@@ -156,7 +155,7 @@ class _Round:
         count = sum(segment.base_offset < end_offset for segment in self.segments)
         sources, bounds = self.segments[:count], self.bounds[:count]
         self.transactions = CleanedTransactionMetadata(
-            aborted_transactions(self.log, self.view, sources[0].base_offset, bounds[-1])
+            self.log.aborted_transactions(self.view, sources[0].base_offset, bounds[-1])
         )
         self.filter = RecordFilter(
             self.map,

@@ -15,9 +15,7 @@ from kreplica._core.columns import ColumnBuilder
 from kreplica.common.errors import CorruptMessage, DamagedLog, LogClosed, OffsetOutOfRange
 from kreplica.common.types import INT64_MAX
 from kreplica.log.damage import Damage
-from kreplica.log.log_reader import aborted_transactions, upper_bound
 from kreplica.log.log_walk import UNKNOWN_END, LogWalk
-from kreplica.log.missing_segments import note_gaps
 from kreplica.log.unified_log import UnifiedLog
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ class ColumnReader:
         self._piece_bytes = PIECE_BYTES if piece_bytes is None else piece_bytes
         self._walk = LogWalk(log, own=own)
         self._isolation = isolation
-        self._bound = upper_bound(log, isolation)
+        self._bound = log.upper_bound(isolation)
         if isolation == "log_end":
             self._bound = self._walk.end_offset
         self.stop = min(self._bound, UNKNOWN_END if stop is None else stop)
@@ -116,7 +114,7 @@ class ColumnReader:
         except CorruptMessage:
             return first  # rot lies before it: the walk will meet it, and each record's time is looked at
         offset = self._log.log_end_offset if found is None else found.offset
-        note_gaps(log, self._walk.segments, first, offset)
+        log.note_gaps(self._walk.segments, first, offset)
         # What the search passed over may be as late; the walk shall meet it.
         passed = [damage.first_offset for damage in self._log.damages if damage.stop_offset > first]
         return max(first, min([offset, *passed]))
@@ -173,7 +171,7 @@ class ColumnReader:
         walk = self._walk
         self._hidden_to = min(self.stop, walk.following)
         self._builder.hide_aborted(
-            aborted_transactions(self._log, walk.segments, walk.next_offset, self._hidden_to)
+            self._log.aborted_transactions(walk.segments, walk.next_offset, self._hidden_to)
         )
 
     def _see_end(self) -> None:

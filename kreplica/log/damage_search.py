@@ -7,16 +7,14 @@ more under the log's lock, since a truncation may have come in between, before t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.segment_scan import examine, resync
 from kreplica._core.status import NAMES
-from kreplica.common.errors import CorruptMessage, StorageIOError
+from kreplica.common.errors import CorruptMessage
 from kreplica.common.types import INT64_MAX
-from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.damage import Damage, DamageFile, Damages
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
@@ -24,12 +22,13 @@ from kreplica.log.log_segments import LogSegments
 from kreplica.log.log_tail import only_zeros
 
 if TYPE_CHECKING:
-    from kreplica.log.unified_log import UnifiedLog
+    pass
 
+# Between one segment's last offset and the next one's base offset, where a lost segment may be the reason.
+LARGEST_GAP = 1 << 30
 # What is read at a time where somebody waits for the end of a search.
 SEARCH_BYTES = 8 << 20
 MISSING = "the file is cut short"
-HEADER_BYTES = 61
 
 
 class SegmentExamination:
@@ -199,94 +198,6 @@ class SegmentExamination:
         self._last = (-1, -1)
 
 
-def search(log: UnifiedLog, segment: LogSegment, offset: int) -> bool:
-    """Find what somebody on the way to `offset` stumbled over in the segment, and tell the log; whether there
-    was anything.
-
-    The search begins where the index leads to, so it is short, and reads through the mapping.
-    """
-    with log.lock:
-        following, size = following_offset(log, segment), segment.size
-    if following is None:
-        return False
-    position, begin = trusted_place(log, segment, offset)
-    examination = SegmentExamination(
-        segment,
-        following,
-        log.epochs,
-        log.damages,
-        position=position,
-        next_offset=begin,
-        size=size,
-        aside=False,
-    )
-    told = False
-    while not examination.is_done:
-        damage = examination.step(SEARCH_BYTES)
-        if damage is not None:
-            told |= report(log, segment, damage)
-        if not examination.is_behind_bad and examination.next_offset > offset:
-            break
-    return told
-
-
-def trusted_place(log: UnifiedLog, segment: LogSegment, offset: int) -> tuple[int, int]:
-    """A position at or before the batch that holds `offset`, and the offset that is due there."""
-    known = log.damages.before_in(segment.region.path, offset)
-    position, begin = 0, segment.base_offset
-    if known is not None and offset >= known.stop_offset:
-        position, begin = known.end_position, known.stop_offset
-    last, hinted = segment.offset_index.find(offset)
-    if position < hinted and hinted + HEADER_BYTES <= segment.size:
-        header = segment.region.read(hinted, HEADER_BYTES)
-        base = int.from_bytes(header[:8], "big", signed=True)
-        if base + int.from_bytes(header[23:27], "big", signed=True) == last:
-            return hinted, base
-    return position, begin
-
-
-def report(log: UnifiedLog, segment: LogSegment, damage: Damage) -> bool:
-    """Let the log know of a damaged range of the segment; False if it is not there (any more).
-
-    Readers stop at it from now on. It does not end appends, since nothing about the log's end is in doubt: a
-    segment that is appended to is closed first. All is flushed, so that the next recovery begins behind the
-    range, and the range is on disk, so that it is not forgotten. Raises KafkaStorageError.
-    """
-    with log.lock:
-        following = following_offset(log, segment)
-        known = log.damages.at(damage.first_offset) is not None
-        if log.closed or known or following is None:
-            return False
-        if not still_there(damage, segment, following, log.epochs):
-            return False
-        log.damages = log.damages.with_added(damage)
-        goes_on = log.is_writable
-    try:
-        if goes_on:
-            settle(log, segment)
-    finally:
-        log.on_damage(log, damage)
-    return True
-
-
-def settle(log: UnifiedLog, segment: LogSegment) -> None:
-    """Put on disk what is damaged of the segment, and all else that is there, and let it be a closed one.
-
-    Raises StorageFull: settle again before the range is healed. Raises KafkaStorageError if the disk fails,
-    which takes the log offline.
-    """
-    with log.lock:
-        try:
-            DamageFile(log.local.storage, log.local.directory).write(log.damages)
-        except StorageIOError as error:
-            log.fail(error)
-            raise
-        if segment is log.active:
-            log.roll()
-    log.flush()
-    log.flush_state()
-
-
 def still_there(damage: Damage, segment: LogSegment, following: int, epochs: LeaderEpochFileCache) -> bool:
     """Whether a range that was known once is damaged still; a look at its first batch, or at what is missing
     behind it."""
@@ -346,28 +257,3 @@ def remembered(local: LocalLog, epochs: LeaderEpochFileCache) -> Damages:
         return still_there(damage, segments[index], following, epochs)
 
     return DamageFile(local.storage, local.directory).read().only(is_there)
-
-
-def remember(log: UnifiedLog) -> None:
-    """Let the log's damage file hold what the log knows; nothing is written where it does."""
-    file = DamageFile(log.local.storage, log.local.directory)
-    wanted = DamageFile.format(log.damages) if log.damages else None
-    if file.content() != wanted:
-        file.write(log.damages)
-
-
-def forget(log: UnifiedLog, keep: Callable[[Damage], bool]) -> None:
-    """Forget the ranges that are gone with their bytes; the caller holds the log's lock."""
-    kept = log.damages.only(keep)
-    if kept is not log.damages:
-        log.damages = kept
-        DamageFile(log.local.storage, log.local.directory).write(kept)
-
-
-def following_offset(log: UnifiedLog, segment: LogSegment) -> int | None:
-    """Where the segment behind this one begins, or the log ends; None where the log has this one no more."""
-    segments = log.local.segments
-    index = segments.index_for(segment.base_offset)
-    if index < 0 or segments[index] is not segment:
-        return None
-    return segments[index + 1].base_offset if index + 1 < len(segments) else log.log_end_offset

@@ -18,7 +18,7 @@ from kreplica.common.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from kreplica.common.errors import InvalidFile
 from kreplica.common.ports import Clock, Storage
 from kreplica.common.types import TopicPartition
-from kreplica.log import damage_search, leftovers, missing_segments, producer_batches, truncation
+from kreplica.log import damage_search, leftovers, missing_segments, producer_batches
 from kreplica.log.checkpoint import LeaderEpochCheckpointFile
 from kreplica.log.damage import NO_DAMAGE, Damages
 from kreplica.log.file_names import (
@@ -359,10 +359,10 @@ class _LogLoader:
         )
         log = self._made(state)
         if self.scan.damage is None:
-            damage_search.remember(log)
+            log.remember_damages()
         log.update_high_watermark(mark)
         if self.standing is not None and not (self.same_boot or self.recovery.clean):
-            truncation.cut_what_came_back(log, self.epochs_on_disk)
+            log.cut_what_came_back(self.epochs_on_disk)
         if self.standing is None and self.scan.damage is None:
             # From now on recovery knows the log as its own, in which segments follow each other.
             log.flush()

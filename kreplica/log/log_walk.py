@@ -18,7 +18,6 @@ from kreplica.log import quarantine
 from kreplica.log.damage import Damage
 from kreplica.log.file_names import LOG_SUFFIX, STATE_FILE
 from kreplica.log.log_directory import LogDirectory
-from kreplica.log.missing_segments import note_gap, note_missing_start
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record import RecordBatch, batches
 
@@ -112,7 +111,7 @@ class LogWalk:
 
     def seek(self, offset: int) -> None:
         """Stand at the batch that holds `offset`, or the first one above it."""
-        note_missing_start(self.log, self.segments)
+        self.log.note_missing_start(self.segments)
         self._index = max(0, self.segments.index_for(offset))
         self.position = 0
         self.next_offset = min(offset, self.segment.base_offset)
@@ -135,7 +134,7 @@ class LogWalk:
             if self.segment.base_offset in self._cut_short:
                 self._note_cut_short()
             else:
-                note_gap(self.log, self.segments, self._index, self.next_offset)
+                self.log.note_gap(self.segments, self._index, self.next_offset)
             self._index += 1
             self.position = 0
         if self._index == len(self.segments):

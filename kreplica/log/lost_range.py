@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from kreplica._core.records import RecordBatch, batches
 from kreplica.common.errors import CorruptMessage, InvalidFile
 from kreplica.common.types import INT32_MAX
-from kreplica.log import log_reader
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.record.empty_batch import empty_batch
 
@@ -257,7 +256,7 @@ def _before(log: UnifiedLog, damage: Damage) -> bytes | None:
         return None
     segment = segments[index]
     try:
-        found = log_reader.position_of(log, segment, offset)
+        found = log.position_of(segment, offset)
         if found is None or found[3] >= damage.first_offset:
             return None
         data = segment.region.read(found[0], found[1])

@@ -15,54 +15,19 @@ No cost where nothing is missing: a reader asks once a segment, with the offset 
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.records import batches
-from kreplica.common.errors import CorruptMessage, InvalidFile
+from kreplica.common.errors import CorruptMessage
 from kreplica.log import damage_search
-from kreplica.log.checkpoint import CLEANER_CHECKPOINT, OffsetCheckpointFile
 from kreplica.log.damage import Damage
-from kreplica.log.log_segments import LogSegments
 
 if TYPE_CHECKING:
     from kreplica._core.log_state import LogStanding
     from kreplica.log.checkpoint import EpochEntry
-    from kreplica.log.unified_log import UnifiedLog
 
 MISSING_START = "the segments before it are missing"
-
-
-def note_gap(log: UnifiedLog, segments: LogSegments, index: int, offset: int) -> None:
-    """A reader has come to `offset`, behind the last batch of the segment with that index: let the log know
-    of what is missing between there and the next segment."""
-    if index + 1 == len(segments) or offset >= segments[index + 1].base_offset:
-        return
-    segment, following = segments[index], segments[index + 1].base_offset
-    damage = _gap_behind(segment, following)
-    if damage is None or following <= log.log_start_offset or log.damages.at(damage.first_offset):
-        return
-    if log.state.has_gaps and _was_compacted(log, segments):
-        return
-    if log.local.read_only:
-        _add(log, damage)
-    else:
-        damage_search.report(log, segment, damage)
-
-
-def note_gaps(log: UnifiedLog, segments: LogSegments, start: int, stop: int) -> None:
-    """The same for all segments between two offsets, of which a search has looked at none."""
-    for index in range(max(0, segments.index_for(start)), segments.index_for(stop)):
-        note_gap(log, segments, index, start)
-
-
-def note_missing_start(log: UnifiedLog, segments: LogSegments) -> None:
-    """Let a reader's log know where its first segment begins above the log's start. (A writer's log has
-    looked at that when it was opened.)"""
-    first, start = segments[0], log.log_start_offset
-    if log.local.read_only and start < first.base_offset and log.damages.at(start) is None:
-        _add(log, missing_start(start, first))
 
 
 def missing_start(start: int, first: LogSegment) -> Damage:
@@ -84,12 +49,7 @@ def lacks_start(standing: LogStanding, first_base: int, earliest: EpochEntry | N
     return is_safe and start < first_base <= standing.log_end_offset and not was_deleted
 
 
-def _add(log: UnifiedLog, damage: Damage) -> None:
-    with log.lock:
-        log.damages = log.damages.with_added(damage)
-
-
-def _gap_behind(segment: LogSegment, following: int) -> Damage | None:
+def gap_behind(segment: LogSegment, following: int) -> Damage | None:
     try:
         end = segment.next_offset()
     except CorruptMessage:
@@ -97,20 +57,7 @@ def _gap_behind(segment: LogSegment, following: int) -> Damage | None:
     return damage_search.missing_behind(segment, segment.base_offset if end is None else end, following)
 
 
-def _was_compacted(log: UnifiedLog, segments: LogSegments) -> bool:
-    if log.config.compact:
-        return True
-    storage, parent = log.local.storage, os.path.dirname(log.local.directory)
-    path = f"{parent}/{CLEANER_CHECKPOINT}"
-    try:
-        if storage.exists(path) and log.topic_partition in OffsetCheckpointFile(storage, path).read():
-            return True
-    except InvalidFile:
-        pass  # the batches tell
-    return any(map(_lacks_offsets, segments))
-
-
-def _lacks_offsets(segment: LogSegment) -> bool:
+def lacks_offsets(segment: LogSegment) -> bool:
     """Whether offsets are missing in a batch or between two; producers leave none out."""
     expected = None
     try:

@@ -2,7 +2,7 @@
 
 Such a batch is stored as it was sent, in the leader epoch that the log is in, with create times that are all
 right: nothing but its place and its epoch is to be decided. Any other takes the careful path, which looks at
-each record (careful_append). Owned by one UnifiedLog; its lock guards all of it.
+each record (UnifiedLog, "the careful path"). Owned by one UnifiedLog; its lock guards all of it.
 """
 
 from __future__ import annotations

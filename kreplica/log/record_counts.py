@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kreplica.log.column_reader import ColumnReader, arrow_batches
-from kreplica.log.log_reader import upper_bound
 from kreplica.log.unified_log import UnifiedLog
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def bounds_of(log: UnifiedLog, isolation: str) -> LogBounds:
         log.high_watermark,
         log.last_stable_offset,
         log.log_end_offset,
-        max(log.log_start_offset, upper_bound(log, isolation)),
+        max(log.log_start_offset, log.upper_bound(isolation)),
     )
 
 

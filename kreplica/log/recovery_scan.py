@@ -25,8 +25,8 @@ from kreplica._core.status import NAMES
 from kreplica.common.errors import InvalidFile
 from kreplica.common.types import INT64_MAX
 from kreplica.log import producer_batches
-from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.damage import Damage, Damages
+from kreplica.log.damage_search import LARGEST_GAP
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
 from kreplica.log.log_tail import CutTail, LogTail, only_zeros

@@ -17,7 +17,7 @@ from kreplica.common.config import LogManagerConfig
 from kreplica.common.errors import KreplicaError
 from kreplica.common.ports import Clock
 from kreplica.common.types import TopicPartition
-from kreplica.log.damage_search import SegmentExamination, following_offset, report
+from kreplica.log.damage_search import SegmentExamination
 from kreplica.log.unified_log import UnifiedLog
 
 STEP_BYTES = 8 << 20
@@ -90,7 +90,7 @@ class Scrubber:
             self._examine(log, self._examination)
         except KreplicaError as error:
             # Retention, a cut or the cleaner may have taken the segment under our eyes: then it is no fault.
-            there = not log.closed and following_offset(log, self._examination.segment) is not None
+            there = not log.closed and log.following_offset(self._examination.segment) is not None
             self._examination = None
             if there:
                 self._go_on()
@@ -108,7 +108,7 @@ class Scrubber:
             self._segments += 1
             self._done_below = examination.segment.base_offset + 1
             self._examination = None
-        if damage is not None and report(log, examination.segment, damage):
+        if damage is not None and log.report_damage(examination.segment, damage):
             self._damages += 1
 
     def _next_segment(self, log: UnifiedLog) -> SegmentExamination | None:

@@ -16,7 +16,7 @@ from kreplica._core.records import batches
 from kreplica._core.segment_scan import scan
 from kreplica.common.errors import InvalidFile, LogCleaningAborted
 from kreplica.common.types import INT32_MAX
-from kreplica.log import damage_search, producer_batches, segment_replacement
+from kreplica.log import producer_batches, segment_replacement
 from kreplica.log.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from kreplica.log.file_names import DELETED_SUFFIX, STATE_FILE, parse_file_name
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
@@ -53,7 +53,7 @@ def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
         return
     if not is_settled:
         # The disk had no room for another segment when the range was found.
-        damage_search.settle(log, old)
+        log.settle_damage(old)
     shift = len(data) - (damage.end_position - damage.position)
     _require_room(old, shift)
     if shift and any(each.position > damage.position for each in others):
@@ -75,7 +75,7 @@ def splice(log: UnifiedLog, damage: Damage, data: bytes) -> None:
         _look_again(log, old, bad)
     log.replace_segments([new], [old], cuts)
     with log.lock:
-        damage_search.forget(log, lambda known: known != damage)
+        log.forget_damages(lambda known: known != damage)
 
 
 def _put_before(log: UnifiedLog, damage: Damage, data: bytes, cuts: int) -> None:
@@ -103,7 +103,7 @@ def _put_before(log: UnifiedLog, damage: Damage, data: bytes, cuts: int) -> None
         raise
     log.replace_segments(new, [], cuts)
     with log.lock:
-        damage_search.forget(log, lambda known: known != damage)
+        log.forget_damages(lambda known: known != damage)
 
 
 def _parted(data: bytes, first_offset: int, most_bytes: int) -> list[tuple[int, bytes]]:
@@ -163,7 +163,7 @@ def _index(new: LogSegment, others: list[Damage]) -> int | None:
 
 def _look_again(log: UnifiedLog, segment: LogSegment, offset: int) -> None:
     # More of the segment has rotted since: the log is to know of that first.
-    damage_search.search(log, segment, offset)
+    log.search_damage(segment, offset)
     raise LogCleaningAborted(f"{log.topic_partition}: more is damaged, at offset {offset}")
 
 

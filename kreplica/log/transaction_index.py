@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,7 @@ from kreplica.common.errors import InvalidFile
 from kreplica.common.locks import Lock
 
 if TYPE_CHECKING:
+    from kreplica._core.records import RecordBatch
     from kreplica.common.ports import Storage
 
 SUFFIX = ".txnindex"
@@ -195,3 +197,26 @@ def parse_entries(data: bytes, path: str, base_offset: int) -> list[AbortedTxn]:
         last = entry.last_offset
         entries.append(entry)
     return entries
+
+
+class AbortedFilter:
+    """Tells a reader of committed data which batches belong to an aborted transaction.
+
+    It must see the batches in order: a transaction is over at its producer's abort marker.
+    """
+
+    __slots__ = ("_active", "_waiting")
+
+    def __init__(self, aborted: Sequence[AbortedTxn]) -> None:
+        self._waiting = sorted(aborted, key=lambda txn: txn.first_offset, reverse=True)
+        self._active: set[int] = set()
+
+    def admits(self, batch: RecordBatch) -> bool:
+        while self._waiting and self._waiting[-1].first_offset <= batch.last_offset:
+            self._active.add(self._waiting.pop().producer_id)
+        if batch.producer_id not in self._active:
+            return True
+        if batch.is_control:
+            self._active.discard(batch.producer_id)
+            return True
+        return not batch.is_transactional

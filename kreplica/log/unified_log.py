@@ -12,46 +12,87 @@ Time comes from the Clock, files from the Storage: see common/ports.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kreplica._core.append_job import AppendJob
+from kreplica._core.disk_thread import FlushJob
+from kreplica._core.follower_append import append_run
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica._core.log_lock import LogLock, SettledLock
 from kreplica._core.log_segment import LogSegment
 from kreplica._core.log_state import LogStanding, LogState
-from kreplica._core.records import RecordBatch
+from kreplica._core.record import Record
+from kreplica._core.records import BatchIterator, RecordBatch
+from kreplica._core.records import batches as batches_in
+from kreplica._core.region import Slice
+from kreplica._core.segment_scan import position_behind, position_by_time, read_behind
 from kreplica.common.config import LogConfig
 from kreplica.common.errors import (
+    CorruptMessage,
+    DamagedLog,
     FencedLeaderEpoch,
+    InvalidCrc,
+    InvalidFile,
     KafkaStorageError,
     KreplicaError,
+    LogCleaningAborted,
     LogClosed,
+    NotLeaderOrFollower,
     OffsetOutOfRange,
+    OffsetsOutOfOrder,
+    OutOfDescriptors,
     ReadOnlyLog,
+    StorageFull,
     StorageIOError,
 )
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock, Disk
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition, Uuid, integer
-from kreplica.log import careful_append, log_reader, mending, retention, segment_replacement, truncation
+from kreplica.log import producer_batches, segment_replacement
 from kreplica.log.append_queue import AppendQueue
-from kreplica.log.damage import NO_DAMAGE, Damage, Damages
+from kreplica.log.checkpoint import CLEANER_CHECKPOINT, OffsetCheckpointFile
+from kreplica.log.damage import NO_DAMAGE, Damage, DamageFile, Damages
+from kreplica.log.damage_search import LARGEST_GAP, SEARCH_BYTES, SegmentExamination, still_there
+from kreplica.log.fetch_data import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    FetchDataInfo,
+    LogSnapshot,
+    TimestampOffset,
+)
+from kreplica.log.file_names import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
+from kreplica.log.group_commit import GroupCommit
 from kreplica.log.leader_epoch_file_cache import LeaderEpochFileCache
 from kreplica.log.local_log import LocalLog
-from kreplica.log.log_flusher import LogFlusher
-from kreplica.log.log_reader import FetchDataInfo, LogSnapshot, TimestampOffset
+from kreplica.log.log_segments import LogSegments
 from kreplica.log.log_validator import LogValidator, is_compressed
+from kreplica.log.missing_segments import gap_behind, lacks_offsets, missing_start
 from kreplica.log.plain_path import PlainPath
+from kreplica.log.producer_append_info import CompletedTxn, ProducerAppendInfo
+from kreplica.log.producer_state_entry import BatchMetadata
 from kreplica.log.producer_state_manager import ProducerStateManager
+from kreplica.log.transaction_index import AbortedFilter, AbortedTxn
+from kreplica.record.batch_head import batch_head
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from kreplica._core.batch_builder import _Records as Records
+    from kreplica.log.checkpoint import EpochEntry
 
 OnDamage = Callable[["UnifiedLog", Damage], None]
+
+# A reader that follows batch by batch reads this much of a segment at a time, and grows up to the second one:
+# finding the end of a chunk walks over its headers, and reading one record must not load 4 MiB of them.
+FIRST_CHUNK_BYTES, READ_CHUNK_BYTES = 16 << 10, 4 << 20
+# The bound of a reader behind the damage at which recovery stopped: where the log ends, the batches show.
+UNKNOWN_END = 1 << 62
+# The bytes of a batch's header.
+HEADER_BYTES = 61
 
 
 class UnifiedLog:
@@ -65,6 +106,9 @@ class UnifiedLog:
     __slots__ = (
         "_closing",
         "_failure",
+        "_flush_bound",
+        "_flushed_at_ms",
+        "_group_commit",
         "_lowest_cut",
         "_plain",
         "active",
@@ -73,7 +117,6 @@ class UnifiedLog:
         "damages",
         "durable",
         "epochs",
-        "flusher",
         "leader_epoch",
         "local",
         "lock",
@@ -127,7 +170,7 @@ class UnifiedLog:
         # Called with the log and a Damage that was found while it runs, by whoever found it; no lock is held.
         self.on_damage: OnDamage = lambda _log, _damage: None
         self.time_ms = clock.time_ms
-        self.offsets_lock = LogLock(partial(mending.mend, self), KreplicaError)
+        self.offsets_lock = LogLock(self._mend, KreplicaError)
         self.lock: LogLock | SettledLock = self.offsets_lock
         # Around each change of what the lock guards that is more than one call of the core: see log_lock.pxd.
         self.step = self.offsets_lock.step
@@ -142,7 +185,10 @@ class UnifiedLog:
         self.leader_epoch = state.leader_epoch if epochs.latest_epoch is None else epochs.latest_epoch
         self._failure: BaseException | None = None
         self._lowest_cut: int | None = None
-        self.flusher = LogFlusher(self, clock)
+        self._flushed_at_ms = clock.time_ms()
+        # What a flush that is under way may count as flushed: a truncation meanwhile lowers it.
+        self._flush_bound = 0
+        self._group_commit = GroupCommit(self._flush_to_end, state.flush_offset)
         self.configure(local.config)
 
     def configure(self, config: LogConfig) -> None:
@@ -244,7 +290,7 @@ class UnifiedLog:
             if info is None:
                 info = self._append_with_care(records, leader_epoch, origin)
         if self.durable and wait:
-            self.flusher.make_durable(info)
+            self._make_durable(info)
         return info
 
     def check_ahead(self, records: Buffer, origin: AppendOrigin) -> None:
@@ -270,7 +316,7 @@ class UnifiedLog:
                 built = plain.builder.build(records, now_ms=now_ms)
                 info = self._append_with_care(built, leader_epoch, AppendOrigin.CLIENT)
         if self.durable and wait:
-            self.flusher.make_durable(info)
+            self._make_durable(info)
         return info
 
     def append_as_follower(
@@ -284,9 +330,9 @@ class UnifiedLog:
         """
         with self.lock, self.step:
             self.require_writable()
-            info = careful_append.all_as_follower(self, records, leader_epoch)
+            info = self._append_batches_as_follower(records, leader_epoch)
         if self.durable and wait and info is not None:
-            self.flusher.make_durable(info)
+            self._make_durable(info)
         return info
 
     def wait_durable(self, info: LogAppendInfo) -> None:
@@ -294,14 +340,14 @@ class UnifiedLog:
 
         Raises KafkaStorageError; NotLeaderOrFollower where it was cut off before it was flushed.
         """
-        self.flusher.make_durable(info)
+        self._make_durable(info)
 
     def _append_with_care(self, records: Buffer, leader_epoch: int, origin: AppendOrigin) -> LogAppendInfo:
         with self.step:
             self.require_writable()
             now_ms = self.time_ms()
             self._plain.saw(now_ms)
-            return careful_append.as_leader(self, records, leader_epoch, origin, now_ms)
+            return self._append_batches_as_leader(records, leader_epoch, origin, now_ms)
 
     def use_disk(self, disk: Disk) -> None:
         """Have a disk thread make the appends that are submitted to `queue` from now on."""
@@ -350,6 +396,195 @@ class UnifiedLog:
                 f"{self.topic_partition}: offline since {self._failure}"
             ) from self._failure
 
+    # ---- the careful path of an append ---------------------------------------------------------------------
+
+    def _append_batches_as_leader(
+        self, records: Buffer, leader_epoch: int, origin: AppendOrigin, now_ms: int
+    ) -> LogAppendInfo:
+        """Check every batch in `records`, then append them all; a bad one among several leaves no trace."""
+        info: LogAppendInfo | None = None
+        for valid in self.validator.validate(records, now_ms, origin):
+            batch = valid.batch
+            base = self.log_end_offset
+            producer = done = None
+            if batch.producer_id >= 0:
+                producer, done = self._checked_by_producer(batch, base, origin)
+                if isinstance(done, BatchMetadata):
+                    info = self._duplicate_info(batch, done)
+                    continue
+            with self._abort_noted(done):
+                info = self._append_batch(
+                    batch, valid.data, base, leader_epoch, leads=True, append_time=valid.append_time
+                )
+            self._note_appended(info, producer, done)
+        assert info is not None
+        return info
+
+    def _append_batches_as_follower(self, records: Buffer, leader_epoch: int | None) -> LogAppendInfo | None:
+        """Append a leader's batches as they are, up to one of a later epoch than `leader_epoch`.
+
+        The core takes runs of those that need no decision; only the others come here one by one.
+        """
+        info: LogAppendInfo | None = None
+        fetched = batches_in(records)
+        while True:
+            if leader_epoch is None or self.leader_epoch <= leader_epoch:
+                info = self._append_run(fetched) or info
+            batch = next(fetched, None)
+            if batch is None or (leader_epoch is not None and batch.leader_epoch > leader_epoch):
+                return info
+            info = self._append_batch_as_follower(batch)
+
+    def _append_batch_as_follower(self, batch: RecordBatch) -> LogAppendInfo:
+        """Append a leader's batch as it is."""
+        producer = done = None
+        if batch.producer_id >= 0:
+            producer, done = self._checked_by_producer(batch, batch.base_offset, AppendOrigin.REPLICATION)
+        with self._abort_noted(done):
+            info = self._append_batch(
+                batch, memoryview(batch), batch.base_offset, batch.leader_epoch, leads=False
+            )
+        self._note_appended(info, producer, done)
+        return info
+
+    def _append_run(self, fetched: BatchIterator) -> LogAppendInfo | None:
+        if self.epochs.latest_epoch is None:
+            return None
+        info = append_run(self.local.segments.active, fetched, self.state, self.leader_epoch)
+        if info is not None:
+            self.producers.map_end_offset = info.last_offset + 1
+        return info
+
+    @contextmanager
+    def _abort_noted(self, done: object) -> Iterator[None]:
+        """Before a marker is appended that aborts a transaction, write that to the index: where there is no
+        room for it, nothing is appended, or the transaction would stay open for ever."""
+        if not isinstance(done, CompletedTxn) or not done.is_aborted:
+            yield
+            return
+        segment = self.local.segments.active
+        try:
+            producer_batches.note_abort(self.producers, self.local, segment, done)
+        except StorageIOError as error:
+            self.fail(error)
+            raise
+        try:
+            yield
+        except BaseException:
+            self._take_back_abort(segment, done)
+            raise
+        if segment is not self.local.segments.active:
+            # The marker is in the next one.
+            self._take_back_abort(segment, done)
+
+    def _take_back_abort(self, segment: LogSegment, done: CompletedTxn) -> None:
+        try:
+            self.local.transaction_index(segment).take_back(done.last_offset)
+        except KafkaStorageError as error:
+            # Records that follow would be hidden by the entry.
+            self.fail(error)
+            raise
+
+    def _append_batch(
+        self,
+        batch: RecordBatch,
+        data: Buffer,
+        base: int,
+        leader_epoch: int,
+        *,
+        leads: bool,
+        append_time: int = -1,
+    ) -> LogAppendInfo:
+        if leader_epoch < self.leader_epoch:
+            # A leader's epoch is over. What a follower was given is damaged, for its leader has no such
+            # batch.
+            kind = FencedLeaderEpoch if leads else OffsetsOutOfOrder
+            raise kind(
+                f"{self.topic_partition}: a batch of epoch {leader_epoch} after one of {self.leader_epoch}"
+            )
+        stable = self.state.stable
+        try:
+            if leader_epoch > self.leader_epoch or self.epochs.latest_epoch is None:
+                if not leads:
+                    self._require_whole(batch)
+                self.begin_epoch(leader_epoch, base)
+            if batch.is_transactional:
+                # From this append on readers of committed data stop before it.
+                self.state.stable = False
+            info = self._append_to_active(data, leader_epoch, leads, may_roll=True, append_time=append_time)
+            if info is None:
+                if not leads:
+                    self._require_whole(batch)
+                # A segment begins where the one before it ends, though a leader's compacted log has gaps:
+                # only so a lost segment can be told. Where the gap would not fit the index, it begins behind
+                # it.
+                self.roll(base if base - self.log_end_offset > LARGEST_GAP else None)
+                info = self._append_to_active(
+                    data, leader_epoch, leads, may_roll=False, append_time=append_time
+                )
+        except StorageIOError as error:
+            self.state.stable = stable
+            # While the lock is held, so that no second append comes before the log is offline (KAFKA-10778).
+            self.fail(error)
+            raise
+        except BaseException:
+            self.state.stable = stable
+            raise
+        assert info is not None
+        return info
+
+    def _append_to_active(
+        self, data: Buffer, leader_epoch: int, leads: bool, *, may_roll: bool, append_time: int
+    ) -> LogAppendInfo | None:
+        return self.local.segments.active.append(
+            data,
+            self.state,
+            leader_epoch=leader_epoch,
+            as_leader=leads,
+            check_records=False,
+            may_roll=may_roll,
+            append_time=append_time,
+        )
+
+    def _require_whole(self, batch: RecordBatch) -> None:
+        """Before a follower's log changes for a batch that is not in it yet, and perhaps never will be."""
+        batch.check()
+        if (
+            not self.log_end_offset
+            <= batch.base_offset
+            <= INT64_MAX - (batch.last_offset - batch.base_offset) - 1
+        ):
+            raise OffsetsOutOfOrder(
+                f"{self.topic_partition}: a batch at {batch.base_offset}, the log ends at"
+                f" {self.log_end_offset}"
+            )
+
+    def _checked_by_producer(
+        self, batch: RecordBatch, base: int, origin: AppendOrigin
+    ) -> tuple[ProducerAppendInfo, CompletedTxn | BatchMetadata | None]:
+        producer = self.producers.prepare_update(batch.producer_id, origin)
+        return producer, producer_batches.take_in(producer, batch, base)
+
+    def _note_appended(self, info: LogAppendInfo, producer: ProducerAppendInfo | None, done: object) -> None:
+        self.producers.map_end_offset = info.last_offset + 1
+        if producer is None:
+            return
+        self.producers.update(producer)
+        if isinstance(done, CompletedTxn):
+            producer_batches.complete(self.producers, self.local, self.local.segments.active, done)
+        self.publish_stable_offset()
+
+    def _duplicate_info(self, batch: RecordBatch, known: BatchMetadata) -> LogAppendInfo:
+        return LogAppendInfo(
+            base_offset=known.first_offset,
+            last_offset=known.last_offset,
+            leader_epoch=batch.leader_epoch,
+            max_timestamp=known.timestamp,
+            log_start_offset=self.log_start_offset,
+            record_count=batch.record_count,
+            duplicate=True,
+        )
+
     # ---- read ---------------------------------------------------------------------------------------------
 
     def read(
@@ -360,20 +595,556 @@ class UnifiedLog:
         isolation: str = "high_watermark",
         at_least_one: bool = True,
     ) -> FetchDataInfo:
-        """Whole batches from the one that holds `start_offset`, as a pinned slice of the mapping: see
-        log_reader."""
-        return log_reader.read(self, start_offset, max_bytes, isolation, at_least_one)
+        """Return whole batches from the one that holds `start_offset` on, at most `max_bytes` of them, as one
+        pinned slice of the mapping.
+
+        `isolation`: log_end, high_watermark or txn_committed. `at_least_one`: the first batch comes whole even
+        if it is larger. The slice may begin below `start_offset`, since batches are not split. Raises
+        OffsetOutOfRange below the log start and above the log's end, DamagedLog if the bytes are damaged,
+        LogClosed.
+        """
+        if isolation == "log_end" and self.damages.is_empty and not self.closed and self.stopped_at is None:
+            tail = self._read_tail(start_offset, max_bytes, at_least_one)
+            if tail is not None:
+                return tail
+        bound, segments = self._view(start_offset, isolation)
+        records = None
+        if start_offset < bound:
+            for segment, limit in self._bounded(segments, start_offset, bound):
+                records = self._read_segment(segment, start_offset, max_bytes, limit, at_least_one)
+                if records is not None:
+                    break
+                self.note_gap(segments, segments.index_for(segment.base_offset), start_offset)
+                self._stop_at_damage(segment, start_offset, bound)
+                if not at_least_one and self.position_of(segment, start_offset) is not None:
+                    # There is no room for what is here: what follows in other segments must not come before
+                    # it.
+                    break
+            else:
+                if at_least_one:
+                    self._require_all_read(segments, start_offset, bound)
+        state = self.state
+        aborted: Sequence[AbortedTxn] = ()
+        if isolation == "txn_committed" and records is not None:
+            aborted = self.aborted_transactions(segments, start_offset, bound)
+        return FetchDataInfo(
+            start_offset,
+            records,
+            state.high_watermark,
+            state.last_stable_offset,
+            state.log_start_offset,
+            state.log_end_offset,
+            aborted,
+        )
 
     def batches(
         self, start_offset: int, stop_offset: int | None = None, *, isolation: str = "log_end"
     ) -> Iterator[RecordBatch]:
-        """Every batch that holds an offset of [start, stop), CRC checked: see log_reader."""
-        return log_reader.batches(self, start_offset, stop_offset, isolation)
+        """Iterate over the batches with an offset in [start, stop), in order, each CRC checked; `stop` None: up
+        to the isolation's bound.
+
+        With "txn_committed" the batches of aborted transactions are left out. Raises as `read`, and
+        CorruptMessage for a batch that does not fit its CRC.
+        """
+        bound, segments = self._view(start_offset, isolation)
+        if stop_offset is not None:
+            bound = min(bound, stop_offset)
+        aborted = (
+            AbortedFilter(self.aborted_transactions(segments, start_offset, bound))
+            if isolation == "txn_committed"
+            else None
+        )
+        for batch in self._batches_in_order(segments, start_offset, bound):
+            if batch.base_offset >= bound:
+                return
+            if batch.last_offset >= start_offset and (aborted is None or aborted.admits(batch)):
+                yield batch
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or for EARLIEST_, LATEST_ and MAX_TIMESTAMP what
         they say."""
-        return log_reader.offset_for_timestamp(self, timestamp)
+        if timestamp == EARLIEST_TIMESTAMP:
+            return TimestampOffset(-1, self.log_start_offset, self._epoch_at(self.log_start_offset))
+        if timestamp == LATEST_TIMESTAMP:
+            return TimestampOffset(-1, self.log_end_offset, self._epoch_at(self.log_end_offset))
+        start, bound = self.log_start_offset, self.log_end_offset
+        segments = self.local.segments
+        if timestamp == MAX_TIMESTAMP:
+            timestamp = max(
+                (self._largest_timestamp(s, start) for s, _ in self._bounded(segments, start, bound)),
+                default=-1,
+            )
+            if timestamp < 0:
+                return None
+        for segment, limit in self._bounded(segments, start, bound):
+            if segment.largest_timestamp() >= timestamp:
+                for batch, record in self._records_from(segment, limit, start, timestamp):
+                    if record.timestamp is not None and record.timestamp >= timestamp:
+                        return TimestampOffset(record.timestamp, _at(record), batch.leader_epoch)
+        return None
+
+    # ---- parts of a read -----------------------------------------------------------------------------------
+
+    def _read_tail(self, start_offset: int, max_bytes: int, at_least_one: bool) -> FetchDataInfo | None:
+        """As `read` up to the log's end, in the active segment of a log without damage; None where that is
+        not simple. A follower's fetch of what was just appended."""
+        state = self.state
+        # In the order of _view.
+        bound, segment = state.log_end_offset, self.local.segments.active
+        start = state.log_start_offset
+        if not (segment.base_offset <= start_offset < bound and start <= start_offset):
+            return None
+        try:
+            found = segment.position_of(bound)
+            limit = -1 if found is None else found[0] + (found[1] if found[2] < bound else 0)
+            records = segment.read(start_offset, max_bytes, limit=limit, at_least_one=at_least_one)
+        except CorruptMessage:
+            return None
+        if records is None:
+            return None
+        return FetchDataInfo(
+            start_offset,
+            records,
+            state.high_watermark,
+            state.last_stable_offset,
+            start,
+            state.log_end_offset,
+            (),
+        )
+
+    def _view(self, start: int, isolation: str) -> tuple[int, LogSegments]:
+        # The bound first, so that the segments hold all below it; the start last, so that it is in them
+        # still.
+        bound, segments = self.upper_bound(isolation), self.local.segments
+        self.note_missing_start(segments)
+        self.check_start(start)
+        stopped = self.stopped_at
+        if stopped is not None and start >= stopped.stop_offset and isolation == "log_end":
+            bound = UNKNOWN_END
+        return bound, segments
+
+    def _batches_in_order(self, segments: LogSegments, start: int, bound: int) -> Iterator[RecordBatch]:
+        # Offsets lie outside a batch's CRC, so each batch waits until it is seen that the next one lies above
+        # it. The next one's bytes are looked at only once somebody wants them, or if one of the two lies.
+        offset, held, chunk_bytes = start, None, FIRST_CHUNK_BYTES
+        for segment, limit in self._bounded(segments, start, bound):
+            if held is not None:
+                self._check_order(held, segment.base_offset)
+            while (chunk := self._read_segment(segment, offset, chunk_bytes, limit, True)) is not None:
+                chunk_bytes = min(4 * chunk_bytes, READ_CHUNK_BYTES)
+                for batch in batches_in(chunk):
+                    if held is not None:
+                        if batch.base_offset < held.next_offset:
+                            self.check_crc(batch)
+                        self._check_order(held, batch.base_offset)
+                        yield held
+                        held = None
+                    self.check_crc(batch)
+                    held, offset = batch, batch.next_offset
+            self.note_gap(segments, segments.index_for(segment.base_offset), offset)
+            if held is not None and self._damage_ahead(segment, offset) is not None:
+                yield held
+                held = None
+            self._stop_at_damage(segment, offset, bound)
+        if held is not None:
+            if not self.damages:
+                following = segment.position_of(held.next_offset)
+                end = max(bound, self.state.log_end_offset)
+                self._check_order(held, end if following is None else following[2])
+            yield held
+        self._require_all_read(segments, offset, bound)
+
+    def _read_segment(
+        self, segment: LogSegment, offset: int, max_bytes: int, limit: int, at_least_one: bool
+    ) -> Slice | None:
+        # As the segment's own, but no search crosses damage.
+        damages, path = self.damages, segment.region.path
+        before, after = damages.before_in(path, offset), damages.after(offset)
+        if after is not None and after.path == path:
+            limit = after.position if limit < 0 else min(limit, after.position)
+        try:
+            if before is None:
+                return segment.read(offset, max_bytes, limit=limit, at_least_one=at_least_one)
+            if offset < before.stop_offset:
+                return None
+            return read_behind(
+                segment, before.end_position, offset, max_bytes, limit=limit, at_least_one=at_least_one
+            )
+        except CorruptMessage:
+            self._look_for_rot(segment, offset)
+            raise
+
+    def _damage_ahead(self, segment: LogSegment, offset: int) -> Damage | None:
+        # What ends reading in this segment at `offset`, where all below it is read.
+        damage = self.damages.at(offset) or self.damages.after(offset)
+        return damage if damage is not None and damage.path == segment.region.path else None
+
+    def _stop_at_damage(self, segment: LogSegment, offset: int, bound: int) -> None:
+        damage = self._damage_ahead(segment, offset)
+        if damage is not None and damage.first_offset < bound:
+            raise self._damaged_at(damage, max(offset, damage.first_offset))
+
+    def _damaged_at(self, damage: Damage, offset: int) -> DamagedLog:
+        return DamagedLog(f"{self.topic_partition}: offset {offset} lies in damaged {damage}", where=offset)
+
+    def _look_for_rot(self, segment: LogSegment, offset: int) -> None:
+        # A log of another process may change under our eyes: what looks bad there is no finding.
+        if not self.local.read_only and not self.closed:
+            self.search_damage(segment, offset)
+
+    def position_of(self, segment: LogSegment, offset: int) -> tuple[int, int, int, int] | None:
+        """As LogSegment.position_of, but around what rotted: for an offset in a damaged range, the range.
+
+        Raises CorruptMessage.
+        """
+        damage = self.damages.before_in(segment.region.path, offset)
+        if damage is None:
+            return segment.position_of(offset)
+        if offset >= damage.stop_offset:
+            return position_behind(segment, damage.end_position, offset)
+        size = damage.end_position - damage.position
+        return damage.position, size, damage.first_offset, damage.stop_offset - 1
+
+    def _check_order(self, batch: RecordBatch, following: int) -> None:
+        if following < batch.next_offset:
+            segments = self.local.segments
+            self._look_for_rot(segments[max(0, segments.index_for(following - 1))], following - 1)
+            raise OffsetsOutOfOrder(
+                f"{self.topic_partition}: the batch at offset {batch.base_offset} reaches past {following}, "
+                "where the next one begins",
+                where=batch.base_offset,
+            )
+
+    def check_crc(self, batch: RecordBatch) -> None:
+        if not batch.crc_valid:
+            segments = self.local.segments
+            self._look_for_rot(segments[max(0, segments.index_for(batch.base_offset))], batch.base_offset)
+            raise InvalidCrc(
+                f"{self.topic_partition}: the batch at offset {batch.base_offset} rotted",
+                where=batch.base_offset,
+            )
+
+    def check_records(self, records: Slice, offset: int) -> None:
+        """Look at each batch of what was read from `offset` on before it is given away: its CRC, and the
+        offset and leader epoch, which no CRC covers. Raises CorruptMessage; the log knows of the damage then.
+        """
+        segments = self.local.segments
+        index = max(0, segments.index_for(offset))
+        found = self.position_of(segments[index], offset)
+        while found is None and index + 1 < len(segments):
+            index += 1
+            offset = segments[index].base_offset
+            found = self.position_of(segments[index], offset)
+        if found is not None:
+            following = INT64_MAX  # where recovery stopped, what lies behind has no known end
+            if index + 1 < len(segments):
+                following = segments[index + 1].base_offset
+            elif self.stopped_at is None:
+                following = self.state.log_end_offset
+            stop = found[0] + len(records)
+            self._examine(segments[index], following, offset, stop, stop)
+
+    def _require_all_read(self, segments: LogSegments, offset: int, bound: int) -> None:
+        """Nothing was found in [offset, bound): raise CorruptMessage where a batch there lies about its
+        offset.
+
+        Compaction may have left nothing there.
+        """
+        if offset >= bound or self.stopped_at is not None:
+            return
+        segment = segments[max(0, segments.index_for(offset))]
+        with self.lock:
+            following, size = self.following_offset(segment), segment.size
+        if following is not None:
+            self._examine(segment, following, offset, size, SEARCH_BYTES)
+
+    def _examine(self, segment: LogSegment, following: int, offset: int, stop: int, max_bytes: int) -> None:
+        # From before the batch that should hold `offset`, which tells whether its offset is right, up to byte
+        # `stop`.
+        position, due = self._trusted_place(segment, offset)
+        examination = SegmentExamination(
+            segment,
+            following,
+            self.epochs,
+            self.damages,
+            position=position,
+            next_offset=due,
+            size=min(stop, segment.size),
+            aside=False,
+        )
+        bad = examination.first_bad(max_bytes)
+        if bad is not None:
+            at, first, reason = bad
+            self._look_for_rot(segment, first)
+            kind = InvalidCrc if reason == "BAD_CRC" else CorruptMessage
+            raise kind(
+                f"{self.topic_partition}: the batch at offset {first}, byte {at} of {segment.region.path},"
+                f" rotted ({reason})",
+                where=first,
+            )
+
+    def upper_bound(self, isolation: str) -> int:
+        """The offset up to which (exclusive) a reader of this isolation level may look."""
+        if isolation == "log_end":
+            return self.state.log_end_offset
+        if isolation == "high_watermark":
+            return self.state.high_watermark
+        if isolation == "txn_committed":
+            return self.state.last_stable_offset
+        raise ValueError(f"isolation {isolation!r}: log_end, high_watermark or txn_committed")
+
+    def check_start(self, offset: int) -> None:
+        if self.closed:
+            raise LogClosed(f"{self.topic_partition}: the log is closed")
+        damage = self.damages.at(offset)
+        # What is deleted is out of range, rotten or not: who asks for it has to begin elsewhere.
+        if damage is not None and offset >= self.state.log_start_offset:
+            raise self._damaged_at(damage, offset)
+        if self.stopped_at is not None and offset >= self.stopped_at.stop_offset:
+            return
+        if not self.state.log_start_offset <= offset <= self.state.log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: offset {offset} is not in [{self.state.log_start_offset}, "
+                f"{self.state.log_end_offset}]",
+                where=offset,
+            )
+
+    def _bounded(self, segments: LogSegments, start: int, bound: int) -> Iterator[tuple[LogSegment, int]]:
+        # The segments that hold [start, bound), each with the position it may be read up to (-1: its valid
+        # length).
+        for index in range(max(0, segments.index_for(start)), len(segments)):
+            segment = segments[index]
+            if segment.base_offset >= bound:
+                return
+            yield segment, -1 if bound == UNKNOWN_END else self._limit(segments, index, bound)
+
+    def _limit(self, segments: LogSegments, index: int, bound: int) -> int:
+        if index + 1 < len(segments) and segments[index + 1].base_offset <= bound:
+            return -1
+        try:
+            found = self.position_of(segments[index], bound)
+        except CorruptMessage:
+            self._look_for_rot(segments[index], bound)
+            raise
+        return -1 if found is None else int(found[0]) + (found[1] if found[2] < bound else 0)
+
+    def aborted_transactions(self, segments: LogSegments, start: int, bound: int) -> list[AbortedTxn]:
+        """Return the aborted transactions with a record in [start, bound), by the transaction indexes."""
+        found: list[AbortedTxn] = []
+        for index in range(max(0, segments.index_for(start)), len(segments)):
+            some, complete = self.local.transaction_index(segments[index]).collect(start, bound)
+            found += some
+            if complete:
+                break
+        return found
+
+    def _records_from(
+        self, segment: LogSegment, limit: int, start: int, timestamp: int
+    ) -> Iterator[tuple[RecordBatch, Record]]:
+        # The records at or above `start` of the batches that may hold one of `timestamp`.
+        if any(damage.path == segment.region.path for damage in self.damages):
+            yield from self._records_around_damage(segment, limit, start, timestamp)
+            return
+        offset = start
+        while (found := self._position_by_time(segment, timestamp, offset)) is not None:
+            chunk = segment.read(found[2], found[1], limit=limit)
+            if chunk is None:
+                return
+            for batch in batches_in(chunk):
+                self.check_crc(batch)
+                offset = batch.next_offset
+                yield from ((batch, record) for record in batch if _at(record) >= start)
+
+    def _position_by_time(
+        self, segment: LogSegment, timestamp: int, offset: int
+    ) -> tuple[int, int, int, int] | None:
+        try:
+            return position_by_time(segment, timestamp, offset)
+        except CorruptMessage:
+            self._look_for_rot(segment, offset)
+            raise
+
+    def _records_around_damage(
+        self, segment: LogSegment, limit: int, start: int, timestamp: int
+    ) -> Iterator[tuple[RecordBatch, Record]]:
+        # What rotted cannot be read whatever its time was; the answer is the first record that can.
+        offset: int | None = max(start, segment.base_offset)
+        while offset is not None:
+            while (chunk := self._read_segment(segment, offset, READ_CHUNK_BYTES, limit, True)) is not None:
+                for batch in batches_in(chunk):
+                    self.check_crc(batch)
+                    offset = batch.next_offset
+                    if batch.max_timestamp >= timestamp:
+                        yield from ((batch, record) for record in batch if _at(record) >= start)
+            damage = self._damage_ahead(segment, offset)
+            offset = None if damage is None else damage.next_offset
+
+    def _largest_timestamp(self, segment: LogSegment, start: int) -> int:
+        # Of a segment that begins below the log start the records above it count.
+        if start <= segment.base_offset:
+            return segment.largest_timestamp()
+        largest, offset = -1, start
+        while (chunk := self._read_segment(segment, offset, READ_CHUNK_BYTES, -1, True)) is not None:
+            for batch in batches_in(chunk):
+                offset = batch.next_offset
+                largest = max([largest, *(r.timestamp or 0 for r in batch if _at(r) >= start)])
+        return largest
+
+    def _epoch_at(self, offset: int) -> int:
+        epoch = self.epochs.epoch_for_offset(offset)
+        return -1 if epoch is None else epoch
+
+    # ---- damage --------------------------------------------------------------------------------------------
+
+    def search_damage(self, segment: LogSegment, offset: int) -> bool:
+        """Find what somebody on the way to `offset` stumbled over in the segment, and tell the log; whether
+        there was anything.
+
+        The search begins where the index leads to, so it is short, and reads through the mapping.
+        """
+        with self.lock:
+            following, size = self.following_offset(segment), segment.size
+        if following is None:
+            return False
+        position, begin = self._trusted_place(segment, offset)
+        examination = SegmentExamination(
+            segment,
+            following,
+            self.epochs,
+            self.damages,
+            position=position,
+            next_offset=begin,
+            size=size,
+            aside=False,
+        )
+        told = False
+        while not examination.is_done:
+            damage = examination.step(SEARCH_BYTES)
+            if damage is not None:
+                told |= self.report_damage(segment, damage)
+            if not examination.is_behind_bad and examination.next_offset > offset:
+                break
+        return told
+
+    def _trusted_place(self, segment: LogSegment, offset: int) -> tuple[int, int]:
+        """A position at or before the batch that holds `offset`, and the offset that is due there."""
+        known = self.damages.before_in(segment.region.path, offset)
+        position, begin = 0, segment.base_offset
+        if known is not None and offset >= known.stop_offset:
+            position, begin = known.end_position, known.stop_offset
+        last, hinted = segment.offset_index.find(offset)
+        if position < hinted and hinted + HEADER_BYTES <= segment.size:
+            header = segment.region.read(hinted, HEADER_BYTES)
+            base = int.from_bytes(header[:8], "big", signed=True)
+            if base + int.from_bytes(header[23:27], "big", signed=True) == last:
+                return hinted, base
+        return position, begin
+
+    def report_damage(self, segment: LogSegment, damage: Damage) -> bool:
+        """Let the log know of a damaged range of the segment; False if it is not there (any more).
+
+        Readers stop at it from now on. It does not end appends, since nothing about the log's end is in
+        doubt: a segment that is appended to is closed first. All is flushed, so that the next recovery begins
+        behind the range, and the range is on disk, so that it is not forgotten. Raises KafkaStorageError.
+        """
+        with self.lock:
+            following = self.following_offset(segment)
+            known = self.damages.at(damage.first_offset) is not None
+            if self.closed or known or following is None:
+                return False
+            if not still_there(damage, segment, following, self.epochs):
+                return False
+            self.damages = self.damages.with_added(damage)
+            goes_on = self.is_writable
+        try:
+            if goes_on:
+                self.settle_damage(segment)
+        finally:
+            self.on_damage(self, damage)
+        return True
+
+    def settle_damage(self, segment: LogSegment) -> None:
+        """Put on disk what is damaged of the segment, and all else that is there, and let it be a closed one.
+
+        Raises StorageFull: settle again before the range is healed. Raises KafkaStorageError if the disk
+        fails, which takes the log offline.
+        """
+        with self.lock:
+            try:
+                DamageFile(self.local.storage, self.local.directory).write(self.damages)
+            except StorageIOError as error:
+                self.fail(error)
+                raise
+            if segment is self.active:
+                self.roll()
+        self.flush()
+        self.flush_state()
+
+    def remember_damages(self) -> None:
+        """Let the log's damage file hold what the log knows; nothing is written where it does."""
+        file = DamageFile(self.local.storage, self.local.directory)
+        wanted = DamageFile.format(self.damages) if self.damages else None
+        if file.content() != wanted:
+            file.write(self.damages)
+
+    def forget_damages(self, keep: Callable[[Damage], bool]) -> None:
+        """Forget the ranges that are gone with their bytes; the caller holds the log's lock."""
+        kept = self.damages.only(keep)
+        if kept is not self.damages:
+            self.damages = kept
+            DamageFile(self.local.storage, self.local.directory).write(kept)
+
+    def following_offset(self, segment: LogSegment) -> int | None:
+        """Return where the next segment begins, or the log ends; None if the log no longer has this one."""
+        segments = self.local.segments
+        index = segments.index_for(segment.base_offset)
+        if index < 0 or segments[index] is not segment:
+            return None
+        return segments[index + 1].base_offset if index + 1 < len(segments) else self.log_end_offset
+
+    def note_gap(self, segments: LogSegments, index: int, offset: int) -> None:
+        """A reader has come to `offset`, behind the last batch of the segment with that index: let the log
+        know of what is missing between there and the next segment."""
+        if index + 1 == len(segments) or offset >= segments[index + 1].base_offset:
+            return
+        segment, following = segments[index], segments[index + 1].base_offset
+        damage = gap_behind(segment, following)
+        if damage is None or following <= self.log_start_offset or self.damages.at(damage.first_offset):
+            return
+        if self.state.has_gaps and self._was_compacted(segments):
+            return
+        if self.local.read_only:
+            self._add_damage(damage)
+        else:
+            self.report_damage(segment, damage)
+
+    def note_gaps(self, segments: LogSegments, start: int, stop: int) -> None:
+        """The same for all segments between two offsets, of which a search has looked at none."""
+        for index in range(max(0, segments.index_for(start)), segments.index_for(stop)):
+            self.note_gap(segments, index, start)
+
+    def note_missing_start(self, segments: LogSegments) -> None:
+        """Let a reader's log know where its first segment begins above the log's start. (A writer's log has
+        looked at that when it was opened.)"""
+        first, start = segments[0], self.log_start_offset
+        if self.local.read_only and start < first.base_offset and self.damages.at(start) is None:
+            self._add_damage(missing_start(start, first))
+
+    def _add_damage(self, damage: Damage) -> None:
+        with self.lock:
+            self.damages = self.damages.with_added(damage)
+
+    def _was_compacted(self, segments: LogSegments) -> bool:
+        if self.config.compact:
+            return True
+        storage, parent = self.local.storage, os.path.dirname(self.local.directory)
+        path = f"{parent}/{CLEANER_CHECKPOINT}"
+        try:
+            if storage.exists(path) and self.topic_partition in OffsetCheckpointFile(storage, path).read():
+                return True
+        except InvalidFile:
+            pass  # the batches tell
+        return any(map(lacks_offsets, segments))
 
     # ---- high watermark, last stable offset, log start ----------------------------------------------------
 
@@ -477,7 +1248,29 @@ class UnifiedLog:
 
         Never one that holds an offset at or above the high watermark.
         """
-        return retention.delete_old_segments(self)
+        with self.lock, self.step:
+            self.require_writable()
+            found = self._deletable_segments(self.time_ms())
+            if not found:
+                return 0
+            if len(found) == len(self.local.segments):
+                self.roll()
+            segments = self.local.segments
+            if not segments[0].base_offset < segments.active.base_offset:
+                return 0
+            # On disk before a file goes: of several that go, a power cut may bring back any.
+            start = max(self.state.log_start_offset, segments[len(found)].base_offset)
+            self.state.update(log_start_offset=start)
+            self.flush_state()
+            gone = self.local.remove(found)
+            self.epochs.truncate_from_start(start)
+            self.producers.on_log_start_offset_incremented(start)
+            self.producers.delete_snapshots_before(start)
+            first = self.local.segments[0].base_offset
+            self.forget_damages(lambda known: known.stop_offset > first)
+        for path in gone:
+            self.on_deleted(path)
+        return len(found)
 
     def truncate_to(self, offset: int, *, splits: bool = False) -> bool:
         """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten.
@@ -485,13 +1278,25 @@ class UnifiedLog:
         A batch that holds `offset` goes as a whole, as Kafka's UnifiedLog.truncateTo has it. `splits`: its
         records below `offset` stay, as a batch of their own; raises CorruptMessage where they cannot be read.
         """
-        return truncation.truncate(self, offset, splits=splits)
+        try:
+            was_cut = self._truncate_locked(offset, splits)
+        except CorruptMessage:
+            # The way to the offset leads through rot: once that is known, around it.
+            segments = self.local.segments
+            if not self.search_damage(segments[segments.index_for(offset)], offset):
+                raise
+            was_cut = self._truncate_locked(offset, splits)
+        if was_cut and self.damages:
+            # Behind what rotted, as recovery will want it: see UnifiedLog.report_damage.
+            self.flush()
+            self.flush_state()
+        return was_cut
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything and begin again at `offset`, an empty log."""
         with self.lock, self.step:
             self.require_writable()
-            gone = truncation.truncate_fully_and_start_at(self, offset)
+            gone = self._drop_all(offset)
         for path in gone:
             self.on_deleted(path)
 
@@ -515,8 +1320,330 @@ class UnifiedLog:
         Raises LogCleaningAborted, KafkaStorageError; the new segments' files are gone then, unless the disk
         failed in the middle of the change: the log is offline then, and the next opening finishes it.
         """
-        for path in segment_replacement.replace(self, new, old, cuts):
+        for path in self._replace_segments(new, old, cuts):
             self.on_deleted(path)
+
+    # ---- parts of retention --------------------------------------------------------------------------------
+
+    def _deletable_segments(self, now_ms: int) -> list[LogSegment]:
+        """The segments that retention lets go now, oldest first; the caller holds the log's lock.
+
+        By time: its largest timestamp is older than retention.ms; where no record is left in a segment, that
+        of the headers which compaction or a repair put there, or they would hold back all that follows. By
+        size: without it the log still holds retention.bytes. By start: all its offsets are below the log
+        start offset. A topic that is only compacted loses segments by the log start offset alone.
+        """
+        segments = list(self.local.segments)
+        config = self.config
+        excess = self.size - config.retention_bytes if config.delete and config.retention_bytes >= 0 else 0
+        gone: list[LogSegment] = []
+        for index, segment in enumerate(segments):
+            following = segments[index + 1] if index + 1 < len(segments) else None
+            end = following.base_offset if following else self.log_end_offset
+            if end > self.high_watermark or (following is None and segment.size == 0):
+                break
+            by_start = following is not None and end <= self.log_start_offset
+            by_size = excess >= segment.size > 0
+            by_time = (
+                config.delete
+                and config.retention_ms >= 0
+                and _is_older(segment, now_ms - config.retention_ms)
+            )
+            if not (by_start or by_size or by_time):
+                break
+            excess -= segment.size
+            gone.append(segment)
+        return gone
+
+    # ---- parts of a truncation -----------------------------------------------------------------------------
+
+    def _truncate_locked(self, offset: int, splits: bool) -> bool:
+        with self.lock, self.step:
+            self.require_writable()
+            return self._truncate_under_lock(offset, splits)
+
+    def _truncate_under_lock(self, offset: int, splits: bool) -> bool:
+        require_offset(offset)
+        damage = self.damages.at(offset)
+        if damage is not None:
+            # A range that rotted goes as a whole, as a batch does.
+            offset = damage.first_offset
+        local = self.local
+        if offset >= self.log_end_offset:
+            self._forget_epochs(self.log_end_offset)
+            return False
+        if offset < local.segments[0].base_offset:
+            self.truncate_fully_and_start_at(offset)
+            return True
+        keep = local.segments.index_for(offset)
+        end, position = self._end_if_cut_at(local.segments[keep], offset)
+        head = _head_if_cut_at(local.segments[keep], position, offset) if splits and end < offset else b""
+        mark = min(self.high_watermark, offset)
+        self.truncating(offset)
+        # What was deleted of the batch stays so: the log does not start below, though the head does.
+        published = max(end, min(self.log_start_offset, offset)) if head else end
+        base_offset, epochs_end = local.segments[keep].base_offset, offset if head else end
+        # First what may need room on the disk, so that nothing has changed where there is none.
+        self._publish_and_forget(published, base_offset, position, epochs_end)
+        with self._all_or_nothing():
+            self._cut(offset, keep, end, position, head)
+            if head:
+                self.update_high_watermark(mark)
+        return True
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A cut that the disk stops halfway, a full one included, takes the log offline: what it holds then
+        is known again when it is opened."""
+        try:
+            yield
+        except KafkaStorageError as error:
+            self.fail(error)
+            raise
+
+    def _cut(self, offset: int, keep: int, end: int, position: int, head: bytes) -> None:
+        """Cut the segment of that index at `position`, where offset `end` is, and all behind it.
+
+        `head` takes the place of the batch at the position, in one step: a crash leaves the batch or its
+        head.
+        """
+        local = self.local
+        if self.on_cut is not None:
+            self.on_cut(self)
+        for path in local.remove(list(local.segments)[:keep:-1]):  # a crash leaves no hole
+            self.on_deleted(path)
+        active = self.active = local.segments.active
+        active.truncate_to(offset, position, head)
+        local.name_changes += 1  # what is cut below a reader's pin goes on in a new file
+        local.transaction_index(active).truncate_to(offset)
+        self.forget_damages(lambda known: known.first_offset < end)
+        is_damaged = any(known.path == active.region.path for known in self.damages)
+        if not is_damaged:
+            last = active.next_offset()
+            end = active.base_offset if last is None else last
+        self._forget_epochs(end)
+        self._ended_at(end)
+        if is_damaged:
+            # Recovery reads the last segment through: what rotted must not lie in it.
+            self.roll()
+
+    def _end_if_cut_at(self, segment: LogSegment, offset: int) -> tuple[int, int]:
+        # Where the log would end if the batch that holds `offset` and all behind it were cut off: the offset
+        # and the position in the segment.
+        found = self.position_of(segment, offset)
+        return (offset, segment.size) if found is None else (min(found[2], offset), found[0])
+
+    def _drop_all(self, offset: int) -> list[str]:
+        """As UnifiedLog.truncate_fully_and_start_at, which holds the log's lock; the names of the files that
+        went."""
+        require_offset(offset)
+        local = self.local
+        # All that comes is dirty, also where it begins behind what was clean.
+        self.truncating(min(offset, local.segments[0].base_offset))
+        standing = self._standing()
+        self._publish_end(*_end_of_none(local.segments[0].base_offset, offset))
+        self.state.update(log_start_offset=offset, high_watermark=offset)
+        self._publish_cut()
+        epochs = self.epochs.entries
+        try:
+            self.epochs.clear()
+            gone = local.begin_anew(offset)
+        except (StorageFull, OutOfDescriptors):
+            # There is no room for what the log is to begin with: it stands where it stood.
+            self._restore_epochs(epochs)
+            self.state.update(**standing)
+            self.flush_state()
+            raise
+        except KafkaStorageError as error:
+            self.fail(error)
+            raise
+        with self._all_or_nothing():
+            self.active = local.segments.active
+            self.producers.truncate_fully_and_start_at(offset)
+            self._forget_epochs(offset)
+            self._ended_at(offset)
+            self.forget_damages(lambda _: False)
+        return gone
+
+    def cut_what_came_back(self, epochs: Iterable[EpochEntry]) -> None:
+        """After a power cut: cut off again what was cut off before, where a later leader epoch had begun
+        since.
+
+        `epochs`: those that were on the disk. An epoch is there as soon as it begins, and forgotten there
+        before a batch of an earlier one can follow: so such a batch is from before. Left there it would pass
+        for one of the later epoch. (RecoveryScan has cut those that begin in the later epoch; what is left is
+        one that reaches into it.)
+        """
+        if self.damages:
+            return
+        for entry in epochs:
+            if max(self.flush_offset, self.log_start_offset) <= entry.start_offset < self.log_end_offset:
+                # Compaction may have left no batch there, nor behind.
+                batch = next(self.batches(entry.start_offset), None)
+                if batch is not None and batch.leader_epoch < entry.epoch:
+                    self.truncate_to(entry.start_offset)
+                    return
+
+    def _publish_and_forget(self, end: int, base_offset: int, position: int, epochs_end: int) -> None:
+        """Say that the log ends at `end`, byte `position` of the segment at `base_offset`, and forget the
+        epochs that begin at `epochs_end` or above.
+
+        In this order on disk: to recovery, a batch whose epoch is not known has rotted where it was
+        published. Raises StorageFull, OutOfDescriptors; the log stands as before then. What else is raised
+        takes it offline.
+        """
+        standing = self._standing()
+        self._publish_end(end, base_offset, position)
+        try:
+            self.flush_state()
+            self._forget_epochs(epochs_end)
+        except (StorageFull, OutOfDescriptors):
+            if not self.is_offline:
+                self.state.update(**standing)
+                self.flush_state()
+            raise
+        except KafkaStorageError as error:
+            self.fail(error)
+            raise
+
+    def _restore_epochs(self, entries: tuple[EpochEntry, ...]) -> None:
+        """Restore the epochs of a truncation that failed; take the log offline if they cannot be written."""
+        try:
+            self.epochs.restore(entries)
+        except KafkaStorageError as error:
+            self.fail(error)
+            raise
+
+    def _forget_epochs(self, end_offset: int) -> None:
+        """Forget the leader epochs that begin at `end_offset` or above; none where that cannot be written."""
+        before = self.epochs.entries
+        self.epochs.truncate_from_end(end_offset)
+        try:
+            self.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
+        except KafkaStorageError:
+            self._restore_epochs(before)
+            raise
+        # The cache knows nothing below the log start, but the next batch may not fall behind that.
+        latest = self.epochs.latest_epoch
+        self.leader_epoch = self.local.last_epoch() if latest is None else latest
+        self.state.update(leader_epoch=self.leader_epoch)
+        self.choose_path()
+
+    def _ended_at(self, offset: int) -> None:
+        """What a cut changes besides the segments."""
+        self._publish_end(offset, self.active.base_offset, self.active.size)
+        self.producers.truncate_and_reload(self.log_start_offset, offset, self.time_ms())
+        producer_batches.replay(self.producers, self.local, offset)
+        self.publish_stable_offset()
+
+    def _publish_end(self, end: int, active_base_offset: int, valid_length: int) -> None:
+        # The log ends at offset `end`, byte `valid_length` of the segment at `active_base_offset`.
+        state = self.state
+        state.count_cut()
+        state.update(
+            log_start_offset=min(state.log_start_offset, end),
+            log_end_offset=end,
+            high_watermark=min(state.high_watermark, end),
+            active_base_offset=active_base_offset,
+            valid_length=valid_length,
+            flush_offset=min(state.flush_offset, end),
+            last_stable_offset=min(state.last_stable_offset, end),
+        )
+        self._flush_truncated(end)
+
+    def _publish_cut(self) -> None:
+        # All that is on disk about the log, here and in its directory's checkpoints, ends where it ends.
+        self.flush_state()
+        if self.on_cut is not None:
+            self.on_cut(self)
+
+    def _standing(self) -> dict[str, int]:
+        # What _publish_end changes, and the log start and high watermark.
+        state = self.state
+        return {
+            "log_start_offset": state.log_start_offset,
+            "log_end_offset": state.log_end_offset,
+            "high_watermark": state.high_watermark,
+            "active_base_offset": self.active.base_offset,
+            "valid_length": state.valid_length,
+            "flush_offset": state.flush_offset,
+            "last_stable_offset": state.last_stable_offset,
+        }
+
+    # ---- parts of a replacement ----------------------------------------------------------------------------
+
+    def _replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> list[str]:
+        """As UnifiedLog.replace_segments; the names of the files that went."""
+        local = self.local
+        try:
+            for segment in new:
+                segment.seal()
+                segment.flush()
+                segment.transaction_index.flush()
+            local.storage.sync_directory(local.directory)
+            for segment in reversed(new):
+                segment_replacement.rename(
+                    local, segment, segment_replacement.IN_ORDER[:-1], CLEANED_SUFFIX, SWAP_SUFFIX
+                )
+            with self.lock, self.step:
+                self._require_same(new, old, cuts)
+                for segment in old:
+                    segment_replacement.hold(local, segment)
+                return self._put_in_place(new, old)
+        except BaseException:
+            # Where the change was broken off in the middle, the files may be all there is: mending the log
+            # decides what becomes of them.
+            is_over = (
+                self.is_offline or self.offsets_lock.broken or any(s in new for s in self.local.segments)
+            )
+            if not is_over:
+                for segment in new:
+                    segment.close()
+                segment_replacement.discard(local, [segment.base_offset for segment in new])
+            raise
+
+    def _require_same(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
+        segments = list(self.local.segments)
+        if old:
+            first = segments.index(old[0]) if old[0] in segments else len(segments)
+            same = segments[first : first + len(old)] == list(old) and old[-1] is not segments[-1]
+        else:
+            same = new[-1].base_offset < segments[0].base_offset
+        if not self.is_writable or self.state.cuts != cuts or not same:
+            raise LogCleaningAborted(f"{self.topic_partition}: the log changed while it was cleaned")
+
+    def _put_in_place(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> list[str]:
+        # From here on there is no way back: what fails, fails the log, and its next opening goes on.
+        local = self.local
+        gone = []
+        try:
+            for segment in reversed(new):
+                segment_replacement.rename(
+                    local, segment, segment_replacement.IN_ORDER[-1:], CLEANED_SUFFIX, SWAP_SUFFIX
+                )
+            local.storage.sync_directory(local.directory)
+            self.state.count_cut()
+            self.state.update()
+            for segment in reversed(old):
+                gone += segment_replacement.rename(
+                    local, segment, segment_replacement.IN_ORDER, "", DELETED_SUFFIX
+                )
+            local.storage.sync_directory(local.directory)
+            for segment in new:
+                segment_replacement.rename(local, segment, segment_replacement.IN_ORDER, SWAP_SUFFIX, "")
+            # The next round begins with a .cleaned at the log's start: beside that, no .swap would count.
+            local.storage.sync_directory(local.directory)
+            local.segments = local.segments.with_replaced(old, new)
+            kept = {segment.base_offset for segment in new}
+            for base_offset in (s.base_offset for s in old if s.base_offset not in kept):
+                snapshot = self.producers.mark_snapshot_for_deletion(base_offset)
+                gone += [] if snapshot is None else [snapshot]
+            self.state.count_cut()
+            self.state.update()
+        except KreplicaError as error:
+            self.fail(error)
+            raise
+        return gone
 
     # ---- durability ---------------------------------------------------------------------------------------
 
@@ -528,18 +1655,112 @@ class UnifiedLog:
         """
         if self.local.read_only:
             raise ReadOnlyLog(f"{self.topic_partition}: opened for reading")
-        return self.flusher.flush()
+        end = self.log_end_offset
+        self._group_commit.wait(end)
+        return end
 
     def flush_if_due(self, now_ms: int) -> None:
         """Flush if flush.ms has passed since the last time and there is something to flush.
 
         Each append asks; a LogManager asks for the logs that nobody appends to.
         """
-        self.flusher.flush_if_due(now_ms)
+        due = now_ms - self._flushed_at_ms >= self.config.flush_ms
+        if due and self.flush_offset < self.log_end_offset:
+            self._flushed_at_ms = now_ms
+            self.flush()
 
     def flush_state(self) -> None:
         """Put on disk where the log stands now."""
-        self.flusher.flush_state()
+        region = self.state.region
+        if region is not None:
+            try:
+                region.flush()
+            except KreplicaError as error:
+                self.fail(error)
+                raise
+
+    def flush_job(self) -> tuple[FlushJob, Callable[[], None]] | None:
+        """A job for a disk thread that flushes the log up to its end of now, and what to call when it is
+        done, which raises as `flush`; None where more than the active segment has to be flushed.
+        """
+        if not self._is_active_enough():
+            return None
+        with self.offsets_lock:
+            end, cuts = self.state.log_end_offset, self.state.cuts
+        job = FlushJob(self.active.region)
+
+        def finish() -> None:
+            try:
+                job.require_done()
+            except KreplicaError as error:
+                self.fail(error)
+                raise
+            with self.offsets_lock:
+                is_kept = self.state.cuts == cuts
+                if is_kept:
+                    self.state.update(flush_offset=max(self.state.flush_offset, end))
+            if not is_kept:
+                # Something else may be there by now, which the job did not see.
+                self.flush()
+
+        return job, finish
+
+    def flush_alone(self) -> bool:
+        """As `flush`, for a log that one thread appends to, cuts and flushes: nobody shares it, so nobody is
+        told. False, and nothing is done, where more than the active segment has to be flushed.
+        """
+        if self.local.read_only or not self._is_active_enough():
+            return False
+        if self.state.flush_offset >= self.state.log_end_offset:
+            return True
+        try:
+            self.active.region.flush()
+        except KreplicaError as error:
+            self.fail(error)
+            raise
+        with self.offsets_lock:
+            self.state.update(flush_offset=self.state.log_end_offset)
+        return True
+
+    def _is_active_enough(self) -> bool:
+        # Whether all that is not on disk yet is in the active segment's own file.
+        active = self.active
+        from_offset = self.state.flush_offset
+        return (
+            from_offset > active.base_offset
+            and not self.local.names_changed
+            and active.transaction_index is None
+        )
+
+    def _flush_to_end(self) -> int:
+        with self.offsets_lock:
+            self._flush_bound = self.state.log_end_offset
+        try:
+            # With it the flush point of the commit before: it is never further behind on disk.
+            self.local.flush(self.state.flush_offset, along=self.state.region if self.durable else None)
+        except KreplicaError as error:
+            self.fail(error)
+            raise
+        with self.offsets_lock:
+            # A truncation may have come in between: only what still stands counts.
+            end = self._flush_bound
+            self.state.update(flush_offset=max(self.state.flush_offset, end))
+        return end
+
+    def _make_durable(self, info: LogAppendInfo) -> None:
+        """Return when the append is as safe as the configuration wants it."""
+        config = self.config
+        if config.durability != "page_cache":
+            require_kept(self._group_commit.wait(info.last_offset + 1), info.base_offset)
+        elif self.log_end_offset - self.flush_offset >= config.flush_messages:
+            self.flush()
+        else:
+            self.flush_if_due(self.time_ms())
+
+    def _flush_truncated(self, end: int) -> None:
+        """The log now ends at `end`, also for a flush that is under way; under the log's lock."""
+        self._flush_bound = min(self._flush_bound, end)
+        self._group_commit.truncated(end)
 
     # ---- life ---------------------------------------------------------------------------------------------
 
@@ -607,5 +1828,70 @@ class UnifiedLog:
         if self.state.region is not None:
             self.state.region.trim()
 
+    # ---- mending -------------------------------------------------------------------------------------------
+
+    def _mend(self) -> None:
+        """Let the log go on; its lock is held. Raises as `log_loader.load`, and may be called again then."""
+        if not (self.closed or self.is_offline or self.local.read_only or self.opened_again is None):
+            if self.queue is not None:
+                self.queue.settle()
+            self._stand_as(self.opened_again(self))
+        self.choose_path()
+
+    def _stand_as(self, opened: UnifiedLog) -> None:
+        if self.queue is not None:
+            opened.state.share()
+        self.local, self.state, self.active = opened.local, opened.state, opened.active
+        self.epochs, self.leader_epoch = opened.epochs, opened.leader_epoch
+        self.producers, self.damages, self.stopped_at = opened.producers, opened.damages, opened.stopped_at
+        self._flush_truncated(self.state.log_end_offset)
+        self.configure(self.config)
+
     def __repr__(self) -> str:
         return f"UnifiedLog({self.topic_partition}, [{self.log_start_offset}, {self.log_end_offset}))"
+
+
+# ---- functions of segments and offsets ---------------------------------------------------------------------
+
+
+def _is_older(segment: LogSegment, timestamp: int) -> bool:
+    largest = segment.largest_timestamp()
+    if largest >= 0 or segment.size == 0:
+        return 0 <= largest < timestamp
+    try:
+        left = batches_in(segment.region.slice(0, segment.size))
+        return all(batch.record_count == 0 and batch.max_timestamp < timestamp for batch in left)
+    except CorruptMessage:
+        return False
+
+
+def _head_if_cut_at(segment: LogSegment, position: int, offset: int) -> bytes:
+    # What is to be left of the batch at `position`, which `offset` lies in.
+    following = segment.region.slice(position, segment.size - position)
+    return batch_head(RecordBatch(following), offset)
+
+
+def _end_of_none(first_base_offset: int, offset: int) -> tuple[int, int, int]:
+    # What to publish before everything goes and the log begins again at `offset`: end, active segment,
+    # length. A kill then leaves older segments, and none of them may seem to miss bytes.
+    first = min(first_base_offset, offset)
+    return first, first, 0
+
+
+def require_offset(offset: int) -> None:
+    """Raise OffsetOutOfRange where no log can end."""
+    if offset < 0:
+        raise OffsetOutOfRange(f"a log cannot end at offset {offset}", where=offset)
+
+
+def require_kept(kept: bool, base_offset: int) -> None:
+    """Raise NotLeaderOrFollower for an append whose records a truncation took before they were flushed."""
+    if not kept:
+        raise NotLeaderOrFollower(
+            f"offset {base_offset} was cut off before it was flushed", where=base_offset
+        )
+
+
+def _at(record: Record) -> int:
+    assert record.offset is not None
+    return record.offset

@@ -25,8 +25,8 @@ from kreplica.common.errors import FatalTruncation, IllegalSnapshotId, InvalidSn
 from kreplica.common.ports import Clock, Disk, Storage
 from kreplica.common.types import INT32_MAX, INT64_MAX, AppendOrigin, TopicPartition
 from kreplica.log import log_loader
+from kreplica.log.fetch_data import FetchDataInfo
 from kreplica.log.log_loader import OpenOptions
-from kreplica.log.log_reader import FetchDataInfo
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.metadata.image_format import OffsetAndEpoch
 from kreplica.raft import metadata_log_directory
@@ -167,14 +167,14 @@ class KafkaMetadataLog:
 
     def flush(self) -> None:
         """See ReplicatedLog."""
-        if not self.log.flusher.flush_alone():
+        if not self.log.flush_alone():
             self.log.flush()
         if self._is_state_due():
             self.log.flush_state()
 
     def flush_aside(self, disk: Disk, flushed: Callable[[Callable[[], None]], object]) -> None:
         """See ReplicatedLog."""
-        flush = self.log.flusher.flush_job()
+        flush = self.log.flush_job()
         if flush is None:
             # A segment was begun since, which happens once in a great while.
             flushed(self.flush)

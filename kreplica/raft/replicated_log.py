@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kreplica._core.log_append_info import LogAppendInfo
 from kreplica.common.ports import Disk
 from kreplica.common.quorum_state import QuorumStateData
-from kreplica.log.log_reader import FetchDataInfo
+from kreplica.log.fetch_data import FetchDataInfo
 from kreplica.metadata.image_format import OffsetAndEpoch
 
 if TYPE_CHECKING:

@@ -46,13 +46,7 @@ from kreplica.common.leader_and_isr import NO_LEADER, LeaderAndIsr, LeaderRecove
 from kreplica.common.locks import RLock
 from kreplica.common.ports import Clock
 from kreplica.common.types import NO_LEADER_EPOCH, AppendOrigin, TopicPartition
-from kreplica.log import log_reader
-from kreplica.log.log_reader import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    MAX_TIMESTAMP,
-    TimestampOffset,
-)
+from kreplica.log.fetch_data import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, TimestampOffset
 from kreplica.log.queued_append import FollowerAppend, LeaderAppend
 from kreplica.replica import isr_policy
 from kreplica.replica.isr_history import IsrChange, IsrChangeReason, IsrHistory, OutOfIsr
@@ -895,16 +889,16 @@ class Partition:
         if fetch_offset == end and isolation == "log_end" and log.stopped_at is None:
             # A follower that has everything, as each one does between two appends.
             if log.closed or not log.damages.is_empty:
-                log_reader.check_start(log, fetch_offset)
+                log.check_start(fetch_offset)
             return LogReadInfo(fetch_offset, None, mark, start, end, stable, term.leader_epoch)
         try:
-            read = log_reader.read(log, fetch_offset, max_bytes, isolation, at_least_one)
+            read = log.read(fetch_offset, max_bytes, isolation=isolation, at_least_one=at_least_one)
             # A follower in sync fetches what was just written, and checks it itself. Older records may have
             # rotted, and so may those that a follower could not append. A consumer never gets such records.
             if read.records is not None and (
                 replica is None or fetch_offset < mark or replica.asks_again(fetch_offset)
             ):
-                log_reader.check_records(log, read.records, fetch_offset)
+                log.check_records(read.records, fetch_offset)
         except LogClosed as error:
             # The replica was stopped after the look at its role.
             raise NotLeaderOrFollower(
@@ -938,7 +932,7 @@ class Partition:
         term = self._term_in_epoch(current_leader_epoch, True)
         log = term.log
         assert log is not None
-        bound = log_reader.upper_bound(log, isolation)
+        bound = log.upper_bound(isolation)
         if isolation != "log_end" and log.high_watermark < (term.epoch_start_offset or 0):
             raise OffsetNotAvailable(
                 f"{self.topic_partition}: its new leader does not know the high watermark yet"

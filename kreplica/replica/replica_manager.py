@@ -32,8 +32,8 @@ from kreplica.common.locks import Lock, RLock
 from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import Cancellable, Clock, Loop, Random, Scheduler, Transport
 from kreplica.common.types import TopicPartition
+from kreplica.log.fetch_data import TimestampOffset
 from kreplica.log.log_manager import LogManager
-from kreplica.log.log_reader import TimestampOffset
 from kreplica.log.splice import cut_stopped, splice_stopped
 from kreplica.replica.alter_partition_manager import AlterPartitionManager
 from kreplica.replica.append_manager import PRODUCE_TIMEOUT_MS, AppendManager

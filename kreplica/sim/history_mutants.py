@@ -15,7 +15,6 @@ from typing import Any
 
 from kreplica.common.errors import KafkaStorageError, NotLeaderOrFollower
 from kreplica.common.types import NO_OFFSET
-from kreplica.log import log_reader, truncation
 from kreplica.log.log_loader import _LogLoader
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import damage_repair, isr_policy, partition, replica_fetcher
@@ -45,7 +44,7 @@ def history_mutant(owner: Any, name: str) -> Callable[[Callable[[Replacement], R
     return register
 
 
-@history_mutant(truncation, "forget_epochs")
+@history_mutant(UnifiedLog, "_forget_epochs")
 def keep_epochs_at_the_end(forget_epochs: Replacement) -> Replacement:
     """A cut at the log's end does nothing, so an epoch that begins there stays (KAFKA-10706)."""
 
@@ -151,7 +150,7 @@ def _is_led(manager: Any, topic_partition: Any) -> bool:
     return leader is not None and manager._metadata_cache.get_alive_broker_epoch(leader) is not None
 
 
-@history_mutant(truncation, "truncate_fully_and_start_at")
+@history_mutant(UnifiedLog, "_drop_all")
 def leave_the_mark_behind(truncate_fully_and_start_at: Replacement) -> Replacement:
     """A log that begins anew at an offset keeps its high watermark below it (KAFKA-9491)."""
 
@@ -279,7 +278,7 @@ def name_epochs_before_their_flush(write_file_atomically: Replacement) -> Replac
     return write
 
 
-@history_mutant(log_reader, "check_records")
+@history_mutant(UnifiedLog, "check_records")
 def serve_what_rotted(_: Replacement) -> Replacement:
     """A broker gives away what its disk has, whatever the checksums say, as Kafka's do."""
 

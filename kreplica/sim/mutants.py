@@ -14,8 +14,8 @@ from typing import Any
 
 from kreplica.common.errors import StorageIOError
 from kreplica.common.future import resolved
-from kreplica.log import log_reader
 from kreplica.log.local_log import LocalLog
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica import isr_policy, partition
 from kreplica.replica.delayed_requests import DelayedRequests
 from kreplica.replica.partition import Partition
@@ -173,7 +173,7 @@ def show_the_uncommitted(fetch_records: Replacement) -> Replacement:
     return fetch
 
 
-@mutant(log_reader, "upper_bound")
+@mutant(UnifiedLog, "upper_bound")
 def show_open_transactions(upper_bound: Replacement) -> Replacement:
     """Who reads what is committed is given what all replicas have, whatever becomes of its transaction."""
 
@@ -183,7 +183,7 @@ def show_open_transactions(upper_bound: Replacement) -> Replacement:
     return bound
 
 
-@mutant(log_reader, "aborted_transactions")
+@mutant(UnifiedLog, "aborted_transactions")
 def keep_quiet_about_aborts(_: Replacement) -> Replacement:
     """Readers are not told which transactions were aborted."""
 

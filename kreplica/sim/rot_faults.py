@@ -13,7 +13,6 @@ from typing import Any
 from kreplica.common.leader_and_isr import LeaderAndIsr
 from kreplica.common.ports import Random
 from kreplica.common.types import TopicPartition
-from kreplica.log import damage_search
 from kreplica.sim.node import DIRECTORY, SimBroker
 from kreplica.sim.rot import flip_a_bit, is_rotten
 from kreplica.sim.storage import SimStorage
@@ -65,7 +64,7 @@ class RotFaults:
             if log is not None and log.is_writable and offset < log.log_end_offset:
                 index = log.local.segments.index_for(offset)
                 if index >= 0:
-                    damage_search.search(log, log.local.segments[index], offset)
+                    log.search_damage(log.local.segments[index], offset)
 
     def forget_healed(self) -> None:
         """Count the rotten ranges that are whole again, and let others rot from now on."""

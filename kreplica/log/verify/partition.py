@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from kreplica._core.log_state import LogStanding, read_standing
 from kreplica.common.errors import KreplicaError
 from kreplica.log import missing_segments
-from kreplica.log.careful_append import LARGEST_GAP
 from kreplica.log.checkpoint import LEADER_EPOCH_CHECKPOINT, EpochEntry, LeaderEpochCheckpointFile
+from kreplica.log.damage_search import LARGEST_GAP
 from kreplica.log.file_names import STATE_FILE
 from kreplica.log.producer_snapshot import offset_of, parse_snapshot
 from kreplica.log.quarantine import is_note, parse_note

@@ -29,7 +29,7 @@ def test_all_that_was_there_when_the_job_was_made_is_flushed(tmp_path: Path) -> 
     log = filled(tmp_path, 1)
     log.flush()
     append(log, 2)
-    made = log.flusher.flush_job()
+    made = log.flush_job()
     assert made is not None
     job, finish = made
     append(log, 1)
@@ -41,18 +41,18 @@ def test_all_that_was_there_when_the_job_was_made_is_flushed(tmp_path: Path) -> 
 
 def test_a_segment_that_was_begun_since_asks_for_more_than_a_job(tmp_path: Path) -> None:
     log = filled(tmp_path, 1)
-    assert log.flusher.flush_job() is None
+    assert log.flush_job() is None
     log.flush()
     log.roll()
     append(log, 1)
-    assert log.flusher.flush_job() is None
+    assert log.flush_job() is None
 
 
 def test_what_was_cut_and_written_anew_meanwhile_is_flushed_again(tmp_path: Path) -> None:
     log = filled(tmp_path, 1)
     log.flush()
     append(log, 3)
-    made = log.flusher.flush_job()
+    made = log.flush_job()
     assert made is not None
     job, finish = made
     job.run()
@@ -66,7 +66,7 @@ def test_a_flush_that_fails_takes_the_log_offline(tmp_path: Path) -> None:
     log = filled(tmp_path, 1)
     log.flush()
     append(log, 1)
-    made = log.flusher.flush_job()
+    made = log.flush_job()
     assert made is not None
     job, finish = made
     log.active.region.close()
@@ -80,7 +80,7 @@ def test_the_only_user_of_a_log_flushes_it_without_the_others_means(tmp_path: Pa
     log = filled(tmp_path, 1)
     log.flush()
     append(log, 2)
-    assert log.flusher.flush_alone()
+    assert log.flush_alone()
     assert log.flush_offset == 3
 
 
@@ -89,11 +89,11 @@ def test_the_only_user_flushes_no_more_than_the_active_segment(tmp_path: Path) -
     log.flush()
     log.roll()
     append(log, 1)
-    assert not log.flusher.flush_alone()
+    assert not log.flush_alone()
     assert log.flush_offset == 1
     log.flush()
     append(log, 1)
-    assert log.flusher.flush_alone()
+    assert log.flush_alone()
     assert log.flush_offset == 3
 
 
@@ -103,6 +103,6 @@ def test_a_flush_of_the_only_user_that_fails_takes_the_log_offline(tmp_path: Pat
     append(log, 1)
     log.active.region.close()
     with pytest.raises(LogClosed):
-        log.flusher.flush_alone()
+        log.flush_alone()
     assert log.is_offline
     assert log.flush_offset == 1

@@ -11,7 +11,6 @@ from kreplica.common.config import LogConfig
 from kreplica.common.errors import LogCleaningAborted
 from kreplica.common.types import TopicPartition
 from kreplica.log import log_loader
-from kreplica.log.damage_search import search
 from kreplica.log.file_names import DAMAGE_FILE
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.lost_range import PeerDisagrees
@@ -44,7 +43,7 @@ def damaged(*offsets: int) -> tuple[SimStorage, UnifiedLog]:
         cell = segment.region.slice(found[0] + 70, 1)
         ctypes.c_uint8.from_address(cell.address).value ^= 1
     for offset in offsets:
-        assert search(log, segment, offset)
+        assert log.search_damage(segment, offset)
     return storage, log
 
 

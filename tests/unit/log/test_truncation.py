@@ -239,6 +239,6 @@ def test_offsets_without_a_batch_behind_a_later_epoch_are_nothing_that_came_back
     log = open_log(tmp_path / "t-0")
     log.append_records([b"%d" % number for number in range(3)])
     log.roll(1 << 31)  # as a follower does whose leader left out so much
-    truncation.cut_what_came_back(log, [EpochEntry(1, 5)])
+    log.cut_what_came_back([EpochEntry(1, 5)])
     assert log.log_end_offset == 1 << 31
     log.close()

@@ -21,7 +21,6 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition
 from kreplica.log import splice as splice_module
-from kreplica.log.damage_search import search
 from kreplica.log.file_names import DAMAGE_FILE, STATE_FILE
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.isr_history import IsrChangeReason
@@ -178,8 +177,8 @@ def test_wherever_in_a_batch_it_rotted(broker: int, byte: int) -> None:
     whole = image(at, broker)
     rot(at, broker, 9, byte)
     log = at.partition(broker).local_log
-    assert search(log, log.local.segments[log.local.segments.index_for(8)], 8) or search(
-        log, log.local.segments[log.local.segments.index_for(8)], 11
+    assert log.search_damage(log.local.segments[log.local.segments.index_for(8)], 8) or log.search_damage(
+        log.local.segments[log.local.segments.index_for(8)], 11
     )
     at.pass_time(3_000)
     assert image(at, broker) == whole
@@ -583,7 +582,7 @@ def test_with_one_good_copy_of_each_range_all_logs_are_whole_again(flips, reads)
     for broker in at.ids:
         log = at.partition(broker).local_log
         for offset in sorted(offset for offset, brokers, _ in flips if broker in brokers):
-            search(log, log.local.segments[log.local.segments.index_for(offset)], offset)
+            log.search_damage(log.local.segments[log.local.segments.index_for(offset)], offset)
     at.pass_time(60_000)
     assert [image(at, broker) == whole for broker in at.ids] == [True] * 3
     assert set(at.partition(1).isr) == {1, 2, 3}

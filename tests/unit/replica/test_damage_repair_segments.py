@@ -10,7 +10,6 @@ import pytest
 from kreplica._core.offset_map import OffsetMap
 from kreplica.common.types import AppendOrigin
 from kreplica.log.cleaner import Cleaner
-from kreplica.log.damage_search import search
 from kreplica.log.scrubber import Scrubber
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.record.control import EndTransactionMarker, build_end_transaction_marker
@@ -55,7 +54,7 @@ def find(at: Replicas, broker: int, offset: int) -> None:
     """Let the batch that holds the offset rot, and be found."""
     segment, position = place(at, broker, offset)
     flip(segment, position, RECORDS)
-    assert search(log_of(at, broker), segment, offset)
+    assert log_of(at, broker).search_damage(segment, offset)
 
 
 def committed(at: Replicas, broker: int) -> list[tuple[int | None, bytes | None]]:

@@ -8,7 +8,6 @@ import pytest
 
 from kreplica.common.errors import KreplicaError, StorageFull, StorageIOError
 from kreplica.common.types import TopicPartition
-from kreplica.log.damage_search import search
 from kreplica.log.unified_log import UnifiedLog
 from kreplica.replica.produce import ACKS_ALL, ACKS_LEADER
 from kreplica.sim.node import DIRECTORY
@@ -418,7 +417,7 @@ def test_a_batch_inside_of_which_the_others_begin_is_healed() -> None:
         assert at.partition(broker).local_log.maybe_increment_log_start_offset(5)
     assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 4)
     log = at.partition(1).local_log
-    assert search(log, log.local.segments[0], 4)
+    assert log.search_damage(log.local.segments[0], 4)
     at.pass_time(1_000)
     assert not log.damages
     assert [record.value for each in log.batches(4, 7) for record in each] == [b"a", b"b", b"c"]
@@ -429,12 +428,13 @@ def test_a_follower_that_asks_for_what_is_deleted_hears_so_though_it_rotted() ->
     at = filled(12, **{"segment.bytes": 65_536})
     at.pass_time(1_000)
     assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 0)
-    assert search(at.partition(1).local_log, at.partition(1).local_log.local.segments[0], 0)
+    log = at.partition(1).local_log
+    assert log.search_damage(log.local.segments[0], 0)
     at.pass_time(1_000)
     rotten = at.partition(1).local_log.local.segments[0]
     assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 0)
     at.manager(1).delete_records({T0: 6})
-    assert search(at.partition(1).local_log, rotten, 0)
+    assert at.partition(1).local_log.search_damage(rotten, 0)
     at.cluster.kill(2)
     at.cluster.brokers[2].storage = SimStorage()
     at.cluster.brokers[2].storage.make_directory(DIRECTORY)
@@ -453,7 +453,7 @@ def test_a_range_that_was_found_while_the_disk_was_full_is_healed_when_there_is_
     assert flip_a_bit(at.cluster.brokers[1].storage, DIRECTORY, T0, 3)
     set_full(at, 1, True)
     with pytest.raises(StorageFull):
-        search(log, log.local.segments[0], 3)
+        log.search_damage(log.local.segments[0], 3)
     at.pass_time(2_000)
     assert len(log.local.segments) == 1
     assert [each.first_offset for each in log.damages] == [3]
