@@ -598,8 +598,8 @@ class UnifiedLog:
         """Return whole batches from the one that holds `start_offset` on, at most `max_bytes` of them, as one
         pinned slice of the mapping.
 
-        `isolation`: log_end, high_watermark or txn_committed. `at_least_one`: the first batch comes whole even
-        if it is larger. The slice may begin below `start_offset`, since batches are not split. Raises
+        `isolation`: log_end, high_watermark or txn_committed. `at_least_one`: the first batch comes whole
+        even if it is larger. The slice may begin below `start_offset`, since batches are not split. Raises
         OffsetOutOfRange below the log start and above the log's end, DamagedLog if the bytes are damaged,
         LogClosed.
         """
@@ -640,8 +640,8 @@ class UnifiedLog:
     def batches(
         self, start_offset: int, stop_offset: int | None = None, *, isolation: str = "log_end"
     ) -> Iterator[RecordBatch]:
-        """Iterate over the batches with an offset in [start, stop), in order, each CRC checked; `stop` None: up
-        to the isolation's bound.
+        """Iterate over the batches with an offset in [start, stop), in order, each CRC checked; `stop` None:
+        up to the isolation's bound.
 
         With "txn_committed" the batches of aborted transactions are left out. Raises as `read`, and
         CorruptMessage for a batch that does not fit its CRC.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kreplica._core.follower_append import append_run
 from kreplica._core.records import batches
 from kreplica.common.errors import KreplicaError
-from kreplica.log import careful_append
+from kreplica.log import unified_log
 from kreplica.log.log_loader import OpenOptions
 from kreplica.log.unified_log import UnifiedLog
 from tests.support.batches import build
@@ -97,7 +97,7 @@ def test_runs_leave_what_single_batches_leave(first: bytes, second: bytes, leade
             log = open_log(root / name, ManualClock(), options=OpenOptions(high_watermark=0), **SETTINGS)
             # Without runs the careful path takes every batch.
             takes = append_run if name == "runs-0" else mock.Mock(return_value=None)
-            with mock.patch.object(careful_append, "append_run", takes):
+            with mock.patch.object(unified_log, "append_run", takes):
                 said = [append(log, answer, leader_epoch) for answer in (first, second)]
             outcomes.append((said, all_of(log, root / name)))
         runs, single = outcomes

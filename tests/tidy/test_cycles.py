@@ -13,22 +13,6 @@ from tests.tidy.tree import ROOT, imports_of, module_of, source_files
 KNOWN = [
     {"kreplica._core.body_write", "kreplica._core.log_segment"},
     {"kreplica._core.columns", "kreplica._core.records"},
-    {
-        f"kreplica.log.{name}"
-        for name in (
-            "append_queue",
-            "careful_append",
-            "damage_search",
-            "log_flusher",
-            "log_reader",
-            "mending",
-            "missing_segments",
-            "retention",
-            "segment_replacement",
-            "truncation",
-            "unified_log",
-        )
-    },
 ]
 
 

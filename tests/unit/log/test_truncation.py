@@ -6,8 +6,8 @@ import pytest
 
 from kreplica import Log
 from kreplica.common.errors import OffsetOutOfRange, StorageFull, StorageIOError
-from kreplica.log import truncation
 from kreplica.log.checkpoint import EpochEntry
+from kreplica.log.unified_log import UnifiedLog
 from kreplica.log.verify import verify
 from kreplica.runtime.storage import FileStorage
 from kreplica.sim.storage import SimStorage
@@ -128,7 +128,7 @@ def _kill_at(monkeypatch, owner, name, call):
 STEPS = [
     (FileStorage, "rename", 0),
     (FileStorage, "rename", 7),
-    (truncation, "ended_at", 0),
+    (UnifiedLog, "_ended_at", 0),
 ]
 CUTS = {
     "in the last segment": lambda log: log.truncate_to(119),
@@ -161,7 +161,7 @@ def test_a_kill_in_the_middle_of_a_cut_is_no_damage(tmp_path, monkeypatch, owner
         again.append([b"on it goes"])
 
 
-@pytest.mark.parametrize("step", ["forget_epochs", "_cut"])
+@pytest.mark.parametrize("step", ["_forget_epochs", "_cut"])
 def test_a_kill_in_the_middle_of_a_cut_leaves_the_epochs_of_the_batches(tmp_path, monkeypatch, step):
     """They are forgotten on disk before the log is cut: no batch is damaged by that."""
     log = Log.open(tmp_path / "t-0", segment_bytes=4_000)
@@ -169,14 +169,14 @@ def test_a_kill_in_the_middle_of_a_cut_leaves_the_epochs_of_the_batches(tmp_path
         log.append([bytes(300)], leader_epoch=number // 20)
     log.flush()
     with monkeypatch.context() as patches:
-        _kill_at(patches, truncation, step, 0)
+        _kill_at(patches, UnifiedLog, step, 0)
         with suppress(_Killed):
             log.truncate_to(10)
         log._log.abandon()
         log._lock.release()
     with Log.open(tmp_path / "t-0") as again:
         assert again.damage is None
-        assert again.log_end_offset == (60 if step == "forget_epochs" else 20)
+        assert again.log_end_offset == (60 if step == "_forget_epochs" else 20)
         first = {batch.leader_epoch: batch.base_offset for batch in reversed(list(again.batches()))}
         assert sorted(first.items()) == [tuple(entry) for entry in again._log.epochs.entries]
         again.append([b"on it goes"])
