@@ -112,6 +112,8 @@ class DamageRepair:
         self._on_moved = on_moved
         self._on_failure = on_failure
         self._repairs: dict[TopicPartition, _Repair] = {}
+        # The partition whose log is being opened again: taking its role once more is no news.
+        self._mending: Partition | None = None
         self._closed = False
         self._repaired = metrics.meter("ReplicaManager", "DamageRepairsPerSec")
         self._failed = metrics.meter("ReplicaManager", "FailedDamageRepairsPerSec")
@@ -122,6 +124,8 @@ class DamageRepair:
 
     def role_changed(self, partition: Partition) -> None:
         """The partition has another role, leader, epoch or ISR: what is under way starts over."""
+        if partition is self._mending:
+            return
         if partition.is_damaged or partition.topic_partition in self._repairs:
             self._loop.post(partial(self._begin, partition))
 
@@ -234,7 +238,7 @@ class DamageRepair:
         if log.stopped_at == damage and repair.leader_answered and self._broker_id not in partition.isr:
             # The leader has all that is committed, and nobody counts on this replica: it begins again there.
             try:
-                self._mend_stopped(partition, damage, None)
+                self._mend(partition, damage, None)
             except KreplicaError as error:
                 self._on_failure(partition.topic_partition, error)
             self._again_later(repair)
@@ -322,7 +326,7 @@ class DamageRepair:
             if log.stopped_at is None:
                 splice(log, damage, data)
             else:
-                self._mend_stopped(partition, damage, data)
+                self._mend(partition, damage, data)
                 repair.filled = filling
         except LogCleaningAborted:
             self._again_later(repair)
@@ -335,6 +339,13 @@ class DamageRepair:
         self._repaired.mark()
         self._on_moved(partition)
         self._next_range(repair)
+
+    def _mend(self, partition: Partition, damage: Damage, data: bytes | None) -> None:
+        self._mending = partition
+        try:
+            self._mend_stopped(partition, damage, data)
+        finally:
+            self._mending = None
 
     def _want_handover(self, partition: Partition) -> None:
         if not self._closed:

@@ -562,17 +562,33 @@ class ReplicaManager:
                 mend = partial(cut_stopped, storage, damage)
             else:
                 mend = partial(splice_stopped, storage, damage, data)
+            failure: KreplicaError | None = None
             try:
                 self.log_manager.reopen_log(topic_partition, mend)
-            finally:
-                # Also where the range could not be filled, the log is another one now.
-                log = self.log_manager.get_log(topic_partition)
-                if log is None:
-                    # It could not be opened again, so its directory is offline.
-                    self._loop.post(partial(self._take_offline, [topic_partition]))
-                elif known.leader == self.broker_id:
-                    self._lead(partition, known, log)
-                else:
-                    partition.make_follower(known, log)
-                    self._fetch_from_leader(partition, known)
+            except KreplicaError as error:
+                # The log was opened again all the same, so the role must be taken with it.
+                failure = error
+            log = self.log_manager.get_log(topic_partition)
+            if log is None:
+                # It could not be opened again, so its directory is offline.
+                self._loop.post(partial(self._take_offline, [topic_partition]))
+            else:
+                self._resume(partition, known, log, failure)
+            if failure is not None:
+                raise failure
         self._do_what_is_due()
+
+    def _resume(
+        self, partition: Partition, known: LeaderAndIsr, log: UnifiedLog, failure: KreplicaError | None
+    ) -> None:
+        """Take the role again with the log that was opened after a repair, which may have failed."""
+        if known.leader != self.broker_id:
+            partition.make_follower(known, log)
+            self._fetch_from_leader(partition, known)
+            return
+        try:
+            self._lead(partition, known, log)
+        except KreplicaError:
+            # A log that is still damaged cannot lead. The failure of the repair says why.
+            if failure is None:
+                raise
