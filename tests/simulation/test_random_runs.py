@@ -96,3 +96,8 @@ def test_a_high_watermark_does_not_go_back_where_a_log_is_opened_again_for_a_rep
 
 def test_a_truncation_in_which_the_disk_failed_lowers_the_high_watermark():
     RandomDriver(912404, with_disks=True).run(EVENTS)
+
+
+def test_a_repair_that_a_full_disk_refuses_waits_before_it_tries_again():
+    """Taking the role again with the log began the repair anew, without end and at the same moment."""
+    RandomDriver(912853, with_disks=True).run(EVENTS)
