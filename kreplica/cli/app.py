@@ -99,7 +99,7 @@ def isr_history(
 ) -> None:
     """Print when the leaders and ISRs of partitions changed.
 
-    Reads the metadata log, of which every node has a copy; the node may run. The history survives restarts
+    Reads the metadata log; every node has a copy, and the node may run. The history survives restarts
     and goes back to the log's oldest snapshot. The last changes may not be committed yet.
     """
     from kreplica.cli import isr_history as command

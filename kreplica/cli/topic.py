@@ -198,11 +198,11 @@ def _show(title: str, facts: Sequence[Fact], as_json: bool) -> int:
 
 
 def _done(futures: Mapping[str, Any], verb: str, connected: stock_client.Connected, as_json: bool) -> int:
-    def tell(name: str) -> None:
+    def print_done(name: str) -> None:
         if as_json:
             print_json({"topic": name, "done": verb, "cluster_id": connected.metadata.cluster_id})
         else:
             console().print(f"{verb} {name} in {connected.cluster}", markup=False, soft_wrap=True)
 
-    stock_client.each_result(futures, tell)
+    stock_client.each_result(futures, print_done)
     return 0

@@ -8,11 +8,6 @@ from pathlib import Path
 from tests.tidy.tree import ROOT, tracked_files
 
 LONGEST_LINE = 110
-# Phrases that a reader stumbles over, and what reads better: the subject's name, "no ...", "several ...".
-IDIOMS = re.compile(
-    r"\b(whoever|nobody|is none|there is none|any more|by itself|so many|of which|tells|told)\b",
-    re.I,
-)
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
 
 
@@ -50,15 +45,3 @@ def test_every_page_can_be_reached_from_the_first() -> None:
             found = ((page.parent / name).resolve() for name in LINK.findall(page.read_text()))
             left.extend(found_page for found_page in found if found_page in known)
     assert known - reached == set()
-
-
-def test_pages_are_in_plain_english() -> None:
-    lines = [
-        (path, number, line)
-        for path in pages()
-        if path.parts[0] != "tests"
-        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
-    ]
-    assert [
-        f"{path}:{number}: {found[0]}" for path, number, line in lines if (found := IDIOMS.search(line))
-    ] == []

@@ -18,13 +18,11 @@ IDIOMS = re.compile(
 TEXTS = {".py", ".pyx", ".pxd", ".pyi", ".h", ".c", ".java", ".md"}
 FOLDERS = {"kreplica", "bindings", "spark_connector", "bench", "docs", "tests"}
 LEFT: dict[str, int] = {
-    "": 1,
     "bench": 98,
     "bindings": 8,
     "docs": 4,
     "kreplica/_core": 107,
     "kreplica/broker": 92,
-    "kreplica/cli": 3,
     "kreplica/client": 1,
     "kreplica/cluster": 2,
     "kreplica/controller": 103,
