@@ -44,7 +44,7 @@ def watched() -> tuple[list[Sample], tuple[int, int]]:
     samples: list[Sample] = []
     with kreplica.Simulation(seed=SEED, brokers=3) as sim:
         sim.create_topic(TOPIC, config={"min.insync.replicas": 2})
-        sim.append(TOPIC, 0, [b"first"]).result()
+        sim.append(TOPIC, [b"first"], partition=0).result()
         partition, began = sim.partition(TOPIC), sim.now_ms
         leader, follower = partition.replicas[0], partition.replicas[-1]
         faults = {
@@ -57,7 +57,7 @@ def watched() -> tuple[list[Sample], tuple[int, int]]:
             if fault := faults.get(ms):
                 fault()
             if ms % APPEND_EVERY_MS == 0:
-                sim.append(TOPIC, 0, [b"value"])
+                sim.append(TOPIC, [b"value"], partition=0)
             sim.run_for(began + ms + STEP_MS - sim.now_ms)
             samples.append(sample(sim, ms))
         sim.check()

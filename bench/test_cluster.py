@@ -45,7 +45,7 @@ def timed(act: Callable[[], Any]) -> float:
 
 
 def append(cluster: Cluster, value: bytes = b"v") -> None:
-    cluster.append("orders", 0, [value]).result(PATIENCE)
+    cluster.append("orders", [value], partition=0).result(PATIENCE)
 
 
 def test_from_nothing_to_an_acknowledgement(benchmark: Any, directory: Path) -> None:

@@ -7,21 +7,24 @@ for embedding; `aio` has Log and Cluster for asyncio. All but `Log` are imported
 need the protocol's messages.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 from kreplica.common import errors
 from kreplica.common.errors import KreplicaError
+from kreplica.common.types import TopicPartition
 from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
 
 if TYPE_CHECKING:
     from kreplica import aio
-    from kreplica.cluster import Cluster
+    from kreplica.cluster import AppendResult, Cluster, RecordMetadata
     from kreplica.cluster.simulation import Simulation
     from kreplica.replica.partition import Partition
     from kreplica.replica.replica_manager import ReplicaManager
 
 __all__ = [
+    "AppendResult",
     "Cluster",
     "KreplicaError",
     "Log",
@@ -29,23 +32,32 @@ __all__ = [
     "Partition",
     "Record",
     "RecordBatch",
+    "RecordMetadata",
     "ReplicaManager",
     "Simulation",
+    "TopicPartition",
     "aio",
     "errors",
 ]
 
+# The modules of names that are imported on first use; the module itself for a name that ends in its own.
 _LATER = {
+    "AppendResult": "kreplica.cluster",
     "Cluster": "kreplica.cluster",
     "Partition": "kreplica.replica.partition",
+    "RecordMetadata": "kreplica.cluster",
     "ReplicaManager": "kreplica.replica.replica_manager",
     "Simulation": "kreplica.cluster.simulation",
+    "aio": "kreplica.aio",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "aio":
-        return import_module("kreplica.aio")
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _import_module(_LATER[name])
+    return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

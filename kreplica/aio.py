@@ -6,7 +6,7 @@
 
     async with await aio.Cluster.open(brokers=3) as cluster:
         await cluster.create_topic("orders")
-        await cluster.append("orders", 0, [b"value"])
+        await cluster.append("orders", [b"value"], partition=0)
         async for record in cluster.consume("orders", group="billing"): ...
 
 Calls that wait for a disk, and close(), run in the loop's default executor. Calls that wait for a replica
@@ -21,11 +21,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kreplica import engine
 from kreplica._core.record import Record
-from kreplica.cluster.appending import Acks
+from kreplica.cluster.appending import Acks, AppendResult
 from kreplica.cluster.cluster import Cluster as BlockingCluster
 from kreplica.cluster.reading import Isolation, Question
 from kreplica.cluster.views import PartitionView
@@ -33,7 +33,6 @@ from kreplica.engine import LogAppendInfo
 
 if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordList as RecordList
-    from kreplica.client.partition_sender import RecordMetadata
 
 __all__ = ["Cluster", "Log"]
 
@@ -110,43 +109,21 @@ class Cluster:
 
     # ---- records ------------------------------------------------------------------------------------------
 
-    @overload
     def append(
         self,
         topic: str,
-        partition: int,
         records: RecordList,
         *,
-        acks: Acks = ...,
-        timeout: float | None = ...,
-    ) -> asyncio.Future[RecordMetadata]: ...
-
-    @overload
-    def append(
-        self,
-        topic: str,
-        partition: RecordList,
-        records: None = ...,
-        *,
-        acks: Acks = ...,
-        timeout: float | None = ...,
-    ) -> asyncio.Future[tuple[RecordMetadata, ...]]: ...
-
-    def append(
-        self,
-        topic: str,
-        partition: Any,
-        records: Any = None,
-        *,
+        partition: int | None = None,
         acks: Acks = "all",
         timeout: float | None = None,
-    ) -> asyncio.Future[Any]:
+    ) -> asyncio.Future[AppendResult]:
         """Append as `kreplica.Cluster.append` does; the calls take effect in order, awaited or not.
 
         Cancelling the future only stops waiting; the records may still be appended.
         """
         records_of = self.cluster.records
-        asked = records_of.ask(records_of.appending(topic, partition, records, acks, timeout))
+        asked = records_of.ask(records_of.appending(topic, records, partition, acks, timeout))
         return asyncio.wrap_future(asked)
 
     async def read(

@@ -2,7 +2,7 @@
 
     def test_orders(kreplica_cluster):
         kreplica_cluster.create_topic("orders")
-        kreplica_cluster.append("orders", 0, [b"v"]).result(timeout=5)
+        kreplica_cluster.append("orders", [b"v"], partition=0).result(timeout=5)
         kreplica_cluster.kill(kreplica_cluster.partition("orders").leader)
         ...
 

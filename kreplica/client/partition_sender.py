@@ -99,11 +99,17 @@ class Batch:
         "timer",
     )
 
-    def __init__(self, records: Sequence[RecordLike], acks: int, deadline_ms: int) -> None:
+    def __init__(
+        self,
+        records: Sequence[RecordLike],
+        acks: int,
+        deadline_ms: int,
+        future: Future[RecordMetadata] | None = None,
+    ) -> None:
         self.records = records
         self.acks = acks
         self.deadline_ms = deadline_ms
-        self.future: Future[RecordMetadata] = Future()
+        self.future: Future[RecordMetadata] = Future() if future is None else future
         self.data: bytes | None = None  # the encoded batch, once it has been sent
         self.sequence = NO_SEQUENCE
         self.attempt = 0  # number of sends

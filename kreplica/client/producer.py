@@ -61,6 +61,7 @@ class Producer:
         *,
         acks: int = ALL,
         timeout_ms: int | None = None,
+        future: Future[RecordMetadata] | None = None,
     ) -> Future[RecordMetadata]:
         """Append the records as one batch, atomically, after earlier batches for the partition.
 
@@ -69,12 +70,12 @@ class Producer:
         future fails with RequestTimedOut after `timeout_ms` (delivery.timeout.ms by default), and at once
         with
         errors that a retry cannot fix: MessageTooLarge, InvalidRecord, TypeError for something that is not a
-        record. Raises InvalidRequiredAcks.
+        record. `future`: resolve and return this one instead of a new one. Raises InvalidRequiredAcks.
         """
         if acks not in ACKS:
             raise InvalidRequiredAcks(f"acks={acks} is not supported: use 0, 1 or -1 (all)")
         patience_ms = self._config.delivery_timeout_ms if timeout_ms is None else timeout_ms
-        batch = Batch(list(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms)
+        batch = Batch(list(records), acks, self._clock.monotonic_ns() // 1_000_000 + patience_ms, future)
         self._loop.post(partial(self._add, at, batch))
         return batch.future
 

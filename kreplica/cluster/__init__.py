@@ -5,7 +5,8 @@ network and started again. Appends are retried until they are acknowledged, wher
 """
 
 from kreplica.client.partition_sender import RecordMetadata
+from kreplica.cluster.appending import AppendResult
 from kreplica.cluster.cluster import Cluster
 from kreplica.cluster.views import PartitionView
 
-__all__ = ["Cluster", "PartitionView", "RecordMetadata"]
+__all__ = ["AppendResult", "Cluster", "PartitionView", "RecordMetadata"]

@@ -8,13 +8,14 @@ less even. The functions may be called by any thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from kreplica._core.partitioner import partitions_of
 from kreplica._core.record import Record
 from kreplica.client.partition_sender import ALL, RecordMetadata
 from kreplica.common.errors import InvalidRequiredAcks
-from kreplica.common.future import Future
+from kreplica.common.future import Future, MadeFuture
 from kreplica.common.locks import RLock
 from kreplica.metadata.registrations import TopicRegistration
 
@@ -22,6 +23,49 @@ if TYPE_CHECKING:
     from kreplica._core.batch_builder import _RecordLike as RecordLike
 
 Acks = Literal["all", -1, 0, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """The position of the records of one append: one RecordMetadata for each partition that received any.
+
+    `partition`, `base_offset` and `last_offset` describe the only batch. They raise ValueError if the records
+    were spread over several partitions, which an append to a named partition never does.
+    """
+
+    batches: tuple[RecordMetadata, ...]
+
+    @property
+    def topic(self) -> str:
+        """The topic of all batches."""
+        return self.batches[0].topic
+
+    @property
+    def partition(self) -> int:
+        """The partition that received the records. Raises ValueError if there are several partitions."""
+        return self._only.partition
+
+    @property
+    def base_offset(self) -> int:
+        """The first record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
+        return self._only.base_offset
+
+    @property
+    def last_offset(self) -> int:
+        """The last record's offset; -1 if unknown. Raises ValueError if there are several partitions."""
+        return self._only.last_offset
+
+    @property
+    def record_count(self) -> int:
+        """The number of appended records, in all partitions together."""
+        return sum(batch.record_count for batch in self.batches)
+
+    @property
+    def _only(self) -> RecordMetadata:
+        if len(self.batches) == 1:
+            return self.batches[0]
+        numbers = sorted(batch.partition for batch in self.batches)
+        raise ValueError(f"the records were spread over partitions {numbers}: look at `batches`")
 
 
 class KeyedRecords:
@@ -73,9 +117,15 @@ def acks_of(acks: object) -> int:
     raise InvalidRequiredAcks(f'acks must be "all", 1 or 0, not {acks!r}')
 
 
-def all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[tuple[RecordMetadata, ...]]:
+def one_batch() -> Future[Any]:
+    """Return a future for Producer.send: resolved with a RecordMetadata, its result is an AppendResult."""
+    return MadeFuture(lambda metadata: AppendResult((metadata,)))
+
+
+def all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[AppendResult]:
     """Return a future of all results, in order; it fails with the first part's error."""
-    whole: Future[tuple[RecordMetadata, ...]] = Future()
+    assert parts, "an append without records is refused"
+    whole: Future[AppendResult] = Future()
     left = [len(parts)]
     lock = RLock()
 
@@ -88,10 +138,8 @@ def all_of(parts: Sequence[Future[RecordMetadata]]) -> Future[tuple[RecordMetada
         if error is not None:
             whole.set_exception(error)
         else:
-            whole.set_result(tuple(part.result() for part in parts))
+            whole.set_result(AppendResult(tuple(part.result() for part in parts)))
 
     for part in parts:
         part.add_done_callback(one_is_done)
-    if not parts:
-        whole.set_result(())
     return whole

@@ -62,6 +62,16 @@ def choice(wanted: str, known: Mapping[str, Any], what: str) -> str:
     return wanted
 
 
+def partition_of(number: object) -> int:
+    """Return the partition's number as an int. Raises TypeError, also for a bool."""
+    if isinstance(number, bool):
+        raise TypeError(f"a partition must be an int, not {number}")
+    try:
+        return index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"a partition must be an int, not {type(number).__name__}") from None
+
+
 def offset_of(wanted: int | None) -> int | None:
     """Return the offset. Raises TypeError, OffsetOutOfRange if no log can have it."""
     if wanted is not None and not 0 <= index(wanted) <= MOST_OFFSET:

@@ -7,12 +7,16 @@ the cluster has settled.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kreplica.cluster.appending import AppendResult
 from kreplica.cluster.cluster import Cluster
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
 from kreplica.common.errors import RequestTimedOut
 from kreplica.common.future import Future
+
+if TYPE_CHECKING:
+    from kreplica._core.batch_builder import _RecordList as RecordList
 
 
 class CheckedCluster(Cluster):
@@ -22,9 +26,9 @@ class CheckedCluster(Cluster):
         self._promises = Promises()
         super().__init__(*arguments, **named)
 
-    def append(self, topic: str, partition: Any, records: Any = None, **options: Any) -> Future[Any]:
+    def append(self, topic: str, records: RecordList, **options: Any) -> Future[AppendResult]:
         """Append as Cluster does, and record what is acknowledged with acks=all."""
-        future: Future[Any] = super().append(topic, partition, records, **options)
+        future = super().append(topic, records, **options)
         if options.get("acks", "all") in ("all", -1):
             future.add_done_callback(self._promises.note)
         return future

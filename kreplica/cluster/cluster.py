@@ -18,16 +18,15 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
 from kreplica.client.client import Client
 from kreplica.client.client_config import ClientConfig
-from kreplica.client.partition_sender import RecordMetadata
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.appending import Acks
+from kreplica.cluster.appending import Acks, AppendResult
 from kreplica.cluster.arguments import (
     milliseconds,
 )
@@ -153,52 +152,27 @@ class Cluster(ClusterAdministration):
 
     # ---- records ------------------------------------------------------------------------------------------
 
-    @overload
     def append(
         self,
         topic: str,
-        partition: int,
         records: RecordList,
         *,
-        acks: Acks = ...,
-        timeout: float | None = ...,
-    ) -> Future[RecordMetadata]: ...
-
-    @overload
-    def append(
-        self,
-        topic: str,
-        partition: RecordList,
-        records: None = ...,
-        *,
-        acks: Acks = ...,
-        timeout: float | None = ...,
-    ) -> Future[tuple[RecordMetadata, ...]]: ...
-
-    def append(
-        self,
-        topic: str,
-        partition: int | RecordList,
-        records: RecordList | None = None,
-        *,
+        partition: int | None = None,
         acks: Acks = "all",
         timeout: float | None = None,
-    ) -> Future[Any]:
-        """Append records to a partition as one batch, after this cluster's earlier appends.
+    ) -> Future[AppendResult]:
+        """Append records to the topic, after this cluster's earlier appends.
 
-        Without a partition each record goes to the partition of its key (murmur2, as in Kafka's clients), and
-        records without a key all to one partition, the next one at each call. Then there is one batch, and
-        one
-        RecordMetadata in the result, for each partition. With acks="all" a batch is retried, and appended
-        once,
-        until it is acknowledged or `timeout` seconds (120 by default) have passed.
+        With a `partition` all records go there, as one batch. Without one each record goes to the partition
+        of its key (murmur2, as in Kafka's clients), and records without a key all to one partition, the next
+        one at each call; each partition gets one batch. With acks="all" a batch is retried, and appended
+        once, until it is acknowledged or `timeout` seconds (120 by default) have passed.
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks, and TypeError if `records` is not a list. The
         future fails with RequestTimedOut, MessageTooLarge, InvalidRecord, or TypeError for something that is
-        not
-        a record.
+        not a record.
         """
-        return self._call(self.records.appending(topic, partition, records, acks, timeout))
+        return self._call(self.records.appending(topic, records, partition, acks, timeout))
 
     def read(
         self,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
 from kreplica.broker.node import Node
+from kreplica.cluster.appending import AppendResult
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
 from kreplica.log.unified_log import UnifiedLog
@@ -40,12 +40,11 @@ class Promises:
         """Forget the appends to a partition: an unclean election may have lost them."""
         self._acknowledged.pop(topic_partition, None)
 
-    def note(self, future: Future[Any]) -> None:
-        """Record a finished append with acks=all; its result is one RecordMetadata or several."""
+    def note(self, future: Future[AppendResult]) -> None:
+        """Record a finished append with acks=all."""
         if future.cancelled() or future.exception() is not None:
             return
-        result = future.result()
-        for info in result if not hasattr(result, "topic") else (result,):
+        for info in future.result().batches:
             at = TopicPartition(info.topic, info.partition)
             self._acknowledged[at] = max(self._acknowledged.get(at, 0), info.last_offset + 1)
 

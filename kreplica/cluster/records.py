@@ -16,11 +16,11 @@ from kreplica._core.batch_builder import require_list
 from kreplica.client.client import Client
 from kreplica.client.consumer_config import ConsumerConfig
 from kreplica.client.fetcher import ISOLATION_LEVEL
-from kreplica.cluster.appending import Acks, KeyedRecords, acks_of, all_of
-from kreplica.cluster.arguments import choice, milliseconds, offset_of, topic_name
+from kreplica.cluster.appending import Acks, AppendResult, KeyedRecords, acks_of, all_of, one_batch
+from kreplica.cluster.arguments import choice, milliseconds, offset_of, partition_of, topic_name
 from kreplica.cluster.consuming import CONSUMER, Consuming, consumer_config
 from kreplica.cluster.pending_futures import PendingFutures
-from kreplica.cluster.reading import Isolation, Question, Reading
+from kreplica.cluster.reading import Isolation, Reading
 from kreplica.common.errors import NoRecords, UnknownTopicOrPartition
 from kreplica.common.future import Future
 from kreplica.common.types import TopicPartition
@@ -70,11 +70,11 @@ class ClusterRecords:
     def appending(
         self,
         topic: str,
-        partition: int | RecordList,
-        records: RecordList | None,
+        records: RecordList,
+        partition: int | None,
         acks: Acks,
         timeout: float | None,
-    ) -> Question:
+    ) -> Callable[[], Future[AppendResult]]:
         """Build the request of Cluster.append.
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks, NoRecords, TypeError.
@@ -84,19 +84,20 @@ class ClusterRecords:
             acks=acks_of(acks),
             timeout_ms=None if timeout is None else milliseconds(timeout),
         )
-        if isinstance(partition, bool):
-            raise TypeError(f"a partition must be an int, not {partition}")
-        if isinstance(partition, int):
-            require_list(records)
-            return partial(send, self.require(topic, partition), records or [])
-        require_list(partition)
+        require_list(records)
+        if partition is not None:
+            at = self.require(topic, partition_of(partition))
+            return partial(_send_one, send, at, records)
         self._pending.require_open()
         found = self._newest().topics.get(topic)
         if found is None:
             raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
-        chosen = self._keys.by_partition(found, partition)
+        chosen = self._keys.by_partition(found, records)
         if not chosen:
             raise NoRecords
+        if len(chosen) == 1:
+            [(number, only)] = chosen.items()
+            return partial(_send_one, send, TopicPartition(topic, number), only)
         return lambda: all_of([send(TopicPartition(topic, number), each) for number, each in chosen.items()])
 
     def reading(
@@ -138,3 +139,9 @@ class ClusterRecords:
         names = [topics] if isinstance(topics, str) else [topic_name(each) for each in topics]
         member = self._client.consumer(group, names, consumer_config(config or {}, self._consumer))
         return Consuming(member, None if timeout is None else milliseconds(timeout))
+
+
+def _send_one(send: Callable[..., object], at: TopicPartition, records: RecordList) -> Future[AppendResult]:
+    future = one_batch()
+    send(at, records, future=future)
+    return future

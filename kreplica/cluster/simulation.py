@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kreplica._core.record import Record
 from kreplica.broker.node import CONTROLLED_SHUTDOWN_MS, Node
 from kreplica.client.admin import Admin
-from kreplica.client.partition_sender import RecordMetadata
 from kreplica.cluster.administration import TIMEOUT, ClusterAdministration
-from kreplica.cluster.appending import Acks, acks_of
+from kreplica.cluster.appending import Acks, AppendResult, acks_of
 from kreplica.cluster.consuming import JOIN_TIMEOUT_MS, consume
 from kreplica.cluster.pending_futures import PendingFutures
 from kreplica.cluster.promises import SETTLE_TIMEOUT, BrokenPromise, Promises
@@ -121,42 +120,20 @@ class Simulation(ClusterAdministration):
 
     # ---- records ------------------------------------------------------------------------------------------
 
-    @overload
     def append(
         self,
         topic: str,
-        partition: int,
         records: RecordList,
         *,
-        acks: Acks = ...,
-        timeout: float = ...,
-    ) -> Future[RecordMetadata]: ...
-
-    @overload
-    def append(
-        self,
-        topic: str,
-        partition: RecordList,
-        records: None = ...,
-        *,
-        acks: Acks = ...,
-        timeout: float = ...,
-    ) -> Future[tuple[RecordMetadata, ...]]: ...
-
-    def append(
-        self,
-        topic: str,
-        partition: int | RecordList,
-        records: RecordList | None = None,
-        *,
+        partition: int | None = None,
         acks: Acks = "all",
         timeout: float = DELIVERY_TIMEOUT,
-    ) -> Future[Any]:
+    ) -> Future[AppendResult]:
         """Append as Cluster.append does, without advancing time; the future's `result` and `run_for` do that.
 
         Raises UnknownTopicOrPartition, InvalidRequiredAcks.
         """
-        sent = self._records.ask(self._records.appending(topic, partition, records, acks, timeout))
+        sent = self._records.ask(self._records.appending(topic, records, partition, acks, timeout))
         if acks_of(acks) == acks_of("all"):
             elections = self._unclean_epochs()
             sent.add_done_callback(partial(self._note, elections))

@@ -37,7 +37,7 @@ def main(stride: str, exception: str = "") -> None:
         cluster.create_topic("orders")
 
         def append(value: bytes) -> None:
-            cluster.append("orders", 0, [value]).result(PATIENCE_SECONDS)
+            cluster.append("orders", [value], partition=0).result(PATIENCE_SECONDS)
             acknowledged.append(value)
 
         append(b"first")

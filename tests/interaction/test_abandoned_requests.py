@@ -77,7 +77,7 @@ def test_fetches_of_a_node_end_with_their_connections(tmp_path: Path) -> None:
 def test_fetches_of_a_cluster_in_one_process_end_with_their_connections() -> None:
     with Cluster(brokers=1, serve=True) as cluster:
         cluster.create_topic("orders")
-        cluster.append("orders", 0, [b"first"]).result(WAIT_S)
+        cluster.append("orders", [b"first"], partition=0).result(WAIT_S)
         host, port = cluster.bootstrap_servers.split(":")
         node = cluster._nodes.node(1)
         assert node is not None

@@ -177,7 +177,7 @@ def test_a_cluster_in_a_program_goes_on_while_a_foreign_batch_is_checked(
         cluster.create_topic("orders", partitions=2)
         # Once these are acknowledged both leaders have taken their role.
         for partition in (0, 1):
-            cluster.append("orders", partition, [b"x"], acks="all").result(timeout=WAIT_S)
+            cluster.append("orders", [b"x"], partition=partition, acks="all").result(timeout=WAIT_S)
         monkeypatch.setattr(LogValidator, "validate_anew", held)
         addresses = [each.rpartition(":") for each in cluster.bootstrap_servers.split(",")]
         host, _, port = addresses[cluster.partition("orders", 1).leader - 1]
@@ -191,7 +191,7 @@ def test_a_cluster_in_a_program_goes_on_while_a_foreign_batch_is_checked(
                     assert "orders" in admin.list_topics(timeout=WAIT_S).topics
                 # The check holds no lock of its partition.
                 for partition in (0, 1):
-                    appended = cluster.append("orders", partition, [b"x"], acks="all")
+                    appended = cluster.append("orders", [b"x"], partition=partition, acks="all")
                     assert appended.result(timeout=WAIT_S).base_offset == 1
             finally:
                 may_end.set()

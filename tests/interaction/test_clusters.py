@@ -33,7 +33,7 @@ def test_appends_go_on_after_an_unclean_election(tmp_path: Path) -> None:
     with Cluster(3, tmp_path / "data", controllers=1) as cluster:
         cluster.create_topic("t", config={"min.insync.replicas": 1})
         view = cluster.partition("t", 0)
-        assert cluster.append("t", [b"a"]).result(WAIT_S)[0].base_offset == 0
+        assert cluster.append("t", [b"a"]).result(WAIT_S).base_offset == 0
         leader, *others = view.replicas
         for other in others:
             cluster.kill(other)
@@ -45,7 +45,7 @@ def test_appends_go_on_after_an_unclean_election(tmp_path: Path) -> None:
         cluster._wait(lambda: view.leader is None, WAIT_S, "its leader is gone")
         cluster.elect("t", 0, "unclean")
         futures = [cluster.append("t", [value]) for value in (b"b", b"c")]
-        assert [future.result(WAIT_S)[0].base_offset for future in futures] == [1, 2]
+        assert [future.result(WAIT_S).base_offset for future in futures] == [1, 2]
         assert values(cluster, "t") == [b"a", b"b", b"c"]
 
 
@@ -147,7 +147,7 @@ def test_voters_change_while_the_cluster_goes_on(tmp_path: Path) -> None:
         # It counts again: one of the others may go.
         cluster.kill(min(left))
         cluster.create_topic("returns", replication_factor=2)
-        assert cluster.append("orders", 0, [b"a"]).result(WAIT_S).base_offset == 0
+        assert cluster.append("orders", [b"a"], partition=0).result(WAIT_S).base_offset == 0
     with Cluster(2, tmp_path, controllers=3) as cluster:
         assert cluster.topics() == ["orders", "payments", "returns"]
         assert voters(cluster, leader) == VOTERS
@@ -209,7 +209,7 @@ def test_a_node_that_is_added_begins_with_a_snapshot(tmp_path: Path) -> None:
     with Cluster(3, tmp_path, config=small) as cluster:
         for number in range(30):
             cluster.create_topic(f"topic-{number}", partitions=4)
-        cluster.append("topic-7", 0, [b"a"]).result(WAIT_S)
+        cluster.append("topic-7", [b"a"], partition=0).result(WAIT_S)
         cluster._wait(
             lambda: all(begins_at(tmp_path, each) > 0 for each in cluster.nodes),
             WAIT_S,
@@ -271,15 +271,15 @@ SOON = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 500}
 def test_one_nodes_full_disk_holds_up_nobody_else(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
     with Cluster(3, tmp_path, config=SOON) as cluster:
         cluster.create_topic("orders")
-        cluster.append("orders", 0, [b"a"]).result(WAIT_S)
+        cluster.append("orders", [b"a"], partition=0).result(WAIT_S)
         first = cluster.partition("orders").leader
         other = next(each for each in cluster.nodes if each != first)
         small_disk.full = str(tmp_path / f"node-{other}")
         # It has no room for another log; the other brokers are enough.
         cluster.create_topic("payments", assignment={0: [first, other, 6 - first - other]})
-        cluster.append("payments", 0, [b"a"]).result(WAIT_S)
+        cluster.append("payments", [b"a"], partition=0).result(WAIT_S)
         assert other not in cluster.partition("payments").isr
-        cluster.append("orders", 0, [b"b"]).result(WAIT_S)
+        cluster.append("orders", [b"b"], partition=0).result(WAIT_S)
         assert not cluster.node(other).broker.log_manager.offline_directories
 
         small_disk.full = None
@@ -304,7 +304,7 @@ def refusal(cluster: Cluster, retention_ms: int) -> KreplicaError | None:
 def test_a_cluster_without_any_room_waits_for_some(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
     with Cluster(3, tmp_path, config={"min.insync.replicas": 2, **SMALL_LOG}) as cluster:
         cluster.create_topic("orders")
-        cluster.append("orders", 0, [b"a"]).result(WAIT_S)
+        cluster.append("orders", [b"a"], partition=0).result(WAIT_S)
         small_disk.full = str(tmp_path)
         refused = next(error for number in range(100) if (error := refusal(cluster, 10_000 + number)))
         assert refused.retriable
@@ -313,7 +313,7 @@ def test_a_cluster_without_any_room_waits_for_some(tmp_path: Path, small_disk: t
 
         small_disk.full = None
         cluster.alter_config("orders", {"retention.ms": 20_000})
-        cluster.append("orders", 0, [b"b"]).result(WAIT_S)
+        cluster.append("orders", [b"b"], partition=0).result(WAIT_S)
         cluster.create_topic("payments")
         assert values(cluster, "orders") == [b"a", b"b"]
         assert cluster.failures == []
@@ -322,7 +322,7 @@ def test_a_cluster_without_any_room_waits_for_some(tmp_path: Path, small_disk: t
 def test_a_cluster_lets_go_of_a_full_disk(tmp_path: Path, small_disk: type[SmallDisk]) -> None:
     cluster = Cluster(1, tmp_path)
     cluster.create_topic("orders")
-    cluster.append("orders", 0, [b"a"]).result(WAIT_S)
+    cluster.append("orders", [b"a"], partition=0).result(WAIT_S)
     small_disk.full = str(tmp_path / "node-1")
     with pytest.raises(StorageFull):
         cluster.close()

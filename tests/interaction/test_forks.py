@@ -102,7 +102,7 @@ def test_a_child_is_refused_a_log_while_threads_of_the_parent_append(tmp_path, d
 
 
 CLUSTER_USES = {
-    "append": lambda cluster: cluster.append("orders", 0, [b"child"]),
+    "append": lambda cluster: cluster.append("orders", [b"child"], partition=0),
     "read": lambda cluster: next(cluster.read("orders", 0)),
     "consume": lambda cluster: next(cluster.consume("orders", "group")),
     "cluster_id": lambda cluster: cluster.cluster_id,
@@ -134,6 +134,7 @@ def test_a_child_is_refused_a_cluster_while_threads_of_the_parent_append():
     with kreplica.Cluster(3) as cluster:
         cluster.create_topic("orders")
         _fork_beside(
-            lambda: cluster.append("orders", 0, [b"x"]).result(), lambda: _in_child(cluster, CLUSTER_USES)
+            lambda: cluster.append("orders", [b"x"], partition=0).result(),
+            lambda: _in_child(cluster, CLUSTER_USES),
         )
-        cluster.append("orders", 0, [b"last"]).result()
+        cluster.append("orders", [b"last"], partition=0).result()

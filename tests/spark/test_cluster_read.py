@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kreplica.Clust
             made.create_topic(topic, partitions=2, replication_factor=3)
         for n in range(40):
             value = kreplica.Record(b"%d" % n, key=b"k%d" % n, headers=[("h", b"x")] if n % 2 else [])
-            made.append("t", n % 2, [value]).result(timeout=TIMEOUT_S)
+            made.append("t", [value], partition=n % 2).result(timeout=TIMEOUT_S)
         yield made
 
 
@@ -85,7 +85,7 @@ def test_a_topic_that_is_not_there(cluster: kreplica.Cluster) -> None:
 
 def test_records_that_are_deleted_under_a_read(cluster: kreplica.Cluster) -> None:
     for n in range(4):
-        cluster.append("u", 0, [b"%d" % n]).result(timeout=TIMEOUT_S)
+        cluster.append("u", [b"%d" % n], partition=0).result(timeout=TIMEOUT_S)
     readers = {
         fail: KreplicaReader(
             parse_read(options(cluster, subscribe="u", failOnDataLoss=fail), streaming=False), SCHEMA
@@ -120,7 +120,7 @@ def test_a_stream_over_a_fail_over(cluster: kreplica.Cluster) -> None:
     assert end == {"t": {"0": 20, "1": 20}}
     leader = cluster.partition("t", 0).leader
     cluster.kill(leader)
-    cluster.append("t", 0, [b"later"]).result(timeout=TIMEOUT_S)
+    cluster.append("t", [b"later"], partition=0).result(timeout=TIMEOUT_S)
     later = stream.latestOffset(end, ReadAllAvailable())
     assert later == {"t": {"0": 21, "1": 20}}
     batches = [batch for task in stream.partitions(start, later) for batch in stream.read(task)]

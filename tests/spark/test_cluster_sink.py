@@ -205,7 +205,7 @@ def test_what_others_append_meanwhile_does_not_count(
         patch.setattr(ClusterClient, "produce", dying)
         with pytest.raises(KeyboardInterrupt):
             commits.commit(0, files)
-    cluster.append("stranger", 0, [b"other"]).result(timeout=TIMEOUT_S)
+    cluster.append("stranger", [b"other"], partition=0).result(timeout=TIMEOUT_S)
     assert commits.commit(0, [])
     assert values(cluster, "stranger", 0) == [b"1", b"other", b"2"]
 

@@ -34,7 +34,7 @@ def append(cluster: kreplica.Cluster, numbers: range) -> None:
     for n in numbers:
         value = None if n % 10 == 9 else b"%d" % n
         record = kreplica.Record(value, key=b"k%d" % (n % KEYS), headers=[("h", b"x")] if n % 2 else [])
-        cluster.append("t", n % 2, [record]).result(timeout=TIMEOUT_S)
+        cluster.append("t", [record], partition=n % 2).result(timeout=TIMEOUT_S)
 
 
 def source(cluster: kreplica.Cluster, **more: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import kreplica
 
 NAMES = {
     *("Cluster", "KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"),
-    *("Partition", "ReplicaManager", "Simulation", "aio"),
+    *("AppendResult", "Partition", "RecordMetadata", "ReplicaManager", "Simulation", "TopicPartition", "aio"),
 }
 
 MEMBERS = {
@@ -30,6 +30,7 @@ MEMBERS = {
 
 def test_names_of_the_package() -> None:
     assert set(kreplica.__all__) == NAMES
+    assert {name for name in dir(kreplica) if not name.startswith("__")} == NAMES
     assert not [name for name in NAMES if not hasattr(kreplica, name)]
 
 

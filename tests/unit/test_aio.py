@@ -29,13 +29,13 @@ def test_appends_to_a_cluster_keep_the_order_of_their_calls(tmp_path):
     async def run():
         async with await aio.Cluster.open(brokers=3, directory=tmp_path) as cluster:
             await cluster.create_topic("orders", config={"min.insync.replicas": 2})
-            sent = [cluster.append("orders", 0, [b"%d" % n]) for n in range(200)]
+            sent = [cluster.append("orders", [b"%d" % n], partition=0) for n in range(200)]
             found = await asyncio.gather(*sent)
             assert [each.base_offset for each in found] == list(range(200))
             values = [record.value async for record in cluster.read("orders", 0, start=190)]
             assert values == [b"%d" % n for n in range(190, 200)]
             await cluster.kill(cluster.partition("orders").leader)
-            assert (await cluster.append("orders", 0, [b"after"])).base_offset == 200
+            assert (await cluster.append("orders", [b"after"], partition=0)).base_offset == 200
 
     asyncio.run(run())
 
@@ -55,7 +55,7 @@ def test_the_loop_turns_while_a_reader_follows(tmp_path):
 
             reader = asyncio.create_task(follow())
             for value in (b"a", b"b", b"end"):
-                await cluster.append("orders", 0, [value])
+                await cluster.append("orders", [value], partition=0)
             await asyncio.wait_for(reader, 20)
             assert seen == [b"a", b"b", b"end"]
 
@@ -67,7 +67,7 @@ def test_a_reader_that_is_cancelled_lets_the_cluster_close(tmp_path):
         async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
             await cluster.create_topic("orders")
             waiting = asyncio.create_task(anext(cluster.read("orders", 0, follow=True)))
-            await cluster.append("orders", 0, [b"wakes it"])
+            await cluster.append("orders", [b"wakes it"], partition=0)
             assert (await asyncio.wait_for(waiting, 20)).value == b"wakes it"
             waiting = asyncio.create_task(anext(cluster.read("orders", 0, start=1, follow=True)))
             await asyncio.sleep(0)
@@ -82,7 +82,7 @@ def test_members_of_a_group(tmp_path):
     async def run():
         async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
             await cluster.create_topic("orders")
-            await cluster.append("orders", 0, [b"a", b"b", b"c"])
+            await cluster.append("orders", [b"a", b"b", b"c"], partition=0)
             async with aclosing(cluster.consume("orders", "billing", timeout=5)) as records:
                 async for record in records:
                     if record.value == b"b":
@@ -97,7 +97,7 @@ def test_errors_are_those_of_the_cluster(tmp_path):
     async def run():
         async with await aio.Cluster.open(brokers=1, directory=tmp_path) as cluster:
             with pytest.raises(errors.UnknownTopicOrPartition):
-                cluster.append("nowhere", 0, [b"v"])
+                cluster.append("nowhere", [b"v"], partition=0)
             with pytest.raises(errors.InvalidPartitions):
                 await cluster.create_topic("orders", partitions=0)
 

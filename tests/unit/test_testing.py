@@ -23,7 +23,7 @@ def test_the_fixture_and_its_marker(pytester, monkeypatch, is_lost):
             assert kreplica_cluster.bootstrap_servers.startswith("127.0.0.1:")
             kreplica_cluster.create_topic("orders", replication_factor=1)
             assert kreplica_cluster.nodes == [1]
-            kreplica_cluster.append("orders", 0, [b"v"]).result(timeout=20)
+            kreplica_cluster.append("orders", [b"v"], partition=0).result(timeout=20)
             if {is_lost}:
                 broker = kreplica_cluster.node(1).broker
                 broker.replica_manager.partitions.get(("orders", 0)).local_log.truncate_fully_and_start_at(0)
@@ -44,7 +44,7 @@ def cluster(tmp_path):
 
 
 def put(cluster, value):
-    cluster.append("orders", 0, [value]).result(20)
+    cluster.append("orders", [value], partition=0).result(20)
 
 
 def test_a_cluster_is_well_after_all_that_may_happen(cluster):

@@ -10,7 +10,7 @@ PATIENCE = 30
 def test_a_leader_that_cannot_go_on_hands_over(tmp_path):
     with Cluster(3, tmp_path) as cluster:
         cluster.create_topic("orders", config={"min.insync.replicas": 2})
-        cluster.append("orders", 0, [b"a"]).result(PATIENCE)
+        cluster.append("orders", [b"a"], partition=0).result(PATIENCE)
         view = cluster.partition("orders")
         first, epoch = view.leader, view.leader_epoch
         manager = cluster.node(first).broker.replica_manager
@@ -18,7 +18,7 @@ def test_a_leader_that_cannot_go_on_hands_over(tmp_path):
         cluster._wait(lambda: view.leader not in (None, first), PATIENCE, "another leader")
         assert view.leader_epoch == epoch + 1
         assert first in view.isr
-        assert cluster.append("orders", 0, [b"b"]).result(PATIENCE).base_offset == 1
+        assert cluster.append("orders", [b"b"], partition=0).result(PATIENCE).base_offset == 1
         assert cluster.failures == []
 
 
@@ -29,5 +29,5 @@ def test_nobody_else_can_lead(tmp_path):
         manager = cluster.node(1).broker.replica_manager
         partition = manager.partitions.get(("orders", 0))
         manager.repairs.refused_to_lead(partition)
-        cluster.append("orders", 0, [b"a"]).result(PATIENCE)
+        cluster.append("orders", [b"a"], partition=0).result(PATIENCE)
         assert (view.leader, view.leader_epoch) == (1, 0)

@@ -85,7 +85,7 @@ def test_a_cluster_whose_epochs_are_used_up_comes_back_with_all_its_records(
 ) -> None:
     with Cluster(brokers=3, directory=tmp_path) as cluster:
         cluster.create_topic("orders")
-        cluster.append("orders", 0, [b"before"]).result(60)
+        cluster.append("orders", [b"before"], partition=0).result(60)
     for node_id, epoch in enumerate(stored, 1):
         file = tmp_path / f"node-{node_id}" / METADATA_LOG / "quorum-state"
         fields = {**json.loads(file.read_text()), "leaderEpoch": epoch, "leaderId": -1, "votedId": -1}
@@ -98,7 +98,7 @@ def test_a_cluster_whose_epochs_are_used_up_comes_back_with_all_its_records(
         # What is sound stays as it is.
         assert json.loads(recover(tmp_path / f"node-{node_id}", node_id, "--json"))["epoch"] < 2**22
     with Cluster(brokers=3, directory=tmp_path) as cluster:
-        cluster.append("orders", 0, [b"after"]).result(60)
+        cluster.append("orders", [b"after"], partition=0).result(60)
         assert [record.value for record in cluster.read("orders", 0, 0)] == [b"before", b"after"]
 
 

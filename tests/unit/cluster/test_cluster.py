@@ -24,7 +24,7 @@ def cluster(tmp_path):
 
 
 def put(cluster, *values, topic="orders", partition=0, **options):
-    return cluster.append(topic, partition, list(values), **options).result(PATIENCE)
+    return cluster.append(topic, list(values), partition=partition, **options).result(PATIENCE)
 
 
 def values(cluster, topic="orders", partition=0, **options):
@@ -56,14 +56,17 @@ def test_what_is_appended_is_read(cluster):
 def test_records_go_where_their_keys_belong(cluster):
     cluster.create_topic("orders", partitions=4)
     keys = [b"key %d" % number for number in range(40)]
-    parts = cluster.append("orders", [(key, b"v") for key in keys]).result(PATIENCE)
-    assert sum(part.record_count for part in parts) == 40
-    again = cluster.append("orders", [(key, b"w") for key in keys]).result(PATIENCE)
+    made = cluster.append("orders", [(key, b"v") for key in keys]).result(PATIENCE)
+    parts = made.batches
+    assert sum(part.record_count for part in parts) == made.record_count == 40
+    with pytest.raises(ValueError, match=r"spread over partitions \[0, 1, 2, 3\]"):
+        _ = made.base_offset
+    again = cluster.append("orders", [(key, b"w") for key in keys]).result(PATIENCE).batches
     assert [(p.partition, p.record_count) for p in again] == [(p.partition, p.record_count) for p in parts]
     # What has no key goes to one partition, and the next time to another.
     first, second = (cluster.append("orders", [b"a", b"b"]).result(PATIENCE) for _ in range(2))
-    assert [len(first), len(second)] == [1, 1]
-    assert first[0].partition != second[0].partition
+    assert [len(first.batches), len(second.batches)] == [1, 1]
+    assert first.partition != second.partition
 
 
 def test_a_reader_may_follow(cluster):
@@ -83,7 +86,7 @@ def test_a_topic_is_deleted_and_made_anew(cluster):
     cluster.delete_topic("orders")
     assert cluster.topics() == []
     with pytest.raises(errors.UnknownTopicOrPartition):
-        cluster.append("orders", 0, [b"b"])
+        cluster.append("orders", [b"b"], partition=0)
     cluster.create_topic("orders")
     assert put(cluster, b"c").base_offset == 0
     assert values(cluster) == [b"c"]
@@ -124,7 +127,7 @@ def test_a_topic_that_cannot_be(cluster, error, arguments):
 
 def test_what_is_not_there(cluster):
     with pytest.raises(errors.UnknownTopicOrPartition):
-        cluster.append("orders", 0, [b"a"])
+        cluster.append("orders", [b"a"], partition=0)
     with pytest.raises(errors.UnknownTopicOrPartition):
         cluster.append("orders", [b"a"])
     with pytest.raises(errors.UnknownTopicOrPartition):
@@ -135,7 +138,7 @@ def test_what_is_not_there(cluster):
     with pytest.raises(errors.UnknownTopicOrPartition):
         cluster.partition("orders", 1)
     with pytest.raises(errors.InvalidRequiredAcks):
-        cluster.append("orders", 0, [b"a"], acks=2)
+        cluster.append("orders", [b"a"], partition=0, acks=2)
     with pytest.raises(errors.OffsetOutOfRange):
         list(cluster.read("orders", 0, start=7, stop=9, follow=True))
 
@@ -446,7 +449,7 @@ MISTAKES = [
     (ValueError, lambda cluster: cluster.create_topic("new", timeout=float("nan"))),
     (TypeError, lambda cluster: cluster.append("orders", [("key", b"v")])),
     (TypeError, lambda cluster: cluster.append("orders", [(5, b"v")])),
-    (errors.InvalidRequiredAcks, lambda cluster: cluster.append("orders", 0, [b"v"], acks=True)),
+    (errors.InvalidRequiredAcks, lambda cluster: cluster.append("orders", [b"v"], partition=0, acks=True)),
     (ValueError, lambda cluster: cluster.read("orders", 0, isolation="none")),
     (errors.OffsetOutOfRange, lambda cluster: cluster.read("orders", 0, -1)),
     (errors.OffsetOutOfRange, lambda cluster: cluster.read("orders", 0, 1 << 70, follow=True)),
@@ -496,7 +499,7 @@ def test_one_may_append_again_after_all_nodes_were_gone(cluster):
     cluster.create_topic("orders")
     for node_id in cluster.nodes:
         cluster.pause(node_id)
-    future = cluster.append("orders", 0, [b"a"])
+    future = cluster.append("orders", [b"a"], partition=0)
     for node_id in cluster.nodes:
         cluster.kill(node_id)
     for node_id in cluster.nodes:
@@ -553,7 +556,7 @@ def test_a_forked_child_leaves_the_cluster_alone():
         child = os.fork()
         if child == 0:
             try:
-                for ask in (lambda: cluster.append("orders", 0, [b"a"]), lambda: cluster.kill(1)):
+                for ask in (lambda: cluster.append("orders", [b"a"], partition=0), lambda: cluster.kill(1)):
                     with pytest.raises(errors.UseAfterFork):
                         ask()
                 cluster.close()
@@ -576,12 +579,12 @@ def test_nobody_waits_for_a_closed_cluster(tmp_path):
         with ThreadPoolExecutor(1) as pool:
             more = pool.submit(next, reader)
             cluster.pause(1)
-            future = cluster.append("orders", 0, [b"b"])
+            future = cluster.append("orders", [b"b"], partition=0)
             cluster.close()
             assert isinstance(future.exception(PATIENCE), errors.ClusterClosed)
             assert isinstance(more.exception(PATIENCE), errors.ClusterClosed)
         for ask in (
-            lambda: cluster.append("orders", 0, [b"c"]),
+            lambda: cluster.append("orders", [b"c"], partition=0),
             lambda: cluster.append("orders", [b"c"]),
             lambda: cluster.read("orders", 0),
             lambda: cluster.create_topic("more"),

@@ -22,7 +22,7 @@ def cluster(tmp_path):
 
 
 def put(cluster, *values, partition=0):
-    cluster.append("orders", partition, list(values)).result(PATIENCE)
+    cluster.append("orders", list(values), partition=partition).result(PATIENCE)
 
 
 def taken(cluster, group="g", **options):
@@ -107,7 +107,7 @@ def test_offsets_outlast_the_cluster(tmp_path):
 def test_several_topics_and_latest(cluster):
     cluster.create_topic("other")
     put(cluster, b"a")
-    cluster.append("other", 0, [b"b"]).result(PATIENCE)
+    cluster.append("other", [b"b"], partition=0).result(PATIENCE)
     both = [record.value for record in cluster.consume(["orders", "other"], "g", timeout=IDLE)]
     assert sorted(both) == [b"a", b"b"]
     assert taken(cluster, group="late", config={"auto.offset.reset": "latest"}) == []

@@ -35,7 +35,7 @@ def test_names_and_tags_are_those_of_a_running_kafka() -> None:
     known = {line for line in KAFKA.read_text().splitlines() if not line.startswith("#")}
     with Cluster(2) as cluster:
         cluster.create_topic("orders", partitions=4, replication_factor=2)
-        cluster.append("orders", 0, [b"a"]).result(30)
+        cluster.append("orders", [b"a"], partition=0).result(30)
         found = [(name, value) for node in cluster._nodes._running() for name, value in node.metrics]
     assert {form(name) for name, _ in found} - known - OURS == set()
     fetchers = {str(name) for name, _ in found if name.type == "FetcherStats"}

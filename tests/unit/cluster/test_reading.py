@@ -18,7 +18,7 @@ def cluster():
 @pytest.mark.parametrize("isolation", ["high_watermark", "txn_committed"])
 def test_a_read_behind_the_end_is_out_of_range_as_in_a_log(cluster, tmp_path, isolation):
     cluster.create_topic("orders")
-    cluster.append("orders", 0, [b"a", b"b"]).result(20)
+    cluster.append("orders", [b"a", b"b"], partition=0).result(20)
     with Log.open(tmp_path / "alone-0") as log:
         log.append([b"a", b"b"])
         reads = (

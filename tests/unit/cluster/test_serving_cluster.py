@@ -51,7 +51,7 @@ def test_a_stock_client_and_the_program_see_the_same_records(cluster: Cluster) -
     # Whichever broker it asks passes it on to the controller.
     admin.create_topics([NewTopic("orders", 1, 3)])["orders"].result(WAIT_S)
     assert produce(cluster, b"by librdkafka") == [0]
-    assert cluster.append("orders", 0, [b"by the program"]).result(timeout=WAIT_S).base_offset == 1
+    assert cluster.append("orders", [b"by the program"], partition=0).result(timeout=WAIT_S).base_offset == 1
     consumer = Consumer(quiet(cluster, group_id="g", auto_offset_reset="earliest"))
     consumer.subscribe(["orders"])
     found: list[bytes] = []

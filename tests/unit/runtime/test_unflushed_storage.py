@@ -51,7 +51,7 @@ def test_a_cluster_in_a_directory_of_its_own_flushes_its_metadata(tmp_path: Path
 def test_a_node_of_a_temporary_cluster_that_was_killed_finds_what_it_wrote() -> None:
     with Cluster(brokers=1) as cluster:
         cluster.create_topic("orders", partitions=1)
-        cluster.append("orders", 0, [b"x", b"y"]).result(timeout=60)
+        cluster.append("orders", [b"x", b"y"], partition=0).result(timeout=60)
         cluster.kill(1)
         cluster.start(1)
         assert [record.value for record in cluster.read("orders", 0)] == [b"x", b"y"]
