@@ -1,11 +1,18 @@
 """UnifiedLog: the log of one partition, as a leader or a follower keeps it.
 
-Around the segments (LocalLog) it keeps what gives offsets their meaning: the high watermark and last stable
-offset, leader epochs, producers' state, retention, durability, and what recovery found. Thread rule: `lock`
-guards every change (appends, rolls, truncation, retention, the high watermark); readers take the published
-standing and the immutable collection of segments and hold no lock. A flush runs outside `lock`, so appends
-go on meanwhile. Where a disk thread appends (`use_disk`), it does so while nobody holds `lock`; what may
-change meanwhile, the high watermark above all, is guarded by `offsets_lock` alone.
+Around the segments (LocalLog) it keeps the high watermark and the last stable offset, leader epochs,
+producers' state, and known damage, and it appends, reads, truncates, deletes and flushes.
+
+Thread rule: `lock` guards every change (appends, rolls, truncation, retention, the high watermark). Readers
+take the published offsets and the immutable collection of segments, and hold no lock. A flush runs outside
+`lock`, so appends go on meanwhile. A disk thread (`use_disk`) appends while `lock` is free; what may change
+meanwhile, the high watermark above all, is guarded by `offsets_lock` alone.
+
+A read never goes past the bound of its isolation level: the log's end, the high watermark, or the last stable
+offset. It pins what it returns, and stops at a range that is known to be damaged.
+
+A truncation is published and flushed before a byte is removed. After a kill, recovery must not miss what was
+being removed; after a power cut, it must not take a range for flushed that was about to hold other records.
 
 Time comes from the Clock, files from the Storage: see common/ports.py.
 """
@@ -96,11 +103,10 @@ HEADER_BYTES = 61
 
 
 class UnifiedLog:
-    """The log of one partition over an opened LocalLog; `log_loader.load` makes it.
+    """The log of one partition over an opened LocalLog; made by `log_loader.load`.
 
-    `state` must hold where the log stands. `stopped_at`: the damage at which recovery stopped; the log is
-    then read-only. `damages`: all ranges that are known to have rotted; readers stop at them, and appends go
-    on.
+    `state`: the log's offsets. `stopped_at`: the damage at which recovery stopped; the log is then read-only.
+    `damages`: all ranges that are known to be damaged; readers stop at them, and appends go on.
     """
 
     __slots__ = (
@@ -157,27 +163,29 @@ class UnifiedLog:
         self.producers = producers
         self.stopped_at = stopped_at
         self.closed = False
-        # What recovery did, for people: a recovery_scan.Recovery.
+        # What recovery did, to be shown to people: a recovery_scan.Recovery.
         self.recovered: object = None
-        # Of its partition.metadata, where somebody has asked.
+        # The id in partition.metadata, once it was read.
         self.topic_id: Uuid | None = None
         # Called with the paths of files renamed to .deleted, to be removed after file.delete.delay.ms.
         self.on_deleted = local.storage.remove
-        # Called with the log and an offset before it is cut there, under its lock.
+        # Called with the log and an offset before it is truncated there, under its lock.
         self.on_truncating: Callable[[UnifiedLog, int], None] | None = None
-        # Called with the log once a cut is on disk, before anything is appended above it, under its lock.
+        # Called with the log once a truncation is on disk, before anything is appended above it, under its
+        # lock.
         self.on_cut: Callable[[UnifiedLog], None] | None = None
-        # Called with the log and a Damage that was found while it runs, by whoever found it; no lock is held.
+        # Called with the log and a Damage that was found while it runs, in the thread that found it. No lock
+        # is held.
         self.on_damage: OnDamage = lambda _log, _damage: None
         self.time_ms = clock.time_ms
         self.offsets_lock = LogLock(self._mend, KreplicaError)
         self.lock: LogLock | SettledLock = self.offsets_lock
-        # Around each change of what the lock guards that is more than one call of the core: see log_lock.pxd.
+        # Surrounds each change under the lock that takes more than one call of the core: see log_lock.pxd.
         self.step = self.offsets_lock.step
         self._closing = RLock()  # a second thread waits until the first is done
-        # Opens the log's files once more, as after a crash of the process: see log_loader.
+        # Opens the log's files again, as after a crash of the process: see log_loader.
         self.opened_again: Callable[[UnifiedLog], UnifiedLog] | None = None
-        # Where a disk thread makes the appends.
+        # Set if a disk thread makes the appends.
         self.queue: AppendQueue | None = None
         # Guarded by lock:
         self.active = local.segments.active
@@ -186,7 +194,7 @@ class UnifiedLog:
         self._failure: BaseException | None = None
         self._lowest_cut: int | None = None
         self._flushed_at_ms = clock.time_ms()
-        # What a flush that is under way may count as flushed: a truncation meanwhile lowers it.
+        # The offset up to which a flush in progress may count as flushed. A truncation meanwhile lowers it.
         self._flush_bound = 0
         self._group_commit = GroupCommit(self._flush_to_end, state.flush_offset)
         self.configure(local.config)
@@ -206,10 +214,10 @@ class UnifiedLog:
             self.choose_path()
 
     def choose_path(self) -> None:
-        """After any change of what appends depend on: see PlainPath."""
+        """Choose which batches may take the plain path; call it after any change that appends depend on."""
         self._plain.choose(self.leader_epoch, is_ready=self._writable() and self.latest_epoch is not None)
 
-    # ---- where it stands ----------------------------------------------------------------------------------
+    # ---- where it stands -----------------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
@@ -229,7 +237,7 @@ class UnifiedLog:
 
     @property
     def flush_offset(self) -> int:
-        """All below is on disk."""
+        """The offset below which everything is on disk."""
         return self.state.flush_offset
 
     @property
@@ -238,31 +246,32 @@ class UnifiedLog:
 
     @property
     def damage(self) -> Damage | None:
-        """The first range that is known to have rotted."""
+        """The first range that is known to be damaged, or None."""
         return self.damages[0] if self.damages else None
 
     @property
     def lost_ranges(self) -> list[Damage]:
         """The damaged ranges that a reader can still miss, in the order of their offsets.
 
-        A range below the log start offset does not count, unless recovery stopped at it: its segment will be
-        deleted with it.
+        A range below the log start offset does not count, since its segment will be deleted, unless recovery
+        stopped at it.
         """
         start = self.log_start_offset
         return [each for each in self.damages if each.stop_offset > start or each == self.stopped_at]
 
     @property
     def size(self) -> int:
-        """Valid bytes in all segments."""
+        """The valid bytes in all segments."""
         return self.local.segments.size
 
     def snapshot(self) -> LogSnapshot:
+        """Return the offsets and the segments of one moment."""
         with self.offsets_lock:
             at = self.state
             offsets = at.log_start_offset, at.last_stable_offset, at.high_watermark, at.log_end_offset
             return LogSnapshot(*offsets, self.leader_epoch, self.local.segments)
 
-    # ---- append -------------------------------------------------------------------------------------------
+    # ---- append --------------------------------------------------------------------------------------------
 
     def append_as_leader(
         self,
@@ -272,13 +281,14 @@ class UnifiedLog:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         wait: bool = True,
     ) -> LogAppendInfo:
-        """Append a producer's batch; it gets the next offset and this leader epoch.
+        """Append a producer's batch, which gets the next offset and this leader epoch.
 
-        `records`: one batch in format v2 (several where a coordinator or the quorum appends, by `origin`).
-        Returns when the log's durability is met; without `wait` at once, and `wait_durable` is due.
+        `records`: one batch in format v2, or several if a coordinator or the quorum appends (`origin`).
+        Returns once the log's durability is met; without `wait` at once, and the caller must call
+        `wait_durable`.
 
         Raises CorruptMessage and its kinds, MessageTooLarge, InvalidTimestamp, InvalidRecord,
-        OutOfOrderSequenceNumber, InvalidProducerEpoch, StorageFull, KafkaStorageError; nothing is appended
+        OutOfOrderSequenceNumber, InvalidProducerEpoch, StorageFull, KafkaStorageError. Nothing is appended
         then.
         """
         with self.lock:
@@ -294,9 +304,9 @@ class UnifiedLog:
         return info
 
     def check_ahead(self, records: Buffer, origin: AppendOrigin) -> None:
-        """Check a compressed batch that is to be appended next, which may take long, while no lock is held.
+        """Check a compressed batch before it is appended, holding no lock: the check may take long.
 
-        Raises as `append_as_leader`. Only the next append of that object is saved the check.
+        Raises as `append_as_leader`. Only the next append of the same object skips the check.
         """
         if is_compressed(records):
             self.validator.expect(records, self.validator.validate_anew(records, self.time_ms(), origin))
@@ -304,7 +314,7 @@ class UnifiedLog:
     def append_records(self, records: Records, leader_epoch: int = 0, *, wait: bool = True) -> LogAppendInfo:
         """Build one batch from Python values or columns (see BatchBuilder) and append it as the leader.
 
-        Raises TypeError for a value that is none, and as `append_as_leader`.
+        Raises TypeError for a value of another type, and as `append_as_leader`.
         """
         with self.lock:
             info, now_ms, plain = None, self.time_ms(), self._plain
@@ -325,8 +335,8 @@ class UnifiedLog:
         """Append a leader's batches as they are, with the leader's offsets and epochs.
 
         Batches of a later epoch than `leader_epoch` (of the fetch) are left out (KAFKA-18723). Returns the
-        info of the last batch, or None if there was none. Raises OffsetsOutOfOrder when a batch lies below
-        the log's end.
+        info of the last batch, or None if nothing was appended. Raises OffsetsOutOfOrder if a batch lies
+        below the log's end.
         """
         with self.lock, self.step:
             self.require_writable()
@@ -336,9 +346,9 @@ class UnifiedLog:
         return info
 
     def wait_durable(self, info: LogAppendInfo) -> None:
-        """Return when an append that did not wait meets the log's durability.
+        """Wait until an append that did not wait meets the log's durability.
 
-        Raises KafkaStorageError; NotLeaderOrFollower where it was cut off before it was flushed.
+        Raises KafkaStorageError, and NotLeaderOrFollower if it was truncated before it was flushed.
         """
         self._make_durable(info)
 
@@ -350,30 +360,34 @@ class UnifiedLog:
             return self._append_batches_as_leader(records, leader_epoch, origin, now_ms)
 
     def use_disk(self, disk: Disk) -> None:
-        """Have a disk thread make the appends that are submitted to `queue` from now on."""
+        """Let a disk thread make the appends that are submitted to `queue` from now on."""
         self.queue = AppendQueue(self, disk)
         self.lock = SettledLock(self.offsets_lock, self.queue)
         self.state.share()
 
     def may_append(self, leader_epoch: int) -> bool:
-        """Whether batches of that epoch may follow without any change of the log but them."""
+        """Return whether batches of that epoch may be appended without any other change of the log."""
         if leader_epoch == self._plain.epoch:
-            return True  # all that is asked for holds there
+            return True  # the plain path requires all of this
         return self._writable() and self.leader_epoch == leader_epoch == self.latest_epoch
 
     def plain_job(self, records: Buffer, leader_epoch: int) -> AppendJob | None:
-        """What `append_as_leader` does in one call, for a disk thread; None where that would take the careful
-        path."""
+        """Return the plain append of this batch as a job for a disk thread; None if the batch needs the
+        careful path."""
         return self._plain.job(records, leader_epoch, self.active, self.state)
 
     def begin_epoch(self, epoch: int, start_offset: int) -> None:
-        """Note that leader epoch `epoch` begins at `start_offset`. Raises FencedLeaderEpoch if it is old,
-        ValueError if it is none that a file or a message can hold."""
+        """Record that leader epoch `epoch` begins at `start_offset`.
+
+        Raises FencedLeaderEpoch if a later epoch has begun, ValueError if it is not in 0 to 2^31-1.
+        """
         epoch = integer("leader epoch", epoch, 0, INT32_MAX)
         with self.lock, self.step:
             self.require_writable()
             if epoch < self.leader_epoch:
-                raise FencedLeaderEpoch(f"{self.topic_partition}: epoch {epoch} after {self.leader_epoch}")
+                raise FencedLeaderEpoch(
+                    f"{self.topic_partition}: epoch {epoch} cannot follow epoch {self.leader_epoch}"
+                )
             self.epochs.assign(epoch, start_offset)
             self.leader_epoch = epoch
             self.choose_path()
@@ -382,6 +396,7 @@ class UnifiedLog:
         return not (self.closed or self._failure or self.stopped_at or self.local.read_only)
 
     def require_writable(self) -> None:
+        """Raise LogClosed, KafkaStorageError or ReadOnlyLog if the log cannot be changed."""
         self._require_open()
         if self.stopped_at is not None:
             raise ReadOnlyLog(f"{self.topic_partition}: damaged at {self.stopped_at}")
@@ -401,7 +416,7 @@ class UnifiedLog:
     def _append_batches_as_leader(
         self, records: Buffer, leader_epoch: int, origin: AppendOrigin, now_ms: int
     ) -> LogAppendInfo:
-        """Check every batch in `records`, then append them all; a bad one among several leaves no trace."""
+        """Check every batch in `records`, then append them all. If one is bad, nothing is appended."""
         info: LogAppendInfo | None = None
         for valid in self.validator.validate(records, now_ms, origin):
             batch = valid.batch
@@ -423,7 +438,7 @@ class UnifiedLog:
     def _append_batches_as_follower(self, records: Buffer, leader_epoch: int | None) -> LogAppendInfo | None:
         """Append a leader's batches as they are, up to one of a later epoch than `leader_epoch`.
 
-        The core takes runs of those that need no decision; only the others come here one by one.
+        The core appends runs of batches that need no decision. Only the others are taken one by one.
         """
         info: LogAppendInfo | None = None
         fetched = batches_in(records)
@@ -457,8 +472,11 @@ class UnifiedLog:
 
     @contextmanager
     def _abort_noted(self, done: object) -> Iterator[None]:
-        """Before a marker is appended that aborts a transaction, write that to the index: where there is no
-        room for it, nothing is appended, or the transaction would stay open for ever."""
+        """Write the entry of an aborted transaction to the index before its marker is appended.
+
+        If the disk has no room for the entry, the marker is not appended either: without the entry, readers
+        of committed data would be given the transaction's records.
+        """
         if not isinstance(done, CompletedTxn) or not done.is_aborted:
             yield
             return
@@ -474,14 +492,14 @@ class UnifiedLog:
             self._take_back_abort(segment, done)
             raise
         if segment is not self.local.segments.active:
-            # The marker is in the next one.
+            # The marker is in the next segment.
             self._take_back_abort(segment, done)
 
     def _take_back_abort(self, segment: LogSegment, done: CompletedTxn) -> None:
         try:
             self.local.transaction_index(segment).take_back(done.last_offset)
         except KafkaStorageError as error:
-            # Records that follow would be hidden by the entry.
+            # The entry would hide records that follow.
             self.fail(error)
             raise
 
@@ -496,7 +514,7 @@ class UnifiedLog:
         append_time: int = -1,
     ) -> LogAppendInfo:
         if leader_epoch < self.leader_epoch:
-            # A leader's epoch is over. What a follower was given is damaged, for its leader has no such
+            # For a leader, its epoch is over. A follower was given a damaged batch: its leader has no such
             # batch.
             kind = FencedLeaderEpoch if leads else OffsetsOutOfOrder
             raise kind(
@@ -509,22 +527,22 @@ class UnifiedLog:
                     self._require_whole(batch)
                 self.begin_epoch(leader_epoch, base)
             if batch.is_transactional:
-                # From this append on readers of committed data stop before it.
+                # From this append on, readers of committed data stop before it.
                 self.state.stable = False
             info = self._append_to_active(data, leader_epoch, leads, may_roll=True, append_time=append_time)
             if info is None:
                 if not leads:
                     self._require_whole(batch)
-                # A segment begins where the one before it ends, though a leader's compacted log has gaps:
-                # only so a lost segment can be told. Where the gap would not fit the index, it begins behind
-                # it.
+                # A segment begins where the one before it ends, although a leader's compacted log has gaps,
+                # so that a lost segment can be recognized. If the gap does not fit the index, the segment
+                # begins after it.
                 self.roll(base if base - self.log_end_offset > LARGEST_GAP else None)
                 info = self._append_to_active(
                     data, leader_epoch, leads, may_roll=False, append_time=append_time
                 )
         except StorageIOError as error:
             self.state.stable = stable
-            # While the lock is held, so that no second append comes before the log is offline (KAFKA-10778).
+            # Under the lock, so that no other append is made before the log is offline (KAFKA-10778).
             self.fail(error)
             raise
         except BaseException:
@@ -547,7 +565,10 @@ class UnifiedLog:
         )
 
     def _require_whole(self, batch: RecordBatch) -> None:
-        """Before a follower's log changes for a batch that is not in it yet, and perhaps never will be."""
+        """Raise if the batch cannot be appended, before the follower's log is changed for it.
+
+        Raises CorruptMessage and its kinds, OffsetsOutOfOrder.
+        """
         batch.check()
         if (
             not self.log_end_offset
@@ -555,8 +576,8 @@ class UnifiedLog:
             <= INT64_MAX - (batch.last_offset - batch.base_offset) - 1
         ):
             raise OffsetsOutOfOrder(
-                f"{self.topic_partition}: a batch at {batch.base_offset}, the log ends at"
-                f" {self.log_end_offset}"
+                f"{self.topic_partition}: a batch at offset {batch.base_offset} cannot follow the log's end"
+                f" at {self.log_end_offset}"
             )
 
     def _checked_by_producer(
@@ -585,7 +606,7 @@ class UnifiedLog:
             duplicate=True,
         )
 
-    # ---- read ---------------------------------------------------------------------------------------------
+    # ---- read ----------------------------------------------------------------------------------------------
 
     def read(
         self,
@@ -617,8 +638,8 @@ class UnifiedLog:
                 self.note_gap(segments, segments.index_for(segment.base_offset), start_offset)
                 self._stop_at_damage(segment, start_offset, bound)
                 if not at_least_one and self.position_of(segment, start_offset) is not None:
-                    # There is no room for what is here: what follows in other segments must not come before
-                    # it.
+                    # The batch here does not fit into max_bytes. Batches of later segments must not come
+                    # before it.
                     break
             else:
                 if at_least_one:
@@ -661,8 +682,11 @@ class UnifiedLog:
                 yield batch
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp` (ms), or for EARLIEST_, LATEST_ and MAX_TIMESTAMP what
-        they say."""
+        """Return the first record whose timestamp is at least `timestamp` (ms since 1970), or None.
+
+        EARLIEST_TIMESTAMP: the log start. LATEST_TIMESTAMP: the log's end. MAX_TIMESTAMP: the record with the
+        greatest timestamp (KIP-734).
+        """
         if timestamp == EARLIEST_TIMESTAMP:
             return TimestampOffset(-1, self.log_start_offset, self._epoch_at(self.log_start_offset))
         if timestamp == LATEST_TIMESTAMP:
@@ -683,13 +707,13 @@ class UnifiedLog:
                         return TimestampOffset(record.timestamp, _at(record), batch.leader_epoch)
         return None
 
-    # ---- parts of a read -----------------------------------------------------------------------------------
+    # ---- reads in detail -----------------------------------------------------------------------------------
 
     def _read_tail(self, start_offset: int, max_bytes: int, at_least_one: bool) -> FetchDataInfo | None:
-        """As `read` up to the log's end, in the active segment of a log without damage; None where that is
-        not simple. A follower's fetch of what was just appended."""
+        """Read up to the log's end in the active segment of a log without damage, as a follower does that
+        fetches what was just appended; None if `read` has to look closer."""
         state = self.state
-        # In the order of _view.
+        # In the same order as in _view.
         bound, segment = state.log_end_offset, self.local.segments.active
         start = state.log_start_offset
         if not (segment.base_offset <= start_offset < bound and start <= start_offset):
@@ -713,8 +737,9 @@ class UnifiedLog:
         )
 
     def _view(self, start: int, isolation: str) -> tuple[int, LogSegments]:
-        # The bound first, so that the segments hold all below it; the start last, so that it is in them
-        # still.
+        """Return the bound of the isolation level and the segments of one moment. Raises as `check_start`."""
+        # The bound is taken first, so that the segments hold all below it; the start is checked last, so that
+        # it is still in them.
         bound, segments = self.upper_bound(isolation), self.local.segments
         self.note_missing_start(segments)
         self.check_start(start)
@@ -724,8 +749,8 @@ class UnifiedLog:
         return bound, segments
 
     def _batches_in_order(self, segments: LogSegments, start: int, bound: int) -> Iterator[RecordBatch]:
-        # Offsets lie outside a batch's CRC, so each batch waits until it is seen that the next one lies above
-        # it. The next one's bytes are looked at only once somebody wants them, or if one of the two lies.
+        # A batch's CRC does not cover its offsets, so each batch is held back until the next one is seen to
+        # begin above it. The next one's CRC is checked only when it is wanted, or if the two overlap.
         offset, held, chunk_bytes = start, None, FIRST_CHUNK_BYTES
         for segment, limit in self._bounded(segments, start, bound):
             if held is not None:
@@ -757,7 +782,7 @@ class UnifiedLog:
     def _read_segment(
         self, segment: LogSegment, offset: int, max_bytes: int, limit: int, at_least_one: bool
     ) -> Slice | None:
-        # As the segment's own, but no search crosses damage.
+        """Read from the segment without a search across a damaged range; None if nothing is there."""
         damages, path = self.damages, segment.region.path
         before, after = damages.before_in(path, offset), damages.after(offset)
         if after is not None and after.path == path:
@@ -775,7 +800,7 @@ class UnifiedLog:
             raise
 
     def _damage_ahead(self, segment: LogSegment, offset: int) -> Damage | None:
-        # What ends reading in this segment at `offset`, where all below it is read.
+        """Return the damage that ends a read of this segment which has come to `offset`."""
         damage = self.damages.at(offset) or self.damages.after(offset)
         return damage if damage is not None and damage.path == segment.region.path else None
 
@@ -788,12 +813,13 @@ class UnifiedLog:
         return DamagedLog(f"{self.topic_partition}: offset {offset} lies in damaged {damage}", where=offset)
 
     def _look_for_rot(self, segment: LogSegment, offset: int) -> None:
-        # A log of another process may change under our eyes: what looks bad there is no finding.
+        # The writer of a log in another process may change it meanwhile: what looks bad there proves nothing.
         if not self.local.read_only and not self.closed:
             self.search_damage(segment, offset)
 
     def position_of(self, segment: LogSegment, offset: int) -> tuple[int, int, int, int] | None:
-        """As LogSegment.position_of, but around what rotted: for an offset in a damaged range, the range.
+        """Find the batch that holds `offset`, as LogSegment.position_of does: (position, size, base offset,
+        last offset). For an offset in a damaged range, return the range.
 
         Raises CorruptMessage.
         """
@@ -810,12 +836,13 @@ class UnifiedLog:
             segments = self.local.segments
             self._look_for_rot(segments[max(0, segments.index_for(following - 1))], following - 1)
             raise OffsetsOutOfOrder(
-                f"{self.topic_partition}: the batch at offset {batch.base_offset} reaches past {following}, "
-                "where the next one begins",
+                f"{self.topic_partition}: the batch at offset {batch.base_offset} ends above offset"
+                f" {following}, where the next one begins",
                 where=batch.base_offset,
             )
 
     def check_crc(self, batch: RecordBatch) -> None:
+        """Raise InvalidCrc if the batch does not fit its CRC; the log then knows of the damage."""
         if not batch.crc_valid:
             segments = self.local.segments
             self._look_for_rot(segments[max(0, segments.index_for(batch.base_offset))], batch.base_offset)
@@ -825,8 +852,10 @@ class UnifiedLog:
             )
 
     def check_records(self, records: Slice, offset: int) -> None:
-        """Look at each batch of what was read from `offset` on before it is given away: its CRC, and the
-        offset and leader epoch, which no CRC covers. Raises CorruptMessage; the log knows of the damage then.
+        """Check each batch of what was read from `offset` on: its CRC, and its offset and leader epoch, which
+        no CRC covers.
+
+        Raises CorruptMessage; the log then knows of the damage.
         """
         segments = self.local.segments
         index = max(0, segments.index_for(offset))
@@ -836,7 +865,7 @@ class UnifiedLog:
             offset = segments[index].base_offset
             found = self.position_of(segments[index], offset)
         if found is not None:
-            following = INT64_MAX  # where recovery stopped, what lies behind has no known end
+            following = INT64_MAX  # if recovery stopped, the end of what follows is not known
             if index + 1 < len(segments):
                 following = segments[index + 1].base_offset
             elif self.stopped_at is None:
@@ -845,10 +874,8 @@ class UnifiedLog:
             self._examine(segments[index], following, offset, stop, stop)
 
     def _require_all_read(self, segments: LogSegments, offset: int, bound: int) -> None:
-        """Nothing was found in [offset, bound): raise CorruptMessage where a batch there lies about its
-        offset.
-
-        Compaction may have left nothing there.
+        """Raise CorruptMessage if nothing was found in [offset, bound) because a batch there has a wrong
+        offset, and not because compaction left nothing.
         """
         if offset >= bound or self.stopped_at is not None:
             return
@@ -859,8 +886,10 @@ class UnifiedLog:
             self._examine(segment, following, offset, size, SEARCH_BYTES)
 
     def _examine(self, segment: LogSegment, following: int, offset: int, stop: int, max_bytes: int) -> None:
-        # From before the batch that should hold `offset`, which tells whether its offset is right, up to byte
-        # `stop`.
+        """Raise CorruptMessage if there is a bad batch between `offset` and byte `stop`.
+
+        The examination begins before the batch that should hold `offset`, to see whether its offset is right.
+        """
         position, due = self._trusted_place(segment, offset)
         examination = SegmentExamination(
             segment,
@@ -884,20 +913,21 @@ class UnifiedLog:
             )
 
     def upper_bound(self, isolation: str) -> int:
-        """The offset up to which (exclusive) a reader of this isolation level may look."""
+        """Return the offset up to which (exclusive) a reader of this isolation level may read."""
         if isolation == "log_end":
             return self.state.log_end_offset
         if isolation == "high_watermark":
             return self.state.high_watermark
         if isolation == "txn_committed":
             return self.state.last_stable_offset
-        raise ValueError(f"isolation {isolation!r}: log_end, high_watermark or txn_committed")
+        raise ValueError(f"isolation={isolation!r} is not log_end, high_watermark or txn_committed")
 
     def check_start(self, offset: int) -> None:
+        """Raise LogClosed, DamagedLog or OffsetOutOfRange if a read cannot begin at `offset`."""
         if self.closed:
             raise LogClosed(f"{self.topic_partition}: the log is closed")
         damage = self.damages.at(offset)
-        # What is deleted is out of range, rotten or not: who asks for it has to begin elsewhere.
+        # A deleted offset is out of range, damaged or not: the reader has to begin elsewhere.
         if damage is not None and offset >= self.state.log_start_offset:
             raise self._damaged_at(damage, offset)
         if self.stopped_at is not None and offset >= self.stopped_at.stop_offset:
@@ -910,8 +940,8 @@ class UnifiedLog:
             )
 
     def _bounded(self, segments: LogSegments, start: int, bound: int) -> Iterator[tuple[LogSegment, int]]:
-        # The segments that hold [start, bound), each with the position it may be read up to (-1: its valid
-        # length).
+        """Iterate over the segments that hold [start, bound), each with the position up to which it may be
+        read (-1: its valid length)."""
         for index in range(max(0, segments.index_for(start)), len(segments)):
             segment = segments[index]
             if segment.base_offset >= bound:
@@ -941,7 +971,7 @@ class UnifiedLog:
     def _records_from(
         self, segment: LogSegment, limit: int, start: int, timestamp: int
     ) -> Iterator[tuple[RecordBatch, Record]]:
-        # The records at or above `start` of the batches that may hold one of `timestamp`.
+        """Iterate over the records at or above `start` of the batches that may hold one of `timestamp`."""
         if any(damage.path == segment.region.path for damage in self.damages):
             yield from self._records_around_damage(segment, limit, start, timestamp)
             return
@@ -967,7 +997,7 @@ class UnifiedLog:
     def _records_around_damage(
         self, segment: LogSegment, limit: int, start: int, timestamp: int
     ) -> Iterator[tuple[RecordBatch, Record]]:
-        # What rotted cannot be read whatever its time was; the answer is the first record that can.
+        # Damaged records cannot be read, whatever their timestamps; the first readable record is the answer.
         offset: int | None = max(start, segment.base_offset)
         while offset is not None:
             while (chunk := self._read_segment(segment, offset, READ_CHUNK_BYTES, limit, True)) is not None:
@@ -980,7 +1010,7 @@ class UnifiedLog:
             offset = None if damage is None else damage.next_offset
 
     def _largest_timestamp(self, segment: LogSegment, start: int) -> int:
-        # Of a segment that begins below the log start the records above it count.
+        # In a segment that begins below the log start, only the records above it count.
         if start <= segment.base_offset:
             return segment.largest_timestamp()
         largest, offset = -1, start
@@ -997,10 +1027,11 @@ class UnifiedLog:
     # ---- damage --------------------------------------------------------------------------------------------
 
     def search_damage(self, segment: LogSegment, offset: int) -> bool:
-        """Find what somebody on the way to `offset` stumbled over in the segment, and tell the log; whether
-        there was anything.
+        """Find the damage that a read met on the way to `offset`, and report it. Return whether there was
+        any.
 
-        The search begins where the index leads to, so it is short, and reads through the mapping.
+        The search begins where the index points to, so it is short. It reads through the mapping. Raises
+        KafkaStorageError.
         """
         with self.lock:
             following, size = self.following_offset(segment), segment.size
@@ -1017,17 +1048,17 @@ class UnifiedLog:
             size=size,
             aside=False,
         )
-        told = False
+        is_reported = False
         while not examination.is_done:
             damage = examination.step(SEARCH_BYTES)
             if damage is not None:
-                told |= self.report_damage(segment, damage)
+                is_reported |= self.report_damage(segment, damage)
             if not examination.is_behind_bad and examination.next_offset > offset:
                 break
-        return told
+        return is_reported
 
     def _trusted_place(self, segment: LogSegment, offset: int) -> tuple[int, int]:
-        """A position at or before the batch that holds `offset`, and the offset that is due there."""
+        """Return a position at or before the batch that holds `offset`, and the offset expected there."""
         known = self.damages.before_in(segment.region.path, offset)
         position, begin = 0, segment.base_offset
         if known is not None and offset >= known.stop_offset:
@@ -1041,11 +1072,11 @@ class UnifiedLog:
         return position, begin
 
     def report_damage(self, segment: LogSegment, damage: Damage) -> bool:
-        """Let the log know of a damaged range of the segment; False if it is not there (any more).
+        """Add a damaged range of the segment to the known ones. Return False if it is no longer there.
 
-        Readers stop at it from now on. It does not end appends, since nothing about the log's end is in
-        doubt: a segment that is appended to is closed first. All is flushed, so that the next recovery begins
-        behind the range, and the range is on disk, so that it is not forgotten. Raises KafkaStorageError.
+        Readers stop at the range from now on. Appends go on, since the log's end is not in doubt, but in a
+        new segment. Everything is flushed, so that the next recovery begins behind the range, and the range
+        is written to disk, so that it is not forgotten. Raises KafkaStorageError.
         """
         with self.lock:
             following = self.following_offset(segment)
@@ -1064,7 +1095,7 @@ class UnifiedLog:
         return True
 
     def settle_damage(self, segment: LogSegment) -> None:
-        """Put on disk what is damaged of the segment, and all else that is there, and let it be a closed one.
+        """Write the damaged ranges to disk, close the segment for appends, and flush the log.
 
         Raises StorageFull: settle again before the range is healed. Raises KafkaStorageError if the disk
         fails, which takes the log offline.
@@ -1081,14 +1112,14 @@ class UnifiedLog:
         self.flush_state()
 
     def remember_damages(self) -> None:
-        """Let the log's damage file hold what the log knows; nothing is written where it does."""
+        """Write the known damaged ranges to the damage file, unless it has them already."""
         file = DamageFile(self.local.storage, self.local.directory)
         wanted = DamageFile.format(self.damages) if self.damages else None
         if file.content() != wanted:
             file.write(self.damages)
 
     def forget_damages(self, keep: Callable[[Damage], bool]) -> None:
-        """Forget the ranges that are gone with their bytes; the caller holds the log's lock."""
+        """Forget the damaged ranges for which `keep` is False. The caller holds the log's lock."""
         kept = self.damages.only(keep)
         if kept is not self.damages:
             self.damages = kept
@@ -1103,8 +1134,8 @@ class UnifiedLog:
         return segments[index + 1].base_offset if index + 1 < len(segments) else self.log_end_offset
 
     def note_gap(self, segments: LogSegments, index: int, offset: int) -> None:
-        """A reader has come to `offset`, behind the last batch of the segment with that index: let the log
-        know of what is missing between there and the next segment."""
+        """Report what is missing between a segment and the next one, for a read that has come to `offset`,
+        behind the last batch of the segment with that index."""
         if index + 1 == len(segments) or offset >= segments[index + 1].base_offset:
             return
         segment, following = segments[index], segments[index + 1].base_offset
@@ -1119,13 +1150,15 @@ class UnifiedLog:
             self.report_damage(segment, damage)
 
     def note_gaps(self, segments: LogSegments, start: int, stop: int) -> None:
-        """The same for all segments between two offsets, of which a search has looked at none."""
+        """Report what is missing behind each segment between two offsets."""
         for index in range(max(0, segments.index_for(start)), segments.index_for(stop)):
             self.note_gap(segments, index, start)
 
     def note_missing_start(self, segments: LogSegments) -> None:
-        """Let a reader's log know where its first segment begins above the log's start. (A writer's log has
-        looked at that when it was opened.)"""
+        """Report, in a log that is open for reading, that the segments at the log's start are missing.
+
+        A writer's log was checked for this when it was opened.
+        """
         first, start = segments[0], self.log_start_offset
         if self.local.read_only and start < first.base_offset and self.damages.at(start) is None:
             self._add_damage(missing_start(start, first))
@@ -1143,13 +1176,13 @@ class UnifiedLog:
             if storage.exists(path) and self.topic_partition in OffsetCheckpointFile(storage, path).read():
                 return True
         except InvalidFile:
-            pass  # the batches tell
+            pass  # the batches show it
         return any(map(lacks_offsets, segments))
 
-    # ---- high watermark, last stable offset, log start ----------------------------------------------------
+    # ---- high watermark, last stable offset, log start -----------------------------------------------------
 
     def update_high_watermark(self, offset: int) -> int:
-        """Set the high watermark to `offset`, kept within [log start, log end]; returns what it became."""
+        """Set the high watermark to `offset`, limited to [log start, log end]. Return the new one."""
         with self.offsets_lock:
             state = self.state
             offset = max(state.log_start_offset, min(offset, state.log_end_offset))
@@ -1158,17 +1191,21 @@ class UnifiedLog:
             return offset
 
     def maybe_increment_high_watermark(self, offset: int) -> int | None:
-        """Move the high watermark up to `offset`; returns the former one if it moved. Raises
-        OffsetOutOfRange."""
+        """Move the high watermark up to `offset`. Return the former one if it moved, else None.
+
+        Raises OffsetOutOfRange if `offset` is above the log's end.
+        """
         with self.offsets_lock:
             state = self.state
             if offset > state.log_end_offset:
-                raise OffsetOutOfRange(f"high watermark {offset} past the log's end {self.log_end_offset}")
+                raise OffsetOutOfRange(
+                    f"high watermark {offset} is above the log's end {self.log_end_offset}"
+                )
             before = state.high_watermark
             if offset <= before:
                 return None
             if state.stable:
-                # As nearly always: no transaction is open, or completed and not replicated.
+                # The usual case: no transaction is open, or completed and not replicated yet.
                 state.advance(offset, offset)
             else:
                 self.update_high_watermark(offset)
@@ -1177,9 +1214,10 @@ class UnifiedLog:
             return before
 
     def publish_stable_offset(self) -> None:
-        """Publish the last stable offset that the producers' transactions allow; under the lock."""
-        # The first offset of a transaction that is open, or completed above the high watermark, bounds
-        # readers of committed data.
+        """Publish the last stable offset that the producers' transactions allow. The caller holds the lock.
+
+        It is the first offset of a transaction that is open, or completed above the high watermark.
+        """
         state = self.state
         high_watermark = state.high_watermark
         self.producers.on_high_watermark_updated(high_watermark)
@@ -1190,12 +1228,18 @@ class UnifiedLog:
             state.advance(high_watermark, stable)
 
     def maybe_increment_log_start_offset(self, offset: int) -> bool:
-        """Drop everything below `offset` for readers; raises OffsetOutOfRange above the high watermark."""
+        """Move the log start up to `offset`, so that readers no longer see what is below. Return whether it
+        moved.
+
+        Raises OffsetOutOfRange if `offset` is above the high watermark.
+        """
         with self.lock, self.step:
             self.require_writable()
             state = self.state
             if offset > state.high_watermark:
-                raise OffsetOutOfRange(f"log start {offset} past the high watermark {state.high_watermark}")
+                raise OffsetOutOfRange(
+                    f"log start {offset} is above the high watermark {state.high_watermark}"
+                )
             if offset <= state.log_start_offset:
                 return False
             state.update(log_start_offset=offset)
@@ -1206,26 +1250,27 @@ class UnifiedLog:
     def follow(
         self, standing: LogStanding, *, anew: bool = False, check: Callable[[], None] | None = None
     ) -> None:
-        """A reader's log: stand where its writer has published; `anew`: none of its files may be kept.
+        """In a log that is open for reading, take over what its writer has published.
 
-        `check` raises where files that were opened do not belong together; nothing changes then.
+        `anew`: open all files again. `check` raises if the opened files do not belong together; nothing is
+        changed then.
         """
         with self.lock:
             self.local.limit_to(standing, anew=anew, check=check)
             if anew:
-                # What seemed to be missing may have been cut or replaced; who comes there looks again.
+                # What seemed to be missing may have been truncated or replaced. The next read looks again.
                 self.damages = self.damages.only(lambda known: known.position < known.end_position)
             self.active = self.local.segments.active
             self.state.take_over(standing)
 
-    # ---- roll, retention, truncation ----------------------------------------------------------------------
+    # ---- roll, retention, truncation -----------------------------------------------------------------------
 
     def roll(self, base_offset: int | None = None) -> None:
-        """Begin a new segment, at `base_offset` or at the log's end; nothing happens where the active one is
-        empty and begins there already.
+        """Begin a new segment at `base_offset`, or at the log's end. If the active segment is empty and
+        begins there, nothing happens.
 
-        Raises StorageFull, OutOfDescriptors; the log is as it was then. Any other KafkaStorageError takes it
-        offline.
+        Raises StorageFull and OutOfDescriptors, which leave the log as it was. Any other KafkaStorageError
+        takes it offline.
         """
         with self.lock, self.step:
             self.require_writable()
@@ -1234,7 +1279,7 @@ class UnifiedLog:
             if self.active.base_offset == base and self.active.size == 0:
                 return
             try:
-                # A restart replays producers from the last snapshot, so each roll leaves one.
+                # A restart rebuilds producers' state from the last snapshot, so each roll leaves one.
                 with self.producers.snapshot_at(base, sync=self.durable):
                     self.active = self.local.roll(base)
             except StorageIOError as error:
@@ -1243,10 +1288,10 @@ class UnifiedLog:
             state.update(active_base_offset=base, valid_length=0, log_end_offset=base)
 
     def delete_old_segments(self) -> int:
-        """Remove whole segments that retention.ms, retention.bytes or the log start offset let go; their
+        """Delete whole segments by retention.ms, retention.bytes and the log start offset. Return their
         number.
 
-        Never one that holds an offset at or above the high watermark.
+        A segment with an offset at or above the high watermark stays.
         """
         with self.lock, self.step:
             self.require_writable()
@@ -1258,7 +1303,7 @@ class UnifiedLog:
             segments = self.local.segments
             if not segments[0].base_offset < segments.active.base_offset:
                 return 0
-            # On disk before a file goes: of several that go, a power cut may bring back any.
+            # The log start is on disk before a file is deleted: a power cut may bring back any of several.
             start = max(self.state.log_start_offset, segments[len(found)].base_offset)
             self.state.update(log_start_offset=start)
             self.flush_state()
@@ -1273,27 +1318,27 @@ class UnifiedLog:
         return len(found)
 
     def truncate_to(self, offset: int, *, splits: bool = False) -> bool:
-        """Cut everything from `offset` on; whether anything was cut. Epochs from there on are forgotten.
+        """Remove everything from `offset` on, leader epochs too. Return whether anything was removed.
 
-        A batch that holds `offset` goes as a whole, as Kafka's UnifiedLog.truncateTo has it. `splits`: its
-        records below `offset` stay, as a batch of their own; raises CorruptMessage where they cannot be read.
+        A batch that holds `offset` is removed as a whole, as in Kafka's UnifiedLog.truncateTo. `splits`: its
+        records below `offset` stay, as a batch of their own; raises CorruptMessage if they cannot be read.
         """
         try:
             was_cut = self._truncate_locked(offset, splits)
         except CorruptMessage:
-            # The way to the offset leads through rot: once that is known, around it.
+            # The search for the offset met damage. Once that is known, the search passes over it.
             segments = self.local.segments
             if not self.search_damage(segments[segments.index_for(offset)], offset):
                 raise
             was_cut = self._truncate_locked(offset, splits)
         if was_cut and self.damages:
-            # Behind what rotted, as recovery will want it: see UnifiedLog.report_damage.
+            # So that the next recovery begins behind the damage, as in report_damage.
             self.flush()
             self.flush_state()
         return was_cut
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drop everything and begin again at `offset`, an empty log."""
+        """Remove everything and begin again at `offset`, as an empty log."""
         with self.lock, self.step:
             self.require_writable()
             gone = self._drop_all(offset)
@@ -1301,37 +1346,39 @@ class UnifiedLog:
             self.on_deleted(path)
 
     def truncating(self, offset: int) -> None:
-        """The log is about to be cut at `offset`; under the lock."""
+        """Note that the log is about to be truncated at `offset`. The caller holds the lock."""
         self._lowest_cut = offset if self._lowest_cut is None else min(self._lowest_cut, offset)
         if self.on_truncating is not None:
             self.on_truncating(self, offset)
 
     def take_lowest_cut(self) -> int | None:
-        """The lowest offset that the log was cut at since the last call; None if it was not. Under the
-        lock."""
+        """Return the lowest offset at which the log was truncated since the last call, or None. The caller
+        holds the lock."""
         cut, self._lowest_cut = self._lowest_cut, None
         return cut
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> None:
-        """Put cleaned segments in the place of those they were made of, or before all others where `old` is
-        empty: see segment_replacement, which makes the new ones. `cuts`: what `state.cuts` was when the work
-        began.
+        """Replace `old` segments by cleaned ones; put them before all others if `old` is empty.
 
-        Raises LogCleaningAborted, KafkaStorageError; the new segments' files are gone then, unless the disk
-        failed in the middle of the change: the log is offline then, and the next opening finishes it.
+        `new`: made by segment_replacement.open_cleaned. `cuts`: `state.cuts` when the work began. Raises
+        LogCleaningAborted if the log changed meanwhile, and KafkaStorageError. The new segments' files are
+        removed then, unless the disk failed in the middle of the change: the log is offline then, and the
+        next opening finishes the change.
         """
         for path in self._replace_segments(new, old, cuts):
             self.on_deleted(path)
 
-    # ---- parts of retention --------------------------------------------------------------------------------
+    # ---- retention in detail -------------------------------------------------------------------------------
 
     def _deletable_segments(self, now_ms: int) -> list[LogSegment]:
-        """The segments that retention lets go now, oldest first; the caller holds the log's lock.
+        """Return the segments that retention allows to delete, oldest first. The caller holds the log's lock.
 
-        By time: its largest timestamp is older than retention.ms; where no record is left in a segment, that
-        of the headers which compaction or a repair put there, or they would hold back all that follows. By
-        size: without it the log still holds retention.bytes. By start: all its offsets are below the log
-        start offset. A topic that is only compacted loses segments by the log start offset alone.
+        Only a leading run of segments is deleted, so that no hole is left, and never a segment with an offset
+        at or above the high watermark, which a follower may still need. A segment may go by time: its largest
+        timestamp is older than retention.ms. (In a segment without records, the timestamps of the headers
+        count, or it would hold back all that follow.) By size: without it the log still holds
+        retention.bytes. By start: all its offsets are below the log start offset. A topic that is only
+        compacted loses segments by the log start offset alone.
         """
         segments = list(self.local.segments)
         config = self.config
@@ -1355,7 +1402,7 @@ class UnifiedLog:
             gone.append(segment)
         return gone
 
-    # ---- parts of a truncation -----------------------------------------------------------------------------
+    # ---- truncation in detail ------------------------------------------------------------------------------
 
     def _truncate_locked(self, offset: int, splits: bool) -> bool:
         with self.lock, self.step:
@@ -1366,7 +1413,7 @@ class UnifiedLog:
         require_offset(offset)
         damage = self.damages.at(offset)
         if damage is not None:
-            # A range that rotted goes as a whole, as a batch does.
+            # A damaged range is removed as a whole, as a batch is.
             offset = damage.first_offset
         local = self.local
         if offset >= self.log_end_offset:
@@ -1380,10 +1427,10 @@ class UnifiedLog:
         head = _head_if_cut_at(local.segments[keep], position, offset) if splits and end < offset else b""
         mark = min(self.high_watermark, offset)
         self.truncating(offset)
-        # What was deleted of the batch stays so: the log does not start below, though the head does.
+        # Deleted records of the batch stay deleted: the log does not start below, although the head does.
         published = max(end, min(self.log_start_offset, offset)) if head else end
         base_offset, epochs_end = local.segments[keep].base_offset, offset if head else end
-        # First what may need room on the disk, so that nothing has changed where there is none.
+        # What may need room on the disk comes first, so that a full disk leaves everything unchanged.
         self._publish_and_forget(published, base_offset, position, epochs_end)
         with self._all_or_nothing():
             self._cut(offset, keep, end, position, head)
@@ -1393,7 +1440,7 @@ class UnifiedLog:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """A cut that the disk stops halfway, a full one included, takes the log offline: what it holds then
+        """Take the log offline if the disk, even a full one, stops a truncation halfway. What the log holds
         is known again when it is opened."""
         try:
             yield
@@ -1402,10 +1449,10 @@ class UnifiedLog:
             raise
 
     def _cut(self, offset: int, keep: int, end: int, position: int, head: bytes) -> None:
-        """Cut the segment of that index at `position`, where offset `end` is, and all behind it.
+        """Truncate the segment with index `keep` at `position`, where offset `end` is, and remove all later
+        ones.
 
-        `head` takes the place of the batch at the position, in one step: a crash leaves the batch or its
-        head.
+        `head` replaces the batch at the position in one step: a crash leaves the batch or its head.
         """
         local = self.local
         if self.on_cut is not None:
@@ -1414,7 +1461,7 @@ class UnifiedLog:
             self.on_deleted(path)
         active = self.active = local.segments.active
         active.truncate_to(offset, position, head)
-        local.name_changes += 1  # what is cut below a reader's pin goes on in a new file
+        local.name_changes += 1  # below a reader's pin, the segment goes on in a new file
         local.transaction_index(active).truncate_to(offset)
         self.forget_damages(lambda known: known.first_offset < end)
         is_damaged = any(known.path == active.region.path for known in self.damages)
@@ -1424,21 +1471,21 @@ class UnifiedLog:
         self._forget_epochs(end)
         self._ended_at(end)
         if is_damaged:
-            # Recovery reads the last segment through: what rotted must not lie in it.
+            # Recovery reads the whole last segment, so no damage may be in it.
             self.roll()
 
     def _end_if_cut_at(self, segment: LogSegment, offset: int) -> tuple[int, int]:
-        # Where the log would end if the batch that holds `offset` and all behind it were cut off: the offset
-        # and the position in the segment.
+        """Return the offset and the position at which the log would end without the batch that holds `offset`
+        and all that follow."""
         found = self.position_of(segment, offset)
         return (offset, segment.size) if found is None else (min(found[2], offset), found[0])
 
     def _drop_all(self, offset: int) -> list[str]:
-        """As UnifiedLog.truncate_fully_and_start_at, which holds the log's lock; the names of the files that
-        went."""
+        """Remove everything and begin again at `offset`. Return the paths of the removed files. The caller
+        holds the lock."""
         require_offset(offset)
         local = self.local
-        # All that comes is dirty, also where it begins behind what was clean.
+        # To the cleaner everything that follows is dirty, even if it begins above the clean part.
         self.truncating(min(offset, local.segments[0].base_offset))
         standing = self._standing()
         self._publish_end(*_end_of_none(local.segments[0].base_offset, offset))
@@ -1449,7 +1496,7 @@ class UnifiedLog:
             self.epochs.clear()
             gone = local.begin_anew(offset)
         except (StorageFull, OutOfDescriptors):
-            # There is no room for what the log is to begin with: it stands where it stood.
+            # There is no room for the new segment: the log stays as it was.
             self._restore_epochs(epochs)
             self.state.update(**standing)
             self.flush_state()
@@ -1466,31 +1513,30 @@ class UnifiedLog:
         return gone
 
     def cut_what_came_back(self, epochs: Iterable[EpochEntry]) -> None:
-        """After a power cut: cut off again what was cut off before, where a later leader epoch had begun
-        since.
+        """Truncate again what a power cut brought back, if a later leader epoch had begun there since.
 
-        `epochs`: those that were on the disk. An epoch is there as soon as it begins, and forgotten there
-        before a batch of an earlier one can follow: so such a batch is from before. Left there it would pass
-        for one of the later epoch. (RecoveryScan has cut those that begin in the later epoch; what is left is
-        one that reaches into it.)
+        `epochs`: those that were on the disk. An epoch is written there as soon as it begins, and removed
+        before a batch of an earlier epoch can follow. So a batch of an earlier epoch at its start was
+        truncated before, and would pass for one of the later epoch. (RecoveryScan has removed the batches
+        that begin in the later epoch. What is left is one that reaches into it.)
         """
         if self.damages:
             return
         for entry in epochs:
             if max(self.flush_offset, self.log_start_offset) <= entry.start_offset < self.log_end_offset:
-                # Compaction may have left no batch there, nor behind.
+                # Compaction may have left no batch there and none behind.
                 batch = next(self.batches(entry.start_offset), None)
                 if batch is not None and batch.leader_epoch < entry.epoch:
                     self.truncate_to(entry.start_offset)
                     return
 
     def _publish_and_forget(self, end: int, base_offset: int, position: int, epochs_end: int) -> None:
-        """Say that the log ends at `end`, byte `position` of the segment at `base_offset`, and forget the
-        epochs that begin at `epochs_end` or above.
+        """Publish that the log ends at `end`, byte `position` of the segment at `base_offset`, then forget
+        the epochs that begin at `epochs_end` or above.
 
-        In this order on disk: to recovery, a batch whose epoch is not known has rotted where it was
-        published. Raises StorageFull, OutOfDescriptors; the log stands as before then. What else is raised
-        takes it offline.
+        Both reach the disk in this order, since recovery takes a published batch of an unknown epoch for
+        damage. Raises StorageFull and OutOfDescriptors, which leave the log as it was. Any other error takes
+        it offline.
         """
         standing = self._standing()
         self._publish_end(end, base_offset, position)
@@ -1515,29 +1561,33 @@ class UnifiedLog:
             raise
 
     def _forget_epochs(self, end_offset: int) -> None:
-        """Forget the leader epochs that begin at `end_offset` or above; none where that cannot be written."""
+        """Forget the leader epochs that begin at `end_offset` or above, in memory and on disk, or in neither.
+
+        Raises KafkaStorageError.
+        """
         before = self.epochs.entries
         self.epochs.truncate_from_end(end_offset)
         try:
-            self.epochs.flush()  # before a batch comes above it, see LeaderEpochFileCache
+            self.epochs.flush()  # before a batch is appended above it, see LeaderEpochFileCache
         except KafkaStorageError:
             self._restore_epochs(before)
             raise
-        # The cache knows nothing below the log start, but the next batch may not fall behind that.
+        # The cache knows no epoch below the log start, but the next batch must not be of an earlier one.
         latest = self.epochs.latest_epoch
         self.leader_epoch = self.local.last_epoch() if latest is None else latest
         self.state.update(leader_epoch=self.leader_epoch)
         self.choose_path()
 
     def _ended_at(self, offset: int) -> None:
-        """What a cut changes besides the segments."""
+        """Update what a truncation changes besides the segments."""
         self._publish_end(offset, self.active.base_offset, self.active.size)
         self.producers.truncate_and_reload(self.log_start_offset, offset, self.time_ms())
         producer_batches.replay(self.producers, self.local, offset)
         self.publish_stable_offset()
 
     def _publish_end(self, end: int, active_base_offset: int, valid_length: int) -> None:
-        # The log ends at offset `end`, byte `valid_length` of the segment at `active_base_offset`.
+        """Publish that the log ends at offset `end`, byte `valid_length` of the segment at
+        `active_base_offset`."""
         state = self.state
         state.count_cut()
         state.update(
@@ -1552,13 +1602,13 @@ class UnifiedLog:
         self._flush_truncated(end)
 
     def _publish_cut(self) -> None:
-        # All that is on disk about the log, here and in its directory's checkpoints, ends where it ends.
+        """Put the new end on disk, in the state file and in the directory's checkpoints."""
         self.flush_state()
         if self.on_cut is not None:
             self.on_cut(self)
 
     def _standing(self) -> dict[str, int]:
-        # What _publish_end changes, and the log start and high watermark.
+        """Return what a truncation publishes, to restore it if the truncation fails."""
         state = self.state
         return {
             "log_start_offset": state.log_start_offset,
@@ -1570,10 +1620,10 @@ class UnifiedLog:
             "last_stable_offset": state.last_stable_offset,
         }
 
-    # ---- parts of a replacement ----------------------------------------------------------------------------
+    # ---- replacement in detail -----------------------------------------------------------------------------
 
     def _replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment], cuts: int) -> list[str]:
-        """As UnifiedLog.replace_segments; the names of the files that went."""
+        """Replace the segments. Return the paths of the removed files."""
         local = self.local
         try:
             for segment in new:
@@ -1591,7 +1641,7 @@ class UnifiedLog:
                     segment_replacement.hold(local, segment)
                 return self._put_in_place(new, old)
         except BaseException:
-            # Where the change was broken off in the middle, the files may be all there is: mending the log
+            # If the change was interrupted in the middle, these files may hold the only copy: mending the log
             # decides what becomes of them.
             is_over = (
                 self.is_offline or self.offsets_lock.broken or any(s in new for s in self.local.segments)
@@ -1613,7 +1663,7 @@ class UnifiedLog:
             raise LogCleaningAborted(f"{self.topic_partition}: the log changed while it was cleaned")
 
     def _put_in_place(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> list[str]:
-        # From here on there is no way back: what fails, fails the log, and its next opening goes on.
+        # From here on there is no way back: an error takes the log offline, and its next opening goes on.
         local = self.local
         gone = []
         try:
@@ -1631,7 +1681,8 @@ class UnifiedLog:
             local.storage.sync_directory(local.directory)
             for segment in new:
                 segment_replacement.rename(local, segment, segment_replacement.IN_ORDER, SWAP_SUFFIX, "")
-            # The next round begins with a .cleaned at the log's start: beside that, no .swap would count.
+            # The next round begins with a .cleaned file at the log's start, beside which no .swap would
+            # count.
             local.storage.sync_directory(local.directory)
             local.segments = local.segments.with_replaced(old, new)
             kept = {segment.base_offset for segment in new}
@@ -1645,13 +1696,13 @@ class UnifiedLog:
             raise
         return gone
 
-    # ---- durability ---------------------------------------------------------------------------------------
+    # ---- durability ----------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Put everything that was appended by now on disk; returns the log's end it covers.
+        """Put everything that was appended so far on disk. Return the log's end that this covers.
 
-        Raises ReadOnlyLog; KafkaStorageError when the disk refuses: the log is offline then, and the flush is
-        never tried again, since the system may have dropped the pages.
+        Raises ReadOnlyLog, and KafkaStorageError if the disk refuses. The log is offline then, and the flush
+        is never tried again, since the kernel may have dropped the pages.
         """
         if self.local.read_only:
             raise ReadOnlyLog(f"{self.topic_partition}: opened for reading")
@@ -1660,9 +1711,9 @@ class UnifiedLog:
         return end
 
     def flush_if_due(self, now_ms: int) -> None:
-        """Flush if flush.ms has passed since the last time and there is something to flush.
+        """Flush if flush.ms has passed since the last flush and there is something to flush.
 
-        Each append asks; a LogManager asks for the logs that nobody appends to.
+        Each append calls this. A LogManager calls it for the logs without appends.
         """
         due = now_ms - self._flushed_at_ms >= self.config.flush_ms
         if due and self.flush_offset < self.log_end_offset:
@@ -1670,7 +1721,7 @@ class UnifiedLog:
             self.flush()
 
     def flush_state(self) -> None:
-        """Put on disk where the log stands now."""
+        """Put the state file with the log's present offsets on disk. Raises KafkaStorageError."""
         region = self.state.region
         if region is not None:
             try:
@@ -1680,8 +1731,10 @@ class UnifiedLog:
                 raise
 
     def flush_job(self) -> tuple[FlushJob, Callable[[], None]] | None:
-        """A job for a disk thread that flushes the log up to its end of now, and what to call when it is
-        done, which raises as `flush`; None where more than the active segment has to be flushed.
+        """Return a job for a disk thread that flushes the log up to its present end, and a function to call
+        when the job is done, which raises as `flush`.
+
+        Returns None if more than the active segment has to be flushed.
         """
         if not self._is_active_enough():
             return None
@@ -1700,14 +1753,15 @@ class UnifiedLog:
                 if is_kept:
                     self.state.update(flush_offset=max(self.state.flush_offset, end))
             if not is_kept:
-                # Something else may be there by now, which the job did not see.
+                # The log was truncated, and the job did not see what was appended since.
                 self.flush()
 
         return job, finish
 
     def flush_alone(self) -> bool:
-        """As `flush`, for a log that one thread appends to, cuts and flushes: nobody shares it, so nobody is
-        told. False, and nothing is done, where more than the active segment has to be flushed.
+        """Flush a log that one thread appends to, truncates and flushes, so that no thread waits for it.
+
+        Returns False and does nothing if more than the active segment has to be flushed. Raises as `flush`.
         """
         if self.local.read_only or not self._is_active_enough():
             return False
@@ -1723,7 +1777,7 @@ class UnifiedLog:
         return True
 
     def _is_active_enough(self) -> bool:
-        # Whether all that is not on disk yet is in the active segment's own file.
+        """Return whether all that is not on disk yet is in the active segment's own file."""
         active = self.active
         from_offset = self.state.flush_offset
         return (
@@ -1733,22 +1787,23 @@ class UnifiedLog:
         )
 
     def _flush_to_end(self) -> int:
+        """Flush outside of the lock, so that appends go on. Return the log's end that this covers."""
         with self.offsets_lock:
             self._flush_bound = self.state.log_end_offset
         try:
-            # With it the flush point of the commit before: it is never further behind on disk.
+            # Along with it the flush point of the last flush, which on disk is never further behind.
             self.local.flush(self.state.flush_offset, along=self.state.region if self.durable else None)
         except KreplicaError as error:
             self.fail(error)
             raise
         with self.offsets_lock:
-            # A truncation may have come in between: only what still stands counts.
+            # Only what a truncation in between has left counts.
             end = self._flush_bound
             self.state.update(flush_offset=max(self.state.flush_offset, end))
         return end
 
     def _make_durable(self, info: LogAppendInfo) -> None:
-        """Return when the append is as safe as the configuration wants it."""
+        """Wait until the append is as safe as the configuration requires."""
         config = self.config
         if config.durability != "page_cache":
             require_kept(self._group_commit.wait(info.last_offset + 1), info.base_offset)
@@ -1758,14 +1813,14 @@ class UnifiedLog:
             self.flush_if_due(self.time_ms())
 
     def _flush_truncated(self, end: int) -> None:
-        """The log now ends at `end`, also for a flush that is under way; under the log's lock."""
+        """Let a flush in progress count no more than what is below `end`. The caller holds the lock."""
         self._flush_bound = min(self._flush_bound, end)
         self._group_commit.truncated(end)
 
-    # ---- life ---------------------------------------------------------------------------------------------
+    # ---- life ----------------------------------------------------------------------------------------------
 
     def idle(self) -> None:
-        """Hold no map, no descriptor and no slack on disk until the log is used again."""
+        """Release mappings, descriptors and spare disk space until the log is used again."""
         with self.lock:
             self.local.idle()
             if self.state.region is not None:
@@ -1773,7 +1828,7 @@ class UnifiedLog:
 
     @property
     def is_writable(self) -> bool:
-        """Whether appends may come: open, not offline, not damaged, not a reader's."""
+        """Whether the log takes appends: open for writing, not offline, and recovery reached its end."""
         return self._writable()
 
     @property
@@ -1787,14 +1842,14 @@ class UnifiedLog:
         return self._failure
 
     def fail(self, error: BaseException) -> None:
-        """Take the log offline: its disk failed. Everything raises KafkaStorageError from now on."""
-        with self.offsets_lock:  # what is under way on a disk that has failed may never end
+        """Take the log offline because its disk failed. From now on everything raises KafkaStorageError."""
+        with self.offsets_lock:  # not `lock`: an append in progress on a failed disk may never end
             self._failure = self._failure or error
             self.choose_path()
 
     def abandon(self) -> None:
-        """Close without flushing or writing anything: the log is about to be deleted, or its disk is gone."""
-        self.closed = True  # before the lock is taken: a log that is given up need not be mended
+        """Close without a flush or a write: the log is about to be deleted, or its disk is gone."""
+        self.closed = True  # before the lock is taken, so that a broken change is not mended
         with self.lock:
             self.choose_path()
             self.local.close()
@@ -1802,7 +1857,8 @@ class UnifiedLog:
                 self.state.region.close()
 
     def close(self) -> None:
-        """Flush, leave a producer snapshot and the mark of a clean close, let go of files. Slices stay."""
+        """Flush, write a producer snapshot and the mark of a clean close, and close the files. Slices that
+        were handed out stay valid."""
         with self._closing:
             with self.lock:
                 in_order = self._writable()
@@ -1810,7 +1866,7 @@ class UnifiedLog:
                 self.choose_path()
             try:
                 if in_order:
-                    # Outside of the lock, which a flush that is under way may still need.
+                    # Outside of the lock, which a flush in progress may still need.
                     self.flush()
                     with self.lock:
                         self._close_in_order()
@@ -1828,10 +1884,14 @@ class UnifiedLog:
         if self.state.region is not None:
             self.state.region.trim()
 
-    # ---- mending -------------------------------------------------------------------------------------------
+    # ---- after an interrupted change -----------------------------------------------------------------------
 
     def _mend(self) -> None:
-        """Let the log go on; its lock is held. Raises as `log_loader.load`, and may be called again then."""
+        """Load the log again after an exception from outside interrupted a change; see log_lock.pxd.
+
+        Such a change leaves what a crash of the process at that point would leave. The lock is held. Raises
+        as `log_loader.load`, and may be called again then.
+        """
         if not (self.closed or self.is_offline or self.local.read_only or self.opened_again is None):
             if self.queue is not None:
                 self.queue.settle()
@@ -1866,29 +1926,31 @@ def _is_older(segment: LogSegment, timestamp: int) -> bool:
 
 
 def _head_if_cut_at(segment: LogSegment, position: int, offset: int) -> bytes:
-    # What is to be left of the batch at `position`, which `offset` lies in.
+    """Return what stays of the batch at `position` without its records from `offset` on."""
     following = segment.region.slice(position, segment.size - position)
     return batch_head(RecordBatch(following), offset)
 
 
 def _end_of_none(first_base_offset: int, offset: int) -> tuple[int, int, int]:
-    # What to publish before everything goes and the log begins again at `offset`: end, active segment,
-    # length. A kill then leaves older segments, and none of them may seem to miss bytes.
+    """Return the end, active segment and length to publish before everything is removed.
+
+    A kill may leave older segments, and none of them may seem to lack bytes then.
+    """
     first = min(first_base_offset, offset)
     return first, first, 0
 
 
 def require_offset(offset: int) -> None:
-    """Raise OffsetOutOfRange where no log can end."""
+    """Raise OffsetOutOfRange for a negative offset, where a log cannot end."""
     if offset < 0:
         raise OffsetOutOfRange(f"a log cannot end at offset {offset}", where=offset)
 
 
 def require_kept(kept: bool, base_offset: int) -> None:
-    """Raise NotLeaderOrFollower for an append whose records a truncation took before they were flushed."""
+    """Raise NotLeaderOrFollower for an append that was truncated before it was flushed."""
     if not kept:
         raise NotLeaderOrFollower(
-            f"offset {base_offset} was cut off before it was flushed", where=base_offset
+            f"offset {base_offset} was truncated before it was flushed", where=base_offset
         )
 
 

@@ -27,7 +27,7 @@ LEFT: dict[str, int] = {
     "kreplica/cluster": 2,
     "kreplica/controller": 103,
     "kreplica/coordinator": 1,
-    "kreplica/log": 173,
+    "kreplica/log": 155,
     "kreplica/raft": 115,
     "kreplica/replica": 156,
     "kreplica/runtime": 1,
