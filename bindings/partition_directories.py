@@ -39,7 +39,7 @@ class PartitionDirectories:
                 partition = parse_directory_name(os.path.basename(directory))
                 if partition is None:
                     raise InvalidFile(
-                        f"{directory}: no partition's directory is named so, as topic-0 would be"
+                        f"{directory}: not a partition's directory, whose name looks like topic-0"
                     )
                 replicas = found.setdefault(partition, [])
                 if directory not in replicas:
@@ -80,7 +80,7 @@ def _partitions_in(path: str) -> list[str]:
         return [path]
     names = LogDirectory(storage, path).partitions()[0]
     if not names:
-        raise InvalidFile(f"{path}: neither a partition's directory nor one that holds any")
+        raise InvalidFile(f"{path}: neither a partition's directory nor a directory of partitions")
     return [f"{path}/{name}" for name in names if is_partition(storage, f"{path}/{name}")]
 
 

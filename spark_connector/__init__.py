@@ -1,11 +1,11 @@
-"""Spark reads and writes kreplica's and Kafka's logs: `register(spark)`, then format("kreplica").
+"""Read and write kreplica's and Kafka's logs with Spark: `register(spark)`, then format("kreplica").
 
     spark_connector.register(spark)
     spark.read.format("kreplica").load("data")
 
-Two readers stand behind the format. In a session with a JVM of its own directories are read there, by a jar
-that is made at the first use (`jar`); the option reader=python chooses the other, which reads clusters, too.
-pyspark is imported when it is needed, for a Java runtime may have to be found before (`use_java`).
+The format has two readers. A session with a JVM of its own reads directories there, with a jar that is built
+at first use (`jar`). The option reader=python selects the Python reader, which also reads clusters.
+pyspark is imported late, because a Java runtime may have to be found first (`use_java`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ __all__ = ["jar", "lag", "register", "use_java"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make format("kreplica") known to the session, and let its filters reach the logs' indexes."""
+    """Register format("kreplica") with the session, and let filters use the logs' indexes."""
     from spark_connector.source import register as register_source
 
     register_source(spark)
 
 
 def jar() -> str:
-    """The jar with the JVM reader, for `spark.jars` where a session takes none later. Raises NoJvmReader."""
+    """Return the path of the jar with the JVM reader, building it if necessary.
+
+    Set `spark.jars` to it where a running session accepts no jar. Raises NoJvmReader.
+    """
     from spark_connector.jvm_reader import jar as made
 
     return made()

@@ -1,4 +1,4 @@
-"""A batch read: planned once, read by one task for each range. Thread rule: one thread in each process."""
+"""The reader of a batch: plans once, then one task reads each range. Thread rule: one thread a process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """A range, as Spark sends it to a task; None: there is nothing to read."""
+    """A range as Spark sends it to a task; None if there is nothing to read."""
 
     value: LogRange | None
 
 
 class KreplicaReader(DataSourceReader):
-    """See the module. Raises OptionError, SchemaError, KreplicaError."""
+    """Read a batch of records from a LogSource. Raises OptionError, SchemaError, KreplicaError."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -57,7 +57,7 @@ class KreplicaReader(DataSourceReader):
 
 
 def rows(source: LogSource, shape: RowShape, wanted: LogRange | None) -> Iterator[ArrowRecordBatch]:
-    """The records of the range as Spark's rows."""
+    """Yield the records of the range as Spark's rows."""
     settle()
     if wanted is not None:
         for batch in source.read(wanted, shape.columns):

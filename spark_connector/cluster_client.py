@@ -1,8 +1,8 @@
-"""Asking a running cluster, kreplica's or Kafka's, by Kafka's protocol: what there is, records, appends.
+"""A client of a running cluster, kreplica's or Kafka's: lists partitions, fetches and appends.
 
-A question about a partition goes to whoever leads it; a leader that is gone is looked for again until
-TIMEOUT_S have passed. Answers are of one partition, for that is what a task of Spark reads or writes.
-Ownership: the connections, which a pickled client has none of. Thread rule: one thread.
+Requests about a partition go to its leader. If the leader is gone, the client looks for the new one for up to
+TIMEOUT_S. A request covers one partition, because a Spark task reads or writes one partition.
+Ownership: the connections; a pickled client has none. Thread rule: one thread.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -58,14 +58,14 @@ T = TypeVar("T")
 
 
 class Leader(NamedTuple):
-    """Where the partition's leader listens, None if there is none, and in which epoch it leads."""
+    """The address of a partition's leader (None: no leader) and its leader epoch."""
 
     address: Address | None
     epoch: int
 
 
 class ClusterClient:
-    """See the module. `servers`: host:port, several with commas between them. Raises OptionError."""
+    """Send requests to a cluster. `servers`: host:port, separated by commas. Raises OptionError."""
 
     def __init__(self, servers: str) -> None:
         try:
@@ -87,16 +87,19 @@ class ClusterClient:
             connection.__exit__(None, None, None)
         self._connections.clear()
 
-    # ---- questions ----------------------------------------------------------------------------------------
+    # ---- requests -----------------------------------------------------------------------------------------
 
     def partitions(self) -> list[TopicPartition]:
-        """All that there are, in order."""
+        """Return all partitions of the cluster, sorted."""
         self._retrying(self._refresh)
         return sorted(self._leaders)
 
     def offset(self, at: TopicPartition, timestamp: int, isolation_level: int) -> int:
-        """What ListOffsets answers: of -2 the first offset, of -1 the end, of a time (ms) the first offset
-        that is as late, -1 for none."""
+        """Return the offset that ListOffsets answers.
+
+        `timestamp` -2 asks for the first offset, -1 for the end. A time in ms asks for the first offset with
+        that time or a later one; the answer is -1 if there is no such record.
+        """
 
         def ask() -> int:
             leader = self._leader(at)
@@ -112,12 +115,14 @@ class ClusterClient:
         return self._retrying(ask)
 
     def fetch(self, at: TopicPartition, offset: int, isolation_level: int) -> Any:
-        """The partition's part of a fetch's answer, with records from `offset` on. Raises OffsetOutOfRange;
-        RequestTimedOut where there are none."""
+        """Fetch records from `offset` on; return the partition's part of the response.
+
+        Raises OffsetOutOfRange, and RequestTimedOut if there are no records.
+        """
         return self._retrying(lambda: self._fetch(at, offset, isolation_level))
 
     def producer_id(self) -> tuple[int, int]:
-        """A new producer's id and epoch."""
+        """Request a new producer id; return it with its epoch."""
 
         def ask() -> tuple[int, int]:
             answer = self._any(InitProducerIdRequest(transactional_id=None, transaction_timeout=MAX_WAIT))
@@ -127,8 +132,11 @@ class ClusterClient:
         return self._retrying(ask)
 
     def produce(self, at: TopicPartition, batch: bytes) -> None:
-        """Append the batch, acknowledged by all replicas in sync; it is sent again as it is, so it has to be
-        an idempotent producer's. Raises what the leader refuses it for."""
+        """Append the batch with acks=all.
+
+        A retry sends the same bytes, so the batch must carry an idempotent producer's id. Raises the
+        leader's error if it refuses the batch.
+        """
 
         def ask() -> None:
             leader = self._leader(at)
@@ -167,11 +175,12 @@ class ClusterClient:
         answer = response.responses[0].partitions[0]
         _raise(answer.error_code, at)
         if not answer.records:
-            # It was there when the read was planned: a new leader may have to learn what is committed.
-            raise RequestTimedOut(f"{at}: nothing was answered at offset {offset}")
+            # The record existed when the read was planned. A new leader may not know yet that it is
+            # committed.
+            raise RequestTimedOut(f"{at}: the leader returned no records at offset {offset}")
         return answer
 
-    # ---- whom to ask ------------------------------------------------------------------------------------
+    # ---- leaders and connections --------------------------------------------------------------------------
 
     def _leader(self, at: TopicPartition) -> Leader:
         if at not in self._leaders:
@@ -209,7 +218,9 @@ class ClusterClient:
             except NetworkException as error:
                 self._drop(address)
                 failed.append(str(error))
-        raise NetworkException(f"kafka.bootstrap.servers: nobody answers: {'; '.join(failed)}")
+        raise NetworkException(
+            f"kafka.bootstrap.servers: no server answers, check the addresses: {'; '.join(failed)}"
+        )
 
     def _ask(self, leader: Leader, request: Any) -> Any:
         assert leader.address is not None
@@ -242,7 +253,7 @@ class ClusterClient:
             except KreplicaError as error:
                 if not error.retriable or isinstance(error, CorruptMessage) or time.monotonic() > deadline:
                     raise
-            # Who leads may have changed.
+            # The leader may have changed.
             self._leaders.clear()
             time.sleep(BACKOFF_S)
 

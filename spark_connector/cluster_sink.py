@@ -1,9 +1,9 @@
-"""Appending to a running cluster, kreplica's or Kafka's, as an idempotent producer: one batch at a time.
+"""Append to a running cluster, kreplica's or Kafka's, as an idempotent producer, one batch at a time.
 
-A stream's query has one producer id for its life. Its intents note the sequence numbers with which each
-batch of rows begins, so whoever carries a commit out again sends the same batches under the same numbers: a
-broker takes none twice, and what the logs have of them already is read from the logs' own batch headers. So
-each row is written once, without transactions; a reader may see a batch of the stream while it is written.
+A streaming query has one producer id for its life. The intent of a batch of rows records the sequence numbers
+at which it begins. When a commit is repeated, it sends the same batches under the same numbers: a broker
+accepts none of them twice, and the headers of the log's batches show which records are already there. So each
+row is written once, without transactions. A reader may see a batch of the stream while it is being written.
 Thread rule: one thread.
 """
 
@@ -31,7 +31,7 @@ UNCOMMITTED = 0
 
 
 class IdempotentProducer:
-    """Sends rows under one producer id. `next_sequence`: of each partition, 0 where it is not named."""
+    """Sends rows under one producer id. `next_sequence`: by partition; 0 for a partition not listed."""
 
     def __init__(
         self,
@@ -47,27 +47,31 @@ class IdempotentProducer:
         self._next_sequence = next_sequence or {}
 
     def send(self, at: TopicPartition, rows: ArrowRecordBatch) -> None:
-        """Append the rows as one batch, once, however often it has to be sent; all replicas in sync have it
-        then. Raises what a leader refuses a batch for."""
+        """Append the rows as one batch, once, however often it is retried; wait for all replicas in sync.
+
+        Raises the leader's error if it refuses the batch.
+        """
         first = self._next_sequence.get(at, 0)
         self._builder.base_sequence = first
         batch = self._builder.build(record_columns(rows), now_ms=time.time_ns() // 1_000_000)
-        # It may be there already, and further back than the leader remembers where.
+        # The batch may be in the log already, but too far back for the leader to remember its offset.
         with suppress(DuplicateSequenceNumber):
             self._client.produce(at, batch)
         self._next_sequence[at] = sequence_after(first, rows.num_rows)
 
 
 class Cluster:
-    """A cluster as a target of commits; see CommitLog."""
+    """A cluster as a target of commits (see CommitLog)."""
 
     def __init__(self, client: ClusterClient, codec: str) -> None:
         self._client = client
         self._codec = codec
 
     def begin(self, files: Files, previous: Facts | None) -> Facts:
-        """An intent names the producer and, of each partition that it has written to, the next sequence
-        number; of those of this batch the log's end, too."""
+        """Return the intent: the producer and the next sequence number of each partition it has written to.
+
+        For partitions of this batch it also has the log end offset.
+        """
         if previous is not None:
             producer = int(previous["producer_id"]), int(previous["producer_epoch"])
             sequences = {at_of(each): _sequence_behind(each) for each in previous["partitions"]}
@@ -104,12 +108,15 @@ class Cluster:
                     present -= rows.num_rows
                     continue
                 if present:
-                    raise InvalidFile(f"{at}: {present} records of a batch are there, and not the others")
+                    raise InvalidFile(
+                        f"{at}: only {present} of {rows.num_rows} records of a batch are in the log; "
+                        "another program has written to this query's producer id"
+                    )
                 sender.send(at, rows)
         self._client.close()
 
     def _present(self, at: TopicPartition, start: int, producer_id: int, first: int) -> int:
-        """How many records this producer has appended at or behind offset `start`, from sequence `first`
+        """Count the records this producer has appended at or after offset `start`, from sequence `first`
         on."""
         found, stop = 0, self._client.offset(at, LATEST, UNCOMMITTED)
         while start < stop:
@@ -123,18 +130,18 @@ class Cluster:
 
 
 def require_partitions(client: ClusterClient, wanted: Iterable[TopicPartition]) -> None:
-    """Raises SinkError for a topic or a partition that the cluster has not."""
+    """Check that the cluster has these partitions. Raises SinkError for one that does not exist."""
     known = set(client.partitions())
     topics = {at.topic for at in known}
     for at in wanted:
         if at.topic not in topics:
-            raise SinkError(f"there is no topic {at.topic!r} in {client}; make it first")
+            raise SinkError(f"topic {at.topic!r} does not exist in {client}; create it first")
         if at not in known:
-            raise SinkError(f"there is no partition {at} in {client}")
+            raise SinkError(f"partition {at} does not exist in {client}")
 
 
 def sequence_after(first: int, count: int) -> int:
-    """The sequence number `count` behind `first`; behind the largest comes 0."""
+    """Return the sequence number `count` after `first`; 0 follows the largest."""
     return (first + count) % (INT32_MAX + 1)
 
 

@@ -1,7 +1,8 @@
-"""Records from a running cluster, kreplica's or Kafka's, by Kafka's protocol.
+"""Read records from a running cluster, kreplica's or Kafka's, by Kafka's protocol.
 
-Planning asks for offsets, each task fetches its range from whoever leads the partition; batches become
-columns as they come, and no object is made for a record. Ownership: a ClusterClient. Thread rule: one thread.
+Planning asks the cluster for offsets; each task fetches its range from the partition's leader. Batches become
+columns as they arrive, without an object for each record. Ownership: a ClusterClient. Thread rule: one
+thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ISOLATION_LEVEL = {"high_watermark": 0, "txn_committed": 1}
 
 
 class ClusterSource:
-    """See the module. `servers`: host:port, several with commas between them. Raises OptionError."""
+    """A LogSource of a cluster. `servers`: host:port, separated by commas. Raises OptionError."""
 
     def __init__(self, servers: str, isolation: str, fail_on_data_loss: bool) -> None:
         self._client = ClusterClient(servers)
@@ -35,7 +36,7 @@ class ClusterSource:
     def __str__(self) -> str:
         return str(self._client)
 
-    # ---- what there is ----------------------------------------------------------------------------------
+    # ---- planning ---------------------------------------------------------------------------------------
 
     def partitions(self) -> Sequence[TopicPartition]:
         return self._client.partitions()
@@ -50,7 +51,7 @@ class ClusterSource:
             )
         return found
 
-    def place(self, at: TopicPartition) -> str:  # noqa: ARG002 (whoever leads it then)
+    def place(self, at: TopicPartition) -> str:  # noqa: ARG002 (the leader at the time of the read)
         return ""
 
     def offset_for_timestamp(self, at: TopicPartition, timestamp: int) -> int | None:
@@ -80,7 +81,7 @@ class ClusterSource:
                 offset = self._after_loss(wanted, offset)
                 continue
             builder.hide_aborted(aborted)
-            # The first batch may begin below what was asked for.
+            # The first batch may begin below the requested offset.
             builder.next_offset = position = 0
             while position < len(records):
                 reached = _extend(builder, records, position, offset, wanted)
@@ -97,9 +98,9 @@ class ClusterSource:
         first = self._client.offset(wanted.at, EARLIEST, 0)
         if first > offset:
             gone = min(first, wanted.stop)
-            lost(self._fail, f"{wanted.at}: offsets {offset} to {gone - 1} are not there any more")
+            lost(self._fail, f"{wanted.at}: offsets {offset} to {gone - 1} no longer exist")
             return gone
-        lost(self._fail, f"{wanted.at}: the log ends below {offset}, which had been read up to")
+        lost(self._fail, f"{wanted.at}: the log ends below {offset}, but was already read up to there")
         return wanted.stop
 
     def _fetched(self, at: TopicPartition, offset: int) -> tuple[Any, list[tuple[int, int, int]]]:
@@ -118,7 +119,7 @@ def _builder(wanted: LogRange, columns: Sequence[str]) -> ColumnBuilder:
 
 
 def _extend(builder: ColumnBuilder, records: Any, position: int, offset: int, wanted: LogRange) -> int:
-    """Read on from `position`; where it stands then. An answer may end within a batch."""
+    """Read on from `position` and return the new position. An answer may end within a batch."""
     try:
         return builder.extend(
             records,
@@ -135,7 +136,7 @@ def _extend(builder: ColumnBuilder, records: Any, position: int, offset: int, wa
 
 
 def _with_ends(aborted: Sequence[tuple[int, int]], records: Any) -> list[tuple[int, int, int]]:
-    """The aborted transactions with the offsets of their markers, as far as they are in `records`."""
+    """Return the aborted transactions with the offsets of their markers; INT64_MAX if not in `records`."""
     if not aborted:
         return []
     markers: dict[int, list[int]] = {}
@@ -144,7 +145,7 @@ def _with_ends(aborted: Sequence[tuple[int, int]], records: Any) -> list[tuple[i
             if batch.is_control:
                 markers.setdefault(batch.producer_id, []).append(batch.base_offset)
     except CorruptMessage:
-        pass  # an answer that ends within a batch; whatever else it is, reading tells
+        pass  # The answer may end within a batch. The reader reports any other damage.
     return [
         (
             producer_id,

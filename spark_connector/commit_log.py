@@ -1,11 +1,11 @@
-"""What is written of each batch, so that a batch that Spark runs again is written once.
+"""Commit each batch of rows exactly once, even if Spark runs the batch again.
 
-A writer, which is a stream's query, has a directory of its own: for a directory of logs
-`<path>.spark/<query>`, for a cluster one in the stream's checkpoint. There are a batch's staged rows, its
-intent, and once it is written its commit. The intent says which files are appended, and what the target
-needs to know to tell what is there already; it is on the disk before the first append. A commit that was cut
-off is carried out to its end from that, whatever the batch's second run has staged. Thread rule: one commit
-at a time for a target.
+Each writer (a stream's query) has its own directory: `<path>.spark/<query>` beside a directory of logs, or,
+for a cluster, one in the stream's checkpoint. It holds a batch's staged rows, its intent and, after the batch
+is written, its commit. The intent lists the files to append, and what the target needs to find out which rows
+it already has. It is on disk before the first append. If a commit is interrupted, the next attempt completes
+it from the intent and ignores what the repeated batch has staged. Thread rule: one commit at a time for a
+target.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kreplica.common.types import TopicPartition
 from spark_connector.sink_rows import StagedFile, staged_batches
 
 VERSION = 0
-# Spark runs none again but the last; more are kept for whoever looks.
+# Spark repeats only the last batch; the others are kept for inspection.
 KEPT_COMMITS = 100
-# Of each partition the paths of the files that have its rows, in order.
+# For each partition, the paths of the files with its rows, in order.
 Files = Mapping[TopicPartition, Sequence[str]]
 Facts = dict[str, Any]
 
@@ -36,11 +36,14 @@ class Target(Protocol):
     """Where rows are appended."""
 
     def begin(self, files: Files, previous: Facts | None) -> Facts:
-        """What an intent says besides its files; `previous`: that of the batch before, if it is there."""
+        """Return the target's part of an intent; `previous`: that of the previous batch, if it exists."""
 
     def append(self, files: Files, facts: Facts) -> None:
-        """Append the rows of the files, but those that an earlier attempt has appended; all are as durable as
-        the target makes them when this returns. Raises InvalidFile where somebody else's rows are between."""
+        """Append the rows of the files, except those that an earlier attempt has appended.
+
+        On return all rows are as durable as the target makes them. Raises InvalidFile if another writer's
+        records are between them.
+        """
 
 
 class CommitLog:
@@ -51,13 +54,13 @@ class CommitLog:
         self._target = target
 
     def staging(self, batch_id: int) -> str:
-        """Where the batch's tasks leave their rows."""
+        """Return the directory in which the batch's tasks stage their rows."""
         return os.path.join(self._directory, f"{batch_id}.staged")
 
     def commit(self, batch_id: int, files: Sequence[StagedFile]) -> bool:
-        """Append the rows of these files, unless the batch is written already; whether it was not.
+        """Append the rows of these files, unless the batch is already written. Returns False if it is.
 
-        Raises InvalidFile for an intent that is broken, and what appending raises.
+        Raises InvalidFile if the intent is damaged, and the errors of appending.
         """
         intent = self._name(batch_id, "intent")
         if os.path.exists(self._name(batch_id, "committed")):
@@ -78,7 +81,7 @@ class CommitLog:
         return True
 
     def discard(self, batch_id: int) -> None:
-        """Remove what tasks have left of the batch, unless a commit that was cut off needs it."""
+        """Remove the staged files of the batch, unless an interrupted commit needs them."""
         if not os.path.exists(self._name(batch_id, "intent")):
             shutil.rmtree(self.staging(batch_id), ignore_errors=True)
 
@@ -101,13 +104,16 @@ class CommitLog:
 
 
 class LogDirectory:
-    """The logs in `path` as a target: an intent says where each of them ended, and what lies behind that end
-    is held against the rows. The logs' own locks hold others off meanwhile."""
+    """The logs in `path` as a target.
+
+    The intent records where each log ended; records after that end are compared with the rows. The logs'
+    own locks keep other writers out meanwhile.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
 
-    def begin(self, files: Files, previous: Facts | None) -> Facts:  # noqa: ARG002 (each batch by itself)
+    def begin(self, files: Files, previous: Facts | None) -> Facts:  # noqa: ARG002 (batches are independent)
         with ExitStack() as stack:
             ends = {at: self._open(at, stack).log_end_offset for at in files}
         return {
@@ -129,12 +135,12 @@ class LogDirectory:
 
 
 def directory_commits(path: str, writer: str) -> CommitLog:
-    """The commits of this writer into the logs in `path`."""
+    """Return the commits of this writer into the logs in `path`."""
     return CommitLog(os.path.join(f"{os.path.abspath(path)}.spark", writer), LogDirectory(path))
 
 
 def _append(log: kreplica.Log, at: TopicPartition, end: int, paths: Sequence[str]) -> None:
-    """Append the rows behind `end`, but those that an earlier attempt has appended."""
+    """Append the rows after `end`, except those that an earlier attempt has appended."""
     present = log.log_end_offset - end
     for batch in (batch for path in paths for batch in staged_batches(path)):
         done = min(present, batch.num_rows)
@@ -145,7 +151,7 @@ def _append(log: kreplica.Log, at: TopicPartition, end: int, paths: Sequence[str
         present -= done
         end += batch.num_rows
     if present:
-        raise InvalidFile(f"{at}: {present} records were appended by somebody else while a batch was written")
+        raise InvalidFile(f"{at}: another writer appended {present} records while a batch was written")
 
 
 def _require_same(log: kreplica.Log, at: TopicPartition, start: int, rows: Any) -> None:
@@ -154,7 +160,7 @@ def _require_same(log: kreplica.Log, at: TopicPartition, start: int, rows: Any) 
         found.combine_chunks().to_pylist()
         != pyarrow.Table.from_batches([rows.select(["key", "value"])]).to_pylist()
     ):
-        raise InvalidFile(f"{at}: offset {start} was appended by somebody else while a batch was written")
+        raise InvalidFile(f"{at}: another writer appended offset {start} while a batch was written")
 
 
 # ---- the intent ------------------------------------------------------------------------------------------
@@ -169,14 +175,14 @@ def _read(path: str) -> tuple[list[StagedFile], Facts]:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
         if found["version"] != VERSION:
-            raise InvalidFile(f"{path}: version {found['version']} is not known")
+            raise InvalidFile(f"{path}: unknown version {found['version']}, expected {VERSION}")
         return [StagedFile(at_of(each), str(each["name"])) for each in found["files"]], found
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidFile(f"{path}: {error!r}") from error
 
 
 def at_of(found: Facts) -> TopicPartition:
-    """The partition that an intent names."""
+    """Return the partition that an intent's entry names."""
     return TopicPartition(str(found["topic"]), int(found["partition"]))
 
 
@@ -192,7 +198,7 @@ def _write(path: str, content: dict[str, Any]) -> None:
 
 
 def _new_directories(path: str) -> Iterator[str]:
-    # The writer's own, the one that holds all writers, and the one in which that stands.
+    # The writer's directory, the directory of all writers, and its parent.
     for _ in range(3):
         path = os.path.dirname(path)
         yield path

@@ -1,9 +1,11 @@
-"""Records from log directories, kreplica's or Kafka's, with or without a broker that writes them meanwhile.
+"""Read records from log directories, kreplica's or Kafka's, with or without a broker writing to them.
 
-Nothing above what the writer has published as committed is ever planned, and no read goes past its plan.
-While a partition is read its files are mapped, so retention takes nothing from under a read. What rotted is
-an error with its place, or is passed over with a warning. Ownership: each look and each read has a log of its
-own, which it closes. Thread rule: one thread.
+A plan ends at what the writer has published as committed, and a read never goes past its plan. The files of a
+partition stay mapped while it is read, so retention removes nothing under a read. Damaged records are an
+error
+that says where they are, or are skipped with a warning. Ownership: each lookup and each read opens its own
+log
+and closes it. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DirectorySource:
-    """See the module."""
+    """A LogSource of local log directories."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class DirectorySource:
     def __str__(self) -> str:
         return ", ".join(self._paths)
 
-    # ---- what there is -------------------------------------------------------------------------------------
+    # ---- planning ------------------------------------------------------------------------------------------
 
     def partitions(self) -> Sequence[TopicPartition]:
         self._found = PartitionDirectories.find(self._paths)
@@ -57,7 +59,7 @@ class DirectorySource:
         if found is None or at not in found.partitions:
             self._found = found = PartitionDirectories.find(self._paths)
         if at not in found.partitions:
-            raise InvalidFile(f"{at}: no such partition in {self}")
+            raise InvalidFile(f"{at}: {self} has no such partition")
         return found.directory(at)
 
     def bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
@@ -72,8 +74,11 @@ class DirectorySource:
             return Bounds(log.log_start_offset, end, max(end, log.log_end_offset))
 
     def _end_behind_rot(self, log: UnifiedLog, end: int) -> int:
-        """`end`, or where the log really ends: of a directory that nobody writes and that rotted near its
-        end a log tells only what is before it. The log may not be read afterwards."""
+        """Return `end`, or the log's real end if records before it are damaged.
+
+        If a directory without a writer is damaged near its end, opening the log finds only what precedes the
+        damage. The log must not be read afterwards.
+        """
         probe = ColumnReader(
             log, ["offset"], start=log.log_end_offset, isolation="log_end", skip_damaged=True, own=True
         )
@@ -84,10 +89,13 @@ class DirectorySource:
         damage = probe.skipped[0]
         if self._isolation == "high_watermark":
             return max(probe.next_offset, damage.first_offset + 1)
-        # Which transactions ended behind it is not known.
+        # It is unknown which transactions ended after the damage.
         if not self._skip_damaged:
-            raise DamagedLog(f"{log.topic_partition}: lost are {damage}", where=damage.first_offset)
-        logger.warning("%s: read up to what is lost, %s", log.topic_partition, damage)
+            raise DamagedLog(
+                f"{log.topic_partition}: damaged records, {damage}; skipDamaged=true skips them",
+                where=damage.first_offset,
+            )
+        logger.warning("%s: reading stops before damaged records, %s", log.topic_partition, damage)
         return end
 
     def offset_for_timestamp(self, at: TopicPartition, timestamp: int) -> int | None:
@@ -120,7 +128,7 @@ class DirectorySource:
                 columns,
                 start=start,
                 stop=wanted.stop,
-                # The plan ends at the high watermark, so that what lies behind rot can be reached.
+                # The plan ends at the high watermark, so records after damage can be read.
                 isolation="log_end" if self._isolation == "high_watermark" else self._isolation,
                 from_time=wanted.from_time,
                 to_time=wanted.to_time,
@@ -131,18 +139,19 @@ class DirectorySource:
             )
             yield from self._beside_retention(reader, wanted, columns)
             for damage in reader.skipped:
-                logger.warning("%s: passed over what is lost, %s", wanted.at, damage)
+                logger.warning("%s: skipped damaged records, %s", wanted.at, damage)
 
     def _start(self, log: UnifiedLog, wanted: LogRange) -> int:
         if wanted.start < log.log_start_offset:
             first = min(log.log_start_offset, wanted.stop)
-            lost(self._fail, f"{wanted.at}: offsets {wanted.start} to {first - 1} are not there any more")
+            lost(self._fail, f"{wanted.at}: offsets {wanted.start} to {first - 1} no longer exist")
             return first
         if wanted.stop > log.log_end_offset:
             end = self._bounds(wanted.place).end
             if end < wanted.stop:
                 lost(
-                    self._fail, f"{wanted.at}: the log ends at {end}, where {wanted.stop} had been read up to"
+                    self._fail,
+                    f"{wanted.at}: the log ends at {end}, but was already read up to {wanted.stop}",
                 )
             return min(wanted.start, end)
         return wanted.start
@@ -155,7 +164,7 @@ class DirectorySource:
         except DamagedLog:
             raise
         except (KafkaStorageError, OffsetOutOfRange):
-            # Its writer may have deleted a file before it was mapped.
+            # The writer may have deleted a file before it was mapped.
             with closing(open_log(wanted.place)) as log:
                 if log.log_start_offset <= reader.next_offset:
                     raise
@@ -163,7 +172,8 @@ class DirectorySource:
 
 
 def _boundary(log: UnifiedLog, start: int, wanted: int) -> int:
-    """Where a batch begins at or before `wanted` and after `start`; or else behind the batch of `start`."""
+    """Return the start of a batch at or before `wanted` and after `start`, else the end of `start`'s
+    batch."""
     segments = log.local.segments
     index = max(0, segments.index_for(wanted))
     found = log.position_of(segments[index], wanted)

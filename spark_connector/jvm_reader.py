@@ -1,10 +1,10 @@
-"""The jar with the JVM reader: made where it is needed, and given to a session that has a JVM of its own.
+"""Build the jar with the JVM reader, and add it to a session that has a JVM of its own.
 
-What is shipped are the Java sources in `jvm/`. Janino, which is among Spark's own jars, compiles them without
-a JDK, so they are plain Java: no lambda, no try-with-resources, no generics, arrays for varargs, and one
-kind of exception caught where a method goes on behind a try. The jar lies in the user's cache under a name
-that the sources and Spark's version give, and gets it once it is whole. Thread rule: any thread; two that
-make it at once make the same.
+The package ships Java sources, in `jvm/`. Janino, which is one of Spark's own jars, compiles them without a
+JDK. Janino has limits: the sources use no lambda, no try-with-resources, no generics, arrays for varargs, and
+catch one kind of exception where a method continues after a try. The jar is in the user's cache under a name
+derived from the sources and Spark's version; it appears there when it is complete. Thread rule: any thread;
+two threads that build it at the same time build the same jar.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "jvm"
 PROVIDER = "org.kreplica.spark.KreplicaProvider"
-# Spark's setting for how checkpoints are written, and what the jar has for it.
+# Spark's setting for the class that writes checkpoints, and the jar's class for it.
 CHECKPOINTS_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 CHECKPOINTS = "org.kreplica.spark.LocalCheckpoints"
 _OPTIONS = "org/kreplica/spark/options.tsv"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
-# The system property of the JVM with the path of the driver's Python.
+# The JVM's system property with the path of the driver's Python.
 _PYTHON = "kreplica.driver.python"
 _COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
-# Janino's own default knows no static methods of interfaces.
+# By default Janino does not support static methods of interfaces.
 _TARGET = "-Dorg.codehaus.janino.UnitCompiler.defaultTargetVersion=8"
 _LOADER = "org.apache.spark.util.MutableURLClassLoader"
 _TIMEOUT_S = 300
-# In every entry, so that the same sources give the same bytes.
+# The time of every entry, so that the same sources give the same bytes.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 class NoJvmReader(RuntimeError):
-    """The JVM reader cannot be had here; the message says why."""
+    """The JVM reader is not available here; the message says why."""
 
 
 def jar() -> str:
-    """The path of the jar, for `spark.jars` or `spark.addArtifact`. Raises NoJvmReader."""
+    """Return the path of the jar, for `spark.jars` or `spark.addArtifact`. Raises NoJvmReader."""
     path = cache_directory() / f"kreplica-spark-{_fingerprint()}.jar"
     try:
         if not path.exists():
             _make(path)
     except OSError as error:
-        raise NoJvmReader(f"there is no place for its jar: {error}") from error
+        raise NoJvmReader(f"the jar could not be written to {path.parent}: {error}") from error
     return str(path)
 
 
@@ -73,9 +73,9 @@ def _make(path: Path) -> None:
 
 
 def add_to(spark: SparkSession) -> None:
-    """Put the jar on the session's class path, of the driver and of the executors. Raises NoJvmReader."""
+    """Add the jar to the class path of the session's driver and executors. Raises NoJvmReader."""
     if not hasattr(spark, "_jsparkSession"):
-        raise NoJvmReader("a session of Spark Connect has its JVM elsewhere")
+        raise NoJvmReader("a Spark Connect session has its JVM in another process")
     jvm: Any = spark._jvm
     context_loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     if _has_provider(context_loader):
@@ -85,16 +85,18 @@ def add_to(spark: SparkSession) -> None:
     while loader is not None and loader.getClass().getName() != _LOADER:
         loader = loader.getParent()
     if loader is None:
-        raise NoJvmReader("the driver takes no jar while it runs: set spark.jars to spark_connector.jar()")
+        raise NoJvmReader("the running driver accepts no jar: set spark.jars to spark_connector.jar()")
     loader.addURL(jvm.java.io.File(path).toURI().toURL())
     if not _is_one_process(spark):
         spark.sparkContext._jsc.addJar(path)
 
 
 def share_python(spark: SparkSession) -> None:
-    """Have workers on this machine run the driver's Python, if nobody has chosen one: Spark takes the first
-    python3 of the path, which need not have the packages. What workers elsewhere run is not known here; the
-    jar's error names the driver's."""
+    """Make workers on this machine use the driver's Python, unless one is configured.
+
+    By default Spark uses the first python3 on the PATH, which may lack the packages. The Python of remote
+    workers is unknown here; the jar's error message names the driver's.
+    """
     if not hasattr(spark, "_jsparkSession"):
         return
     jvm: Any = spark._jvm
@@ -107,14 +109,16 @@ def share_python(spark: SparkSession) -> None:
 
 
 def hasten_checkpoints(spark: SparkSession) -> None:
-    """Have streams of this session, whose driver has the jar, write local checkpoints without a process for
-    each file, if nobody has chosen how they are written. Executors elsewhere are left as they are."""
+    """Write this session's local checkpoints without starting a process for each file.
+
+    Applies where the driver runs the tasks itself and no checkpoint writer is configured.
+    """
     if _is_one_process(spark) and not spark.conf.get(CHECKPOINTS_SETTING, None):
         spark.conf.set(CHECKPOINTS_SETTING, CHECKPOINTS)
 
 
 def compile_into(directory: Path) -> None:
-    """Compile the sources by Janino. Raises NoJvmReader."""
+    """Compile the sources with Janino. Raises NoJvmReader."""
     directory.mkdir()
     jars = os.pathsep.join(map(str, spark_jars()))
     arguments = ["-d", str(directory), "-classpath", jars, *map(str, sources())]
@@ -122,24 +126,24 @@ def compile_into(directory: Path) -> None:
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoJvmReader(f"its sources were not compiled: {error}") from error
+        raise NoJvmReader(f"compiling its sources failed: {error}") from error
     provider = directory / (PROVIDER.replace(".", "/") + ".class")
     if ran.returncode or not provider.exists():
-        raise NoJvmReader(f"its sources were not compiled: {(ran.stderr + ran.stdout)[-2000:]}")
+        raise NoJvmReader(f"compiling its sources failed: {(ran.stderr + ran.stdout)[-2000:]}")
 
 
 def sources() -> list[Path]:
-    """The Java files."""
+    """Return the paths of the Java files."""
     return sorted(SOURCES.rglob("*.java"))
 
 
 def spark_jars() -> list[Path]:
-    """Spark's own jars: what the sources are compiled against."""
+    """Return the paths of Spark's own jars, which the sources are compiled against."""
     return sorted((Path(_find_spark_home()) / "jars").glob("*.jar"))
 
 
 def _is_one_process(spark: SparkSession) -> bool:
-    """Whether the driver runs the tasks, too; local-cluster[...] has executors."""
+    """Return whether the driver runs the tasks itself; local-cluster[...] has executors."""
     return str(spark.sparkContext.master).partition("[")[0] == "local"
 
 

@@ -1,7 +1,8 @@
-"""Where records come from: what a read needs of directories and of a running cluster alike.
+"""The port through which a read gets records, from directories and from a running cluster.
 
-A source is sent to the machines that read, so it holds names and no open files when it is pickled. Thread
-rule: one thread for a source.
+A source is pickled and sent to the machines that read; it then holds names and no open files. Thread rule:
+one
+thread for a source.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("spark_connector")
 
-# A piece of what is handed to Spark: what its own readers take at a time, and no more memory than this.
+# Limits of a batch of rows passed to Spark: as many rows as Spark's own readers use, and bounded memory.
 PIECE_ROWS = 1 << 15
 PIECE_BYTES = 4 << 20
 
 
 class DataLossError(KreplicaError):
-    """Records that were asked for are not there any more, or were never."""
+    """Requested records no longer exist, or never existed."""
 
 
 class Bounds(NamedTuple):
-    """What there is of a partition for this reader: offsets [start, end).
+    """The offsets [start, end) of a partition that this reader may see.
 
-    `log_end`: all below it is there, though it may not be known to be committed (yet, or again after a
-    restart of who wrote it).
+    `log_end`: records below it exist, but may not be known to be committed: not yet, or not since the writer
+    restarted.
     """
 
     start: int
@@ -41,9 +42,9 @@ class Bounds(NamedTuple):
 
 
 class LogRange(NamedTuple):
-    """What one task reads: offsets [start, stop) of a partition, `place`: where its source finds it.
+    """The work of one task: offsets [start, stop) of a partition; `place` is where its source finds it.
 
-    `from_time`, `to_time`: only records with from_time <= timestamp < to_time (ms since 1970).
+    `from_time`, `to_time`: read only records with from_time <= timestamp < to_time (ms since 1970).
     """
 
     at: TopicPartition
@@ -55,32 +56,32 @@ class LogRange(NamedTuple):
 
 
 class LogSource(Protocol):
-    """See the module. Errors are KreplicaErrors that name the partition."""
+    """A supplier of records and offsets. Errors are KreplicaErrors that name the partition."""
 
     def partitions(self) -> Sequence[TopicPartition]:
-        """All that there are now."""
+        """Return all partitions that exist now."""
 
     def bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
-        """Of each of these: the first offset, and the end of what a reader of this isolation may see."""
+        """Return, for each partition, its first offset and the end of what this isolation level may see."""
 
     def place(self, at: TopicPartition) -> str:
-        """Where the partition is found by who reads it."""
+        """Return where a reading task finds the partition."""
 
     def offset_for_timestamp(self, at: TopicPartition, timestamp: int) -> int | None:
-        """The first offset with this time (ms since 1970) or a later one; None: there is none."""
+        """Return the first offset with this time (ms since 1970) or a later one, else None."""
 
     def cuts(self, at: TopicPartition, start: int, stop: int, limit: int) -> list[int]:
-        """Offsets between `start` and `stop` at which to part the range in pieces of about `limit`."""
+        """Return offsets between `start` and `stop` that split the range into pieces of about `limit`."""
 
     def read(self, wanted: LogRange, columns: Sequence[str]) -> Iterator[ArrowRecordBatch]:
-        """The records, with these columns (of kreplica.log.column_reader.COLUMNS), in order."""
+        """Yield the records in order, with these columns (of kreplica.log.column_reader.COLUMNS)."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
 
 
 def lost(fail: bool, text: str) -> None:
-    """Raise DataLossError, or only say so where the option failOnDataLoss is false."""
+    """Raise DataLossError, or log a warning if the option failOnDataLoss is false."""
     if fail:
-        raise DataLossError(f"{text}; with failOnDataLoss=false the read goes on with what there is")
-    logger.warning("%s; the read goes on with what there is", text)
+        raise DataLossError(f"{text}; with failOnDataLoss=false the read continues with what exists")
+    logger.warning("%s; the read continues with what exists", text)

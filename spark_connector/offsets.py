@@ -1,7 +1,7 @@
-"""Offsets as JSON, in the form that Spark's Kafka source writes and reads: {"topic": {"0": 23, "1": -2}}.
+"""Offsets as JSON, in the form of Spark's Kafka source: {"topic": {"0": 23, "1": -2}}.
 
-So a checkpoint of either is one of the other. -2 is the earliest offset, -1 the latest. Thread rule: pure
-functions.
+Each of the two sources can use the other's checkpoint. -2 is the earliest offset, -1 the latest. Thread rule:
+pure functions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ OffsetsByPartition = Mapping[str, Mapping[int, int]]
 
 
 def parse_offsets(text: str) -> dict[str, dict[int, int]]:
-    """Offsets by topic and partition. Raises ValueError, which says what is wrong and where."""
+    """Parse offsets by topic and partition. Raises ValueError, which says what is wrong and where."""
     return _numbers(text, "offset", EARLIEST)
 
 
 def parse_timestamps(text: str) -> dict[str, dict[int, int]]:
-    """Timestamps (ms since 1970) by topic and partition. Raises ValueError."""
+    """Parse timestamps (ms since 1970) by topic and partition. Raises ValueError."""
     return _numbers(text, "timestamp", 0)
 
 
 def parse_assignment(text: str) -> dict[str, tuple[int, ...]]:
-    """Partitions by topic, from {"topic": [0, 1]}. Raises ValueError."""
+    """Parse partitions by topic, from {"topic": [0, 1]}. Raises ValueError."""
     found: dict[str, tuple[int, ...]] = {}
     for topic, partitions in _object(text, '{"topic": [0, 1]}').items():
         if not isinstance(partitions, list) or not partitions:
@@ -37,7 +37,7 @@ def parse_assignment(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """The object that is written to a checkpoint, topics and partitions in order."""
+    """Return the object written to a checkpoint, sorted by topic and partition."""
     found: dict[str, dict[str, int]] = {}
     for at in sorted(offsets):
         found.setdefault(at.topic, {})[str(at.partition)] = offsets[at]
@@ -45,7 +45,7 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
-    """The offsets of a checkpoint. Raises ValueError where it is none."""
+    """Return the offsets of a checkpoint. Raises ValueError if it is not one."""
     return flat(_checked(offsets, "offset", 0))
 
 
@@ -64,7 +64,7 @@ def _checked(given: Mapping[str, Any], what: str, least: int) -> dict[str, dict[
             raise ValueError(f"{topic!r} has no {what}s by partition")
         for partition, number in partitions.items():
             if type(number) is not int or not least <= number <= INT64_MAX:
-                raise ValueError(f"{topic}-{partition}: {number!r} is no {what}")
+                raise ValueError(f"{topic}-{partition}: {number!r} is not a valid {what}")
             known, key = found.setdefault(topic, {}), _partition(topic, partition)
             if key in known:
                 raise ValueError(f"{topic}-{key} is named twice")
@@ -75,12 +75,12 @@ def _checked(given: Mapping[str, Any], what: str, least: int) -> dict[str, dict[
 def _partition(topic: str, given: object) -> int:
     text = str(given)
     if isinstance(given, bool) or not (text.isascii() and text.isdecimal()) or int(text) > INT32_MAX:
-        raise ValueError(f"{topic!r}: {given!r} is no partition's number")
+        raise ValueError(f"{topic!r}: {given!r} is not a partition number")
     return int(text)
 
 
 class _NamedTwice(Exception):
-    """A key that an object has twice; which of its values is meant nobody can say."""
+    """A JSON object has the same key twice, so its value is ambiguous."""
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _object(text: str, example: str) -> dict[str, Any]:
     except _NamedTwice as error:
         raise ValueError(f"{text[:80]!r} names {error.args[0]!r} twice") from error
     except ValueError as error:
-        raise ValueError(f"{text[:80]!r} is no JSON such as {example}: {error}") from error
+        raise ValueError(f"{text[:80]!r} is not JSON such as {example}: {error}") from error
     if not isinstance(found, dict) or not found:
-        raise ValueError(f"{text[:80]!r} is not as {example}")
+        raise ValueError(f"{text[:80]!r} does not look like {example}")
     return found

@@ -1,9 +1,8 @@
-"""Every option of format("kreplica"): for what it may be given, and what it does.
+"""The table of the options of format("kreplica"): where each applies, and what it does.
 
-This is the one table of them. What a user gives is held to it before a directory is listed or a connection
-is made: an option that would do nothing is refused, so that nothing is read or written otherwise than asked.
-The JVM reader gets the table as a file in its jar (`as_lines`); docs/SPARK_OPTIONS.md shows it
-(`as_markdown`). Thread rule: what is here is immutable.
+Options are checked against it before a directory is listed or a connection is made. An option that would have
+no effect is refused, so the user always gets what was asked for. The JVM reader has the table as a file in
+its jar (`as_lines`); docs/SPARK_OPTIONS.md shows it (`as_markdown`). Thread rule: immutable values.
 
 Names: https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html, and
 those of Kafka's clients behind "kafka."
@@ -17,11 +16,11 @@ from enum import Enum
 
 
 class OptionError(ValueError):
-    """An option of format("kreplica") that cannot be meant so."""
+    """An option of format("kreplica") is unknown, has no effect here, or has a wrong value."""
 
 
 class Use(Enum):
-    """What is done by a data frame."""
+    """What a data frame does."""
 
     BATCH = "batch read"
     STREAM = "stream read"
@@ -29,7 +28,7 @@ class Use(Enum):
 
 
 class Place(Enum):
-    """Where the records lie."""
+    """Where the records are."""
 
     DIRECTORIES = "log directories"
     CLUSTER = "a cluster"
@@ -37,10 +36,10 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A name in any case, or all names that begin as one that ends in "*".
+    """An option: its name in any case, or a prefix followed by "*".
 
-    `uses` and `places`: for what it has an effect. It is refused for anything else; with no use, everywhere.
-    `values`: the only ones that it may have; where that is one, it says what is done anyway.
+    `uses` and `places`: where it has an effect; it is refused elsewhere, and everywhere if `uses` is empty.
+    `values`: the only values it accepts; a single value describes what happens in any case.
     `text`: what it does, or why it is refused.
     """
 
@@ -56,16 +55,16 @@ _BATCH, _STREAM, _WRITE = (Use.BATCH,), (Use.STREAM,), (Use.WRITE,)
 _ANYWHERE, _DIRECTORIES, _CLUSTER = tuple(Place), (Place.DIRECTORIES,), (Place.CLUSTER,)
 _PLAINTEXT = "connections are made without encryption and without authentication"
 _NO_GROUP = "no consumer group is joined, and a stream's offsets lie in its checkpoint"
-_NO_CONSUMER = "no consumer of Kafka's is used; a request is tried again for 60 s"
+_NO_CONSUMER = "Kafka's consumer is not used; a request is retried for 60 s"
 
 OPTIONS = (
     Option("path", _ALL, _DIRECTORIES, "a log directory with partitions, or a partition's directory"),
-    Option("paths", _READ, _DIRECTORIES, "several of them, as a JSON array; load([...]) makes it"),
+    Option("paths", _READ, _DIRECTORIES, "several such directories, as a JSON array; load([...]) creates it"),
     Option(
-        "reader", _ALL, _ANYWHERE, "which reader reads; a write is always Python's", ("auto", "jvm", "python")
+        "reader", _ALL, _ANYWHERE, "which reader reads; writes always use Python", ("auto", "jvm", "python")
     ),
-    Option("subscribe", _READ, _ANYWHERE, "topics by name, with commas between them"),
-    Option("subscribePattern", _READ, _ANYWHERE, "topics by a regular expression that is found in the name"),
+    Option("subscribe", _READ, _ANYWHERE, "topic names, separated by commas"),
+    Option("subscribePattern", _READ, _ANYWHERE, "regular expression to find in topic names"),
     Option("assign", _READ, _ANYWHERE, 'partitions, as JSON: {"topic": [0, 1]}'),
     Option("startingOffsets", _READ, _ANYWHERE, 'earliest, latest, or JSON: {"topic": {"0": 23, "1": -2}}'),
     Option("startingTimestamp", _READ, _ANYWHERE, "a time in ms since 1970 for all partitions"),
@@ -140,8 +139,11 @@ OPTIONS = (
 
 
 def check(given: Mapping[str, str], use: Use, place: Place) -> None:
-    """Raises OptionError for the first option that is unknown, has no effect here, or has a value that it may
-    not have. Names may be in any case."""
+    """Check the options, named in any case.
+
+    Raises OptionError for the first one that is unknown, has no effect here, or has a value it does not
+    accept.
+    """
     for name, value in sorted((name.lower(), value) for name, value in given.items()):
         option = option_of(name)
         if option is None:
@@ -159,7 +161,7 @@ def check(given: Mapping[str, str], use: Use, place: Place) -> None:
 
 
 def option_of(name: str) -> Option | None:
-    """The option of this name, in any case, or else the narrowest pattern that it fits."""
+    """Return the option of this name, in any case, or else the narrowest pattern that matches."""
     wanted = name.lower()
     fitting = [
         option
@@ -171,8 +173,10 @@ def option_of(name: str) -> Option | None:
 
 
 def as_lines() -> Iterator[str]:
-    """The table for the JVM reader. Of each option name, uses, places, values, text, and uses and places in
-    words, with tabs between them."""
+    """Yield the table for the JVM reader, one line for each option, with tabs between the fields.
+
+    Fields: name, uses, places, values, text, and uses and places in words.
+    """
     for option in OPTIONS:
         uses = ",".join(use.name for use in option.uses)
         places = ",".join(place.name for place in option.places)
@@ -181,7 +185,7 @@ def as_lines() -> Iterator[str]:
 
 
 def as_markdown() -> Iterator[str]:
-    """The table for docs/SPARK_OPTIONS.md."""
+    """Yield the lines of the table in docs/SPARK_OPTIONS.md."""
     yield "| option | in | values | |"
     yield "|---|---|---|---|"
     for option in OPTIONS:
@@ -203,4 +207,4 @@ def _is_wrong(option: Option) -> str:
         return f"is not supported, only {option.values[0]}: {option.text}"
     if sorted(option.values) == ["false", "true"]:
         return "is neither true nor false"
-    return f"is none of {', '.join(option.values)}: {option.text}"
+    return f"is not one of {', '.join(option.values)}: {option.text}"

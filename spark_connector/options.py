@@ -1,7 +1,7 @@
-"""The options of format("kreplica"): those of format("kafka") by their names and meanings, and some more.
+"""The options of format("kreplica"): those of format("kafka") with the same meaning, and some more.
 
-Everything a user may have written wrong is found here, before a job runs, and said in words that name the
-option. Thread rule: what is here is immutable.
+Every mistake in them is found here, before a job runs; the error names the option. Thread rule: immutable
+values.
 
 Options: https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html
 """
@@ -34,7 +34,7 @@ _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions: of topics by name or by a pattern found in it, or these partitions."""
+    """The partitions to read: topics by name, topics by a pattern found in the name, or listed partitions."""
 
     kind: Literal["subscribe", "subscribePattern", "assign", "all"]
     topics: tuple[str, ...] = ()
@@ -49,8 +49,11 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A start or an end as it was asked for: `timestamp` for all partitions, else `timestamps` by partition,
-    else `offsets` by partition, else `default` (EARLIEST or LATEST)."""
+    """A requested start or end.
+
+    The first that is set counts: `timestamp` for all partitions, `timestamps` by partition, `offsets` by
+    partition, `default` (EARLIEST or LATEST).
+    """
 
     option: str
     default: int
@@ -61,7 +64,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read was asked for; counts are of records, None: no bound."""
+    """The options of a read; limits count records, None: no limit."""
 
     paths: tuple[str, ...]
     bootstrap_servers: str | None
@@ -82,8 +85,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was asked for; `topic` None: each row names its own. `checkpoint`: the stream's directory,
-    None where none was named or it is not on this machine."""
+    """The options of a write; `topic` None: each row names its own.
+
+    `checkpoint`: the stream's directory, None if not given or not on this machine.
+    """
 
     path: str | None
     bootstrap_servers: str | None
@@ -93,7 +98,7 @@ class WriteOptions:
 
 
 def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a read. Raises OptionError, which names the one that is wrong."""
+    """Parse the options of a read. Raises OptionError, which names the wrong one."""
     options = _Options(given)
     paths, servers = _one_source(options)
     check(given, Use.STREAM if streaming else Use.BATCH, _place(servers))
@@ -123,7 +128,7 @@ def parse_read(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def parse_write(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a write. Raises OptionError."""
+    """Parse the options of a write. Raises OptionError."""
     options = _Options(given)
     paths, servers = _one_source(options)
     check(given, Use.WRITE, _place(servers))
@@ -145,7 +150,7 @@ def _checkpoint(options: _Options) -> str | None:
 
 
 class _Options:
-    """What was given, by name in any case; getters raise OptionError."""
+    """The given options, by name in any case; getters raise OptionError."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -153,7 +158,7 @@ class _Options:
     def refuse_jvm(self) -> None:
         if self.choice("reader", "auto") == "jvm":
             raise OptionError(
-                "reader=jvm: this session has no JVM reader; the log of its registration says why"
+                "reader=jvm: this session has no JVM reader; the log line of its registration says why"
             )
 
     def has(self, name: str) -> bool:
@@ -170,14 +175,14 @@ class _Options:
         if value is None:
             return None
         if not value.isdecimal() or not 0 < int(value) <= INT64_MAX:
-            raise OptionError(f"{name}: {value!r} is no positive whole number")
+            raise OptionError(f"{name}: {value!r} is not a positive integer")
         return int(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         return self.choice(name, str(default)) == "true"
 
     def choice(self, name: str, default: str) -> str:
-        """One of the values that the table has for it, against which it was checked."""
+        """Return the value; `check` has compared it with the values in the table."""
         return (self.text(name) or default).lower()
 
     def duration_ms(self, name: str, default: int) -> int:
@@ -186,12 +191,12 @@ class _Options:
             return default
         found = _DURATION.fullmatch(value)
         if found is None:
-            raise OptionError(f"{name}: {value!r} is no time such as 30s, 5m or 1h")
+            raise OptionError(f"{name}: {value!r} is not a duration such as 30s, 5m or 1h")
         return int(found[1]) * _UNIT_MS[found[2]]
 
 
 def _one_source(options: _Options) -> tuple[tuple[str, ...], str | None]:
-    """The paths, or the servers. Raises OptionError where there are both or none."""
+    """Return the paths, or the servers. Raises OptionError unless exactly one of them is given."""
     paths, servers = _paths(options), options.text("kafka.bootstrap.servers")
     if paths and servers is not None:
         raise OptionError(
@@ -207,7 +212,7 @@ def _place(servers: str | None) -> Place:
 
 
 def _paths(options: _Options) -> tuple[str, ...]:
-    """From `path`, or from `paths`, a JSON array, which is what load([...]) makes."""
+    """Return the paths from `path`, or from `paths`, a JSON array that load([...]) creates."""
     one, several = options.text("path"), options.text("paths")
     if one is not None and several is not None:
         raise OptionError("path and paths: name one of them")
@@ -216,9 +221,9 @@ def _paths(options: _Options) -> tuple[str, ...]:
     try:
         paths = json.loads(several)
     except ValueError as error:
-        raise OptionError(f"paths: no JSON: {error}") from error
+        raise OptionError(f"paths: not JSON: {error}") from error
     if not isinstance(paths, list) or not paths or not all(isinstance(each, str) for each in paths):
-        raise OptionError(f"paths: {several} is no JSON array of paths")
+        raise OptionError(f"paths: {several} is not a JSON array of paths")
     return tuple(map(_local, paths))
 
 
@@ -248,18 +253,18 @@ def _subscription(options: _Options, *, may_be_all: bool) -> Subscription:
         try:
             re.compile(text)
         except re.error as error:
-            raise OptionError(f"subscribePattern: {text!r} is no regular expression: {error}") from error
+            raise OptionError(f"subscribePattern: {text!r} is not a regular expression: {error}") from error
         return Subscription("subscribePattern", pattern=text)
     return Subscription("assign", partitions=_checked(parse_assignment, "assign", text))
 
 
 def _position(options: _Options, which: str, default: int) -> Position:
-    """The first that is given counts: one timestamp, timestamps by partition, offsets."""
+    """Return the requested position; a timestamp precedes timestamps by partition, and those offsets."""
     timestamp = options.text(f"{which}Timestamp")
     by_timestamp = options.text(f"{which}OffsetsByTimestamp")
     if timestamp is not None:
         if not timestamp.isdecimal() or int(timestamp) > INT64_MAX:
-            raise OptionError(f"{which}Timestamp: {timestamp!r} is no time in ms since 1970")
+            raise OptionError(f"{which}Timestamp: {timestamp!r} is not a time in ms since 1970")
         return Position(f"{which}Timestamp", default, timestamp=int(timestamp))
     if by_timestamp is not None:
         name = f"{which}OffsetsByTimestamp"

@@ -1,6 +1,6 @@
-"""What a read reads: partitions from a subscription, offsets from positions, tasks from ranges.
+"""Plan a read: partitions from a subscription, offsets from positions, tasks from ranges.
 
-Planning looks at indexes and at published offsets, never at records. Thread rule: one thread, which has the
+Planning looks at indexes and published offsets, never at records. Thread rule: one thread, which owns the
 source.
 """
 
@@ -22,9 +22,9 @@ Offsets = dict[TopicPartition, int]
 def subscribed(
     subscription: Subscription, source: LogSource, *, all_there: bool = True
 ) -> list[TopicPartition]:
-    """The partitions that are read, in order.
+    """Return the partitions to read, sorted.
 
-    Raises OptionError for a topic or a partition that is not there; without `all_there` it is left out.
+    Raises OptionError for a missing topic or partition; with all_there=False it is left out.
     """
     known = list(source.partitions())
     topics = {at.topic for at in known}
@@ -35,7 +35,7 @@ def subscribed(
         _require(topics, subscription.partitions, "assign", source)
         missing = [at for at in wanted if at not in known]
         if missing:
-            raise OptionError(f"assign: there is no partition {missing[0]} in {source}")
+            raise OptionError(f"assign: partition {missing[0]} does not exist in {source}")
         return sorted(wanted)
     if subscription.kind == "subscribe":
         _require(topics, subscription.topics, "subscribe", source)
@@ -47,10 +47,10 @@ def _is_wanted(subscription: Subscription, at: TopicPartition) -> bool:
         return at.partition in subscription.partitions.get(at.topic, ())
     if subscription.kind == "subscribe":
         return at.topic in subscription.topics
-    # Kafka's own topics are meant only by who names them.
+    # Kafka's internal topics are read only if they are named.
     if at.topic.startswith("__"):
         return False
-    # Anywhere in the name, as Spark's own source looks for it.
+    # Found anywhere in the name, as in Spark's own source.
     return subscription.kind == "all" or re.search(subscription.pattern, at.topic) is not None
 
 
@@ -59,8 +59,8 @@ def _require(
 ) -> None:
     for topic in wanted:
         if topic not in known:
-            listed = ", ".join(sorted(known)[:20]) or "none at all"
-            raise OptionError(f"{option}: there is no topic {topic!r} in {source}; there are {listed}")
+            listed = ", ".join(sorted(known)[:20]) or "no topics"
+            raise OptionError(f"{option}: topic {topic!r} does not exist in {source}; there are {listed}")
 
 
 def resolve(
@@ -71,10 +71,10 @@ def resolve(
     is_start: bool,
     options: ReadOptions,
 ) -> Offsets:
-    """The offset of each partition in `bounds` that `position` means.
+    """Return the offset of each partition in `bounds` that `position` stands for.
 
-    Raises OptionError where it names partitions that are not read, or not all that are, and where a start's
-    time is later than every record; DataLossError for an offset that is not there.
+    Raises OptionError if it names partitions that are not read, omits some that are, or if a start time is
+    later than every record; DataLossError for an offset that does not exist.
     """
     if position.offsets is not None:
         return _given_offsets(position, bounds, is_start=is_start, options=options)
@@ -91,7 +91,7 @@ def resolve(
         if offset is None and is_start and not options.no_match_is_latest:
             raise OptionError(
                 f"{position.option}: {at} has no record at or after {times[at]}; with "
-                "startingOffsetsByTimestampStrategy=latest the read begins at its end"
+                "startingOffsetsByTimestampStrategy=latest the read begins at the end"
             )
         found[at] = each.end if offset is None else min(offset, each.end)
     return found
@@ -118,8 +118,11 @@ def _given_offsets(
 def check_order(
     start: Offsets, end: Offsets, bounds: Mapping[TopicPartition, Bounds], options: ReadOptions
 ) -> None:
-    """Raises OptionError for a partition whose start lies behind its end; where records were lost before the
-    start, and that is to be taken, there is only nothing to read."""
+    """Check that no partition starts after its end.
+
+    If records before the start were lost and failOnDataLoss is false, that only means nothing to read. Raises
+    OptionError.
+    """
     for at, first in start.items():
         if first > end[at] and (options.fail_on_data_loss or first > bounds[at].start):
             names = f"{options.starting.option} and {options.ending.option}"
@@ -129,15 +132,17 @@ def check_order(
 def _require_all(position: Position, given: Offsets, bounds: Mapping[TopicPartition, Bounds]) -> None:
     foreign = [at for at in given if at not in bounds]
     if foreign:
-        raise OptionError(f"{position.option}: {min(foreign)} is none of the partitions that are read")
+        raise OptionError(f"{position.option}: {min(foreign)} is not one of the partitions to read")
     missing = [at for at in bounds if at not in given]
     if missing:
-        raise OptionError(f"{position.option}: says nothing of {min(missing)}; name all partitions")
+        raise OptionError(f"{position.option}: {min(missing)} is missing; name all partitions")
 
 
 def split(ranges: Sequence[LogRange], source: LogSource, options: ReadOptions) -> list[LogRange]:
-    """The ranges as tasks: no empty one, parted at batch boundaries so that none is longer than
-    maxRecordsPerPartition, and that there are minPartitions of about the same length."""
+    """Split the ranges into tasks at batch boundaries, without empty ones.
+
+    A task has at most maxRecordsPerPartition records; at least minPartitions tasks have about equal length.
+    """
     ranges = [each for each in ranges if each.start < each.stop]
     if options.max_records_per_partition is not None:
         limit = options.max_records_per_partition

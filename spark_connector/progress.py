@@ -1,4 +1,4 @@
-"""How far a stream is behind: from what Spark reports of its progress. Thread rule: pure functions."""
+"""The lag of a stream, from Spark's report of its progress. Thread rule: pure functions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from spark_connector.offsets import from_json
 
 
 def lag(progress: Any) -> dict[TopicPartition, int]:
-    """Of each partition of format("kreplica") the records that the stream had not read when the batch was
-    done, of all that were there; from `query.lastProgress`, or what a listener is given.
+    """Return the lag of each partition: the records that the stream had not read when the batch ended.
 
-    A gap that compaction or a transaction left counts as records. Raises ValueError where the progress is
-    of no batch.
+    `progress`: `query.lastProgress`, or what a listener gets. Gaps left by compaction or transactions count
+    as records. Raises ValueError if the query has had no batch.
     """
     if progress is None:
         raise ValueError("the query has had no batch yet")
@@ -29,7 +28,7 @@ def lag(progress: Any) -> dict[TopicPartition, int]:
 
 
 def _member(given: Any, name: str) -> Any:
-    # Spark gives an object, and in some versions and calls a dict.
+    # Spark passes an object, and in some versions and calls a dict.
     return given[name] if isinstance(given, Mapping) else getattr(given, name)
 
 

@@ -1,7 +1,8 @@
-"""The columns of format("kafka") and how those of a log become them.
+"""The columns of format("kafka"), and their conversion from a log's columns.
 
-A schema that a user names with `.schema(...)` is a choice of these columns, in any order, and what it leaves
-out is not read. Thread rule: pure functions; a RowShape is immutable.
+A schema given with `.schema(...)` selects some of these columns, in any order; the others are not read.
+Thread
+rule: pure functions; a RowShape is immutable.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SCHEMA = StructType(
 )
 SCHEMA_WITH_HEADERS = StructType([*SCHEMA.fields, HEADERS])
 
-# What a column is made of; topic and partition are of the range that is read.
+# The log's column for each column; topic and partition come from the range being read.
 _SOURCES = {
     "key": "key",
     "value": "value",
@@ -56,11 +57,11 @@ _SOURCES = {
 
 
 class SchemaError(ValueError):
-    """A schema that format("kreplica") cannot give."""
+    """A schema has a column or type that format("kreplica") does not have."""
 
 
 class RowShape:
-    """What a read gives: the columns of `schema`. Raises SchemaError."""
+    """Converts a log's records to rows with the columns of `schema`. Raises SchemaError."""
 
     def __init__(self, schema: StructType) -> None:
         known = {field.name.lower(): field for field in SCHEMA_WITH_HEADERS}
@@ -68,21 +69,21 @@ class RowShape:
             field = known.get(given.name.lower())
             if field is None:
                 names = ", ".join(each.name for each in SCHEMA_WITH_HEADERS)
-                raise SchemaError(f"schema: there is no column {given.name!r}, only {names}")
+                raise SchemaError(f"schema: unknown column {given.name!r}; there are {names}")
             if field.dataType != given.dataType:
                 wanted, has = given.dataType.simpleString(), field.dataType.simpleString()
                 raise SchemaError(f"schema: column {given.name} is {has}, not {wanted}")
         self._names = [field.name.lower() for field in schema]
-        # Spark compares it, timezone and all, with what it makes of the schema itself.
+        # Spark compares this schema, timezone included, with the one it derives from `schema`.
         self._arrow: Any = to_arrow_schema(schema, timezone="UTC")
 
     @property
     def columns(self) -> list[str]:
-        """The log's columns that it takes; one at least, for the rows have to be counted."""
+        """The log's columns to read: at least one, because rows have to be counted."""
         return [_SOURCES[name] for name in self._names if name in _SOURCES] or ["offset"]
 
     def rows(self, batch: ArrowRecordBatch, at: TopicPartition) -> ArrowRecordBatch:
-        """The records of `batch`, which are of this partition, as Spark's rows."""
+        """Return the records of `batch`, of partition `at`, as Spark's rows."""
         arrays = [
             self._array(batch, at, name, field.type)
             for name, field in zip(self._names, self._arrow, strict=True)
@@ -106,11 +107,11 @@ def _microseconds(array: Any, kind: Any, at: TopicPartition) -> Any:
     try:
         return array.cast(kind)
     except pyarrow.ArrowInvalid as error:
-        raise SchemaError(f"{at}: a timestamp that Spark's type does not hold: {error}") from error
+        raise SchemaError(f"{at}: a timestamp is out of range of Spark's type: {error}") from error
 
 
 def _headers(lists: Any, kind: Any) -> Any:
-    # A record without headers has none: null, as in Spark's own source.
+    # A record without headers has null, as in Spark's own source.
     none = compute.equal(compute.list_value_length(lists), 0)
     pairs = lists.values
     fields = list(kind.value_type)

@@ -1,11 +1,15 @@
-"""Writing into log directories and running clusters.
+"""Write into log directories and running clusters.
 
-Where a batch can be told by (query, batch) and tried again, tasks stage their rows and the driver appends
-them when all are there, so a stream's batch is written once however often Spark runs it: see commit_log.
-That needs a directory that all of Spark's workers see: the one beside the logs, or for a cluster the
-stream's checkpoint. Else (a batch write into a cluster; a checkpoint that is on no mounted disk) each task
-appends for itself, as with Spark's own sink: nothing is lost, but a task that is run again writes its rows
-again. A batch write into a directory is all there or not begun, unless the driver dies while it appends.
+A stream's batch is identified by (query, batch): tasks stage their rows, and the driver appends them when all
+are
+staged (see commit_log). So the batch is written once, however often Spark runs it. That needs a directory
+that
+all workers see: the one beside the logs, or for a cluster the stream's checkpoint.
+
+A batch write into a cluster, and a stream whose checkpoint is on no mounted disk, have no such directory.
+Then
+each task appends its rows directly, as in Spark's own sink: nothing is lost, but a repeated task writes its
+rows again. A batch write into a directory appends all rows or none, unless the driver dies while it appends.
 Thread rule: as Spark's.
 """
 
@@ -43,23 +47,23 @@ logger = logging.getLogger("spark_connector")
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What one task has left, and for which writer."""
+    """The files that one task has staged, and their writer."""
 
     writer: str
     files: tuple[StagedFile, ...]
 
 
 class Destination(Protocol):
-    """Where rows go to. It is sent to the machines that write."""
+    """A place that rows are written to. It is pickled and sent to the machines that write."""
 
     def counts(self) -> dict[str, int]:
-        """How many partitions each topic has."""
+        """Return the number of partitions of each topic."""
 
     def commits(self, writer: str) -> CommitLog | None:
-        """The commits of this writer; None: tasks append for themselves."""
+        """Return the commits of this writer, None if each task appends its own rows."""
 
     def append(self, rows: Rows, batches: Iterator[ArrowRecordBatch]) -> None:
-        """Append the rows at once."""
+        """Append the rows immediately."""
 
 
 class DirectoryDestination:
@@ -79,7 +83,7 @@ class DirectoryDestination:
 
 
 class ClusterDestination:
-    """A running cluster; `checkpoint`: the stream's directory, None where there is none that all can see."""
+    """A running cluster; `checkpoint`: the stream's directory, None without one that all workers see."""
 
     def __init__(self, servers: str, checkpoint: str | None, codec: str) -> None:
         self._client = ClusterClient(servers)
@@ -111,11 +115,11 @@ class ClusterDestination:
 
 
 class _Writer:
-    """What both kinds of writes have in common. Raises OptionError, SinkError."""
+    """The common part of both kinds of writes. Raises OptionError, SinkError."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool, *, stream: bool) -> None:
         if overwrite:
-            raise SinkError("a log is appended to: use mode append")
+            raise SinkError("a log can only be appended to: use mode append")
         check_schema(schema, options.topic)
         self._topic = options.topic
         self._destination: Destination
@@ -126,8 +130,8 @@ class _Writer:
             checkpoint = options.checkpoint if stream else None
             if stream and checkpoint is None:
                 logger.warning(
-                    "option checkpointLocation names no directory of this machine: what a batch that is run "
-                    "again has written is written again"
+                    "option checkpointLocation names no directory of this machine: if Spark repeats a batch, "
+                    "its rows are written twice"
                 )
             self._destination = ClusterDestination(options.bootstrap_servers, checkpoint, options.codec)
 
@@ -176,7 +180,7 @@ class KreplicaStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
         batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise SinkError("Spark has not said which query and batch this is")
+            raise SinkError("Spark has not set the query id and the batch id of this task")
         return self._write(query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -204,7 +208,7 @@ class KreplicaWriter(_Writer, DataSourceArrowWriter):
 
 
 def partition_counts(path: str) -> dict[str, int]:
-    """How many partitions each topic has in `path`; none where there is no such directory yet."""
+    """Return the number of partitions of each topic in `path`; empty if the directory does not exist."""
     if not os.path.isdir(path):
         return {}
     try:

@@ -1,8 +1,9 @@
-"""Rows on their way into logs: which partition each goes to, and the files in which tasks leave them.
+"""Assign rows to partitions, and stage them in files.
 
-The columns are those that Spark's own Kafka sink takes: value, and if they are there key, headers, topic and
-partition. A task leaves one Arrow file for each partition that it has rows for; its batches are as large as
-they are to be appended. Thread rule: one thread for a Staging.
+The columns are those of Spark's own Kafka sink: value, and optionally key, headers, topic and partition. A
+task
+stages one Arrow file for each partition it has rows for. The batches in the file have the size in which they
+will be appended. Thread rule: one thread for a Staging.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch as ArrowRecordBatch
     from pyspark.sql.types import StructType
 
-# A batch that is appended; the default of max.message.bytes is a little more than twice this.
+# Maximum size of an appended batch; the default of max.message.bytes is a little more than twice this.
 BATCH_BYTES = 1 << 19
-# A record that fits max.message.bytes by its default, with what a batch has besides.
+# Fits the default of max.message.bytes, with the batch's own overhead.
 MAX_RECORD_BYTES = 1_000_000
-# What a record has besides its key, value and headers, about.
+# The approximate overhead of a record besides its key, value and headers.
 ROW_BYTES = 16
 KNOWN = ("key", "value", "headers", "topic", "partition")
 HEADERS = pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))
@@ -36,22 +37,22 @@ STAGED = pyarrow.schema([("key", pyarrow.binary()), ("value", pyarrow.binary()),
 
 
 class SinkError(ValueError):
-    """Rows that cannot be written so."""
+    """The rows or columns cannot be written."""
 
 
 class StagedFile(NamedTuple):
-    """A file below the staging directory, and the partition whose rows it has."""
+    """A file in the staging directory, and the partition its rows belong to."""
 
     at: TopicPartition
     name: str
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raises SinkError for columns that a sink does not take."""
+    """Check the columns and the topic's name. Raises SinkError for columns that a sink does not accept."""
     kinds = {field.name.lower(): field.dataType.simpleString() for field in schema}
     unknown = [name for name in kinds if name not in KNOWN]
     if unknown:
-        raise SinkError(f"a sink takes no column {unknown[0]!r}, only {', '.join(KNOWN)}")
+        raise SinkError(f"unknown column {unknown[0]!r}; a sink accepts {', '.join(KNOWN)}")
     wanted = {
         "value": ("binary", "string"),
         "key": ("binary", "string"),
@@ -65,14 +66,17 @@ def check_schema(schema: StructType, topic: str | None) -> None:
     if "value" not in kinds:
         raise SinkError("a sink needs a column value")
     if topic is None and "topic" not in kinds:
-        raise SinkError("name the option topic, or give each row a column topic")
+        raise SinkError("set the option topic, or give each row a column topic")
     if topic is not None:
         check_topic_name(topic)
 
 
 class Rows:
-    """Which rows go where. `topic`: of all rows, None: each names its own; `counts`: how many partitions the
-    topics have that are there."""
+    """Assigns rows to partitions.
+
+    `topic`: the topic of all rows, None if each row names its own. `counts`: the number of partitions of each
+    existing topic.
+    """
 
     def __init__(self, topic: str | None, counts: Mapping[str, int]) -> None:
         self._topic = topic
@@ -80,7 +84,7 @@ class Rows:
         self._turn = 0
 
     def parted(self, batch: ArrowRecordBatch) -> Iterator[tuple[TopicPartition, ArrowRecordBatch]]:
-        """The rows with the columns of STAGED, by partition, in pieces as large as they are to be appended.
+        """Yield the rows with the columns of STAGED, by partition, in pieces of the size to append.
 
         Raises SinkError, MessageTooLarge, InvalidTopic.
         """
@@ -95,20 +99,21 @@ class Rows:
                 yield at, mine.slice(start, stop - start)
 
     def _places(self, columns: Mapping[str, Any], rows: ArrowRecordBatch) -> dict[TopicPartition, Any]:
-        """Of each partition the numbers of its rows, in order."""
+        """Return the numbers of the rows of each partition, in order."""
         found: dict[TopicPartition, Any] = {}
         for topic, indices in self._by_topic(columns, rows.num_rows):
             count = self._counts.get(topic, 1)
-            # Those without a key stay together, as with Kafka's producer, and go elsewhere the next time.
+            # Rows without a key stay together, as with Kafka's producer, and go to the next partition next
+            # time.
             self._turn += 1
             keys = rows.column("key").take(indices).to_pylist()
             placed = pyarrow.array(partitions_of(keys, count, self._turn % count), pyarrow.int32())
             if "partition" in columns:
                 placed = compute.coalesce(columns["partition"].take(indices).cast(pyarrow.int32()), placed)
             for partition in compute.unique(placed).to_pylist():
-                # With the last number there would be more partitions than can be counted.
+                # The partition count must fit 32 bits, so the largest number is excluded.
                 if not 0 <= partition < INT32_MAX:
-                    raise SinkError(f"{topic}: there is no partition {partition}")
+                    raise SinkError(f"{topic}: {partition} is not a valid partition number")
                 mine = compute.indices_nonzero(compute.equal(placed, partition))
                 found[TopicPartition(topic, partition)] = indices.take(mine)
         return found
@@ -119,13 +124,13 @@ class Rows:
             return
         topics = columns["topic"]
         if topics.null_count:
-            raise SinkError("a row without a topic, and no option topic")
+            raise SinkError("a row has no topic: set the option topic, or fill the column")
         for topic in compute.unique(topics).to_pylist():
             yield check_topic_name(topic), compute.indices_nonzero(compute.equal(topics, topic))
 
 
 class Staging:
-    """The files that one task leaves in `directory`."""
+    """The files that one task stages in `directory`."""
 
     def __init__(self, directory: str, rows: Rows) -> None:
         self._directory = directory
@@ -134,12 +139,12 @@ class Staging:
         self._writers: dict[TopicPartition, tuple[str, Any]] = {}
 
     def write(self, batch: ArrowRecordBatch) -> None:
-        """Raises as Rows.parted."""
+        """Stage the rows. Raises as Rows.parted."""
         for at, mine in self._rows.parted(batch):
             self._writer(at).write_batch(mine)
 
     def close(self) -> list[StagedFile]:
-        """The files, all of them on the disk."""
+        """Sync all files to disk and return them."""
         found = []
         for at, (name, writer) in self._writers.items():
             writer.close()
@@ -158,7 +163,7 @@ class Staging:
 
 
 def staged_batches(path: str) -> Iterator[ArrowRecordBatch]:
-    """What a task has left in a file, batch by batch."""
+    """Yield the batches of a staged file."""
     with pyarrow.memory_map(path) as source:
         reader = ipc.open_file(source)
         for number in range(reader.num_record_batches):
@@ -171,21 +176,21 @@ def _column(columns: Mapping[str, Any], field: Any, rows: int) -> Any:
 
 
 def _check(rows: ArrowRecordBatch) -> None:
-    """What a log would refuse is refused here, before anything of the batch is written."""
+    """Refuse what a log would refuse, before anything of the batch is written."""
     for name in ("key", "value"):
         longest = compute.max(compute.binary_length(rows.column(name))).as_py() or 0
         if longest > MAX_RECORD_BYTES:
-            raise MessageTooLarge(f"a {name} of {longest} bytes, {MAX_RECORD_BYTES} allowed")
+            raise MessageTooLarge(f"a {name} has {longest} bytes; the maximum is {MAX_RECORD_BYTES}")
     longest = compute.max(_row_bytes(rows)).as_py() or 0
     if longest > MAX_RECORD_BYTES + ROW_BYTES:
-        raise MessageTooLarge(f"a record of {longest} bytes, {MAX_RECORD_BYTES} allowed")
+        raise MessageTooLarge(f"a record has {longest} bytes; the maximum is {MAX_RECORD_BYTES}")
     headers = rows.column("headers").flatten()
     if headers.null_count or headers.field("key").null_count:
-        raise SinkError("column headers: a header without a key")
+        raise SinkError("column headers: a header has no key")
 
 
 def _row_bytes(rows: ArrowRecordBatch) -> Any:
-    """How long each row is as a record, or somewhat less."""
+    """Return the size of each row as a record, or a little less."""
     headers = rows.column("headers")
     each = compute.add(_length(headers.values.field("key")), _length(headers.values.field("value")))
     ends = pyarrow.concat_arrays([pyarrow.array([0], pyarrow.int64()), compute.cumulative_sum(each)])
@@ -199,7 +204,7 @@ def _length(column: Any) -> Any:
 
 
 def _pieces(sizes: Any) -> Iterator[tuple[int, int]]:
-    """Rows [start, stop) that are a batch each: of one row, or of BATCH_BYTES at most."""
+    """Yield row ranges [start, stop), one for each batch: at most BATCH_BYTES, or one row."""
     ends = compute.cumulative_sum(sizes).to_pylist()
     start = 0
     while start < len(ends):

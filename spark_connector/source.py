@@ -1,4 +1,4 @@
-"""The Spark data source `kreplica`: what Spark asks for by the format's name. Thread rule: as Spark's."""
+"""The Spark data source `kreplica`, the entry point that Spark calls. Thread rule: as Spark's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class KreplicaDataSource(DataSource):
 
 
 class KreplicaPythonDataSource(KreplicaDataSource):
-    """The same under a name of its own, by which the JVM's data source of that format finds it."""
+    """The same source under another name, by which the JVM data source finds it."""
 
     @classmethod
     def name(cls) -> str:
@@ -62,11 +62,11 @@ class KreplicaPythonDataSource(KreplicaDataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make format("kreplica") known to the session, and let its filters reach the logs' indexes.
+    """Register format("kreplica") with the session, and let filters use the logs' indexes.
 
-    Where the session has a JVM that takes the jar, the format is the jar's: it reads directories itself, and
-    gives all else to Python. Streams then write local checkpoints faster (`hasten_checkpoints`). Workers of a
-    local master run the driver's Python, unless PYSPARK_PYTHON names another one.
+    If the session has a JVM that accepts the jar, the jar provides the format: it reads directories itself
+    and passes everything else to Python. Local checkpoints are then written faster (`hasten_checkpoints`).
+    Workers of a local master use the driver's Python, unless PYSPARK_PYTHON names another one.
     """
     jvm_reader.share_python(spark)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
@@ -74,8 +74,8 @@ def register(spark: SparkSession) -> None:
         jvm_reader.add_to(spark)
     except jvm_reader.NoJvmReader as reason:
         spark.dataSource.register(KreplicaDataSource)
-        logger.info("format kreplica: Python reads, for there is no JVM reader: %s", reason)
+        logger.info("format kreplica: Python reads, because the JVM reader is not available: %s", reason)
     else:
         jvm_reader.hasten_checkpoints(spark)
         spark.dataSource.register(KreplicaPythonDataSource)
-        logger.info("format kreplica: the JVM reads directories, and Python with the option reader=python")
+        logger.info("format kreplica: the JVM reads directories; reader=python selects Python")

@@ -1,4 +1,4 @@
-"""The LogSource that the options of a read name. Any thread."""
+"""Choose the LogSource for the options of a read. Thread rule: any thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spark_connector.options import ReadOptions
 
 def source_of(options: ReadOptions) -> LogSource:
     """Return the source that the options name. Raises KreplicaError."""
-    # Each is imported where it is needed: a worker uses one of them.
+    # Imported here, because a worker uses only one of them.
     if options.bootstrap_servers is not None:
         from spark_connector.cluster_source import ClusterSource
 

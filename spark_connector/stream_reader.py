@@ -1,8 +1,8 @@
-"""A stream: from offsets that are in its checkpoint to offsets that are published, batch after batch.
+"""The reader of a stream: each batch reads from the checkpoint's offsets to the currently published ones.
 
-What a batch reads is given by its two offsets alone, so a batch that is run again after a failure reads the
-same. Offsets stand in the checkpoint in the form of Spark's own Kafka source. Thread rule: one thread, in the
-worker that Spark keeps for the stream; `read` runs in others.
+A batch is defined by its two offsets alone, so a batch repeated after a failure reads the same records. The
+checkpoint has offsets in the form of Spark's own Kafka source. Thread rule: one thread, in the worker that
+Spark keeps for the stream; `read` runs in other workers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Json = dict[str, Any]
 
 
 class KreplicaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module. Raises OptionError, SchemaError, KreplicaError."""
+    """Read a stream of batches from a LogSource. Raises OptionError, SchemaError, KreplicaError."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._shape = RowShape(schema)
         self._source: LogSource = source_of(options)
-        # With Trigger.AvailableNow: where the query ends.
+        # The end offsets of the query, with Trigger.AvailableNow.
         self._target: Offsets | None = None
         self._last_batch_s: float | None = None
 
@@ -88,16 +88,16 @@ class KreplicaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = {}
         for at, each in bounds.items():
             reached = begin.get(at, 0)
-            # What was read is there still, if only not known to be committed: a writer that was started again
-            # learns that anew.
+            # Records already read still exist, but may not be known to be committed: a restarted writer
+            # has to learn that again.
             found[at] = max(each.end, min(reached, each.log_end))
             if each.log_end < reached:
-                text = f"{at}: the log ends at {each.log_end}, where {reached} had been reached"
+                text = f"{at}: the log ends at {each.log_end}, but was already read up to {reached}"
                 lost(self._options.fail_on_data_loss, text)
         return found
 
     def _toward_target(self, begin: Offsets, target: Offsets) -> Offsets:
-        # A restarted query may have been further already.
+        # A restarted query may already be past the target.
         return {at: max(end, begin.get(at, 0)) for at, end in target.items()}
 
     def _starts_of_new(self, begin: Offsets, latest: Offsets) -> Offsets:
@@ -117,11 +117,11 @@ class KreplicaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, source = self._options, self._source
         known = set(source.partitions())
         for at in sorted({*begin, *stop} - (known & stop.keys())):
-            lost(options.fail_on_data_loss, f"{at}: the partition is not there any more")
+            lost(options.fail_on_data_loss, f"{at}: the partition no longer exists")
         new = source.bounds([at for at in stop if at not in begin and at in known])
         for at, each in new.items():
             if each.start > 0:
-                text = f"{at}: a new partition, whose records below {each.start} are not there any more"
+                text = f"{at}: new partition, whose records below {each.start} no longer exist"
                 lost(options.fail_on_data_loss, text)
         ranges = [
             LogRange(at, begin[at] if at in begin else new[at].start, stop[at], source.place(at))
@@ -138,13 +138,13 @@ class KreplicaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def shared_out(begin: Mapping[TopicPartition, int], end: Offsets, limit: int) -> Offsets:
-    """The ends that `limit` records lead to, each partition having its share of what there is to read."""
+    """Return the end offsets of a batch of `limit` records, shared in proportion to what is unread."""
     sizes = {at: max(0, stop - begin[at]) for at, stop in end.items()}
     total = sum(sizes.values())
     if total <= limit:
         return end
     taken = {at: size * limit // total for at, size in sizes.items()}
-    # What rounding left goes to those that it took most from.
+    # The records that rounding left over go to the partitions it cut most.
     left = limit - sum(taken.values())
     for at in sorted(sizes, key=lambda at: (-(sizes[at] * limit % total), at))[:left]:
         taken[at] += 1

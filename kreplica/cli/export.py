@@ -230,7 +230,7 @@ def _first(log: UnifiedLog, from_offset: int | None) -> int | None:
 def _warn(partition: TopicPartition, damage: Damage) -> None:
     following = damage.next_offset
     count = "an unknown number of" if following is None else f"{following - damage.first_offset:,}"
-    text = f"kreplica: {partition}: {count} offsets skipped, lost are {damage}"
+    text = f"kreplica: {partition}: {count} offsets skipped as damaged: {damage}"
     console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 

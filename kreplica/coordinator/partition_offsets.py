@@ -80,7 +80,7 @@ def replicas(storage: Storage, paths: Iterable[str], topics: Sequence[str] = ())
             names = LogDirectory(storage, path).partitions()[0]
             inside = [f"{path}/{name}" for name in names if is_partition(storage, f"{path}/{name}")]
             if not inside:
-                raise InvalidFile(f"{path}: neither a partition's directory nor one that holds any")
+                raise InvalidFile(f"{path}: neither a partition's directory nor a directory of partitions")
             inside = [each for each in inside if _is_wanted(each, topics)]
         for directory in inside:
             at = parse_directory_name(os.path.basename(directory))

@@ -191,7 +191,9 @@ class ColumnReader:
     def _refuse_lost(self) -> None:
         if self._has_lost():
             damage = self._lost()[0]
-            raise DamagedLog(f"{self._log.topic_partition}: lost are {damage}", where=damage.first_offset)
+            raise DamagedLog(
+                f"{self._log.topic_partition}: damaged records, {damage}", where=damage.first_offset
+            )
 
 
 def arrow_batches(reader: ColumnReader, columns: Sequence[str]) -> Iterator[ArrowRecordBatch]:

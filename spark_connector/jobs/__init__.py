@@ -1,12 +1,12 @@
-"""What the one-machine tools do, by Spark: over archives of logs that are larger than one machine.
+"""The one-machine tools as Spark jobs, for archives of logs larger than one machine.
 
     from spark_connector import jobs
     jobs.verify(spark, ["archive/node-1", "archive/node-2"]).show()
 
-Each gives what the tool of the same name gives on the same data. What looks at files, `verify`, `diff` and
-`offsets`, runs kreplica's own native code in Spark's workers; what hands records on, `export` and `latest`,
-reads them by format("kreplica"). Directories have to be there, by the same paths, on all machines that Spark
-works on, and kreplica[spark] has to be installed there. Thread rule: as Spark's.
+Each job gives the result of the tool of the same name. `verify`, `diff` and `offsets` inspect files: they run
+kreplica's native code in Spark's workers. `export` and `latest` pass records on: they read them with
+format("kreplica"). Directories must exist under the same paths on all machines that Spark uses, with
+kreplica[spark] installed. Thread rule: as Spark's.
 """
 
 from spark_connector.jobs.comparison import compare, diff

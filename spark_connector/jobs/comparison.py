@@ -1,7 +1,7 @@
-"""`kreplica diff` by Spark: all partitions that two replicas have in common at the same time.
+"""`kreplica diff` on Spark: compare all partitions that two replicas share, in parallel.
 
-Each pair of directories is compared by kreplica's own native comparison in one of the workers. Nothing is
-written, and either side may have a live writer. Thread rule: as Spark's.
+A worker compares each pair of directories with kreplica's native comparison. Nothing is written, and both
+sides may have a live writer. Thread rule: as Spark's.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def compare(
     *,
     by_record: bool = False,
 ) -> DataFrame:
-    """A row for each partition of two partitions' directories, or of two nodes' log directories.
+    """Return a row for each partition, comparing two partition directories or two nodes' log directories.
 
     Columns: topic, partition, outcome ("agree", "differ", "damaged", "epochs differ", "nothing in common",
-    "only left", "only right", "unread"), the offsets [first_offset, end_offset) that both have, up to where
-    they agree (agreed_offset, agreed_epoch), problems as `diff` has them, and report: all that the tool
-    `kreplica diff --json` tells. `by_record`: where batches differ, compare their records, for logs that
-    compaction has rewritten. Raises InvalidFile where there is nothing to compare.
+    "only left", "only right", "unread"), the offsets [first_offset, end_offset) that both have, how far they
+    agree (agreed_offset, agreed_epoch), problems as in `diff`, and report (the output of
+    `kreplica diff --json`). `by_record`: where batches differ, compare their records; for logs that
+    compaction has rewritten. Raises InvalidFile if there is nothing to compare.
     """
     storage = FileStorage()
     sides = [os.path.realpath(os.fspath(path)) for path in (left, right)]
@@ -74,9 +74,11 @@ def compare(
             raise InvalidFile(f"{path}: there is no such directory")
     pairs = pair_up(storage, *sides)
     if pairs is None:
-        raise InvalidFile(f"{left}, {right}: neither two partitions nor two nodes' log directories")
+        raise InvalidFile(
+            f"{left}, {right}: name two partition directories, or the log directories of two nodes"
+        )
     if not any(pair.left is not None and pair.right is not None for pair in pairs):
-        raise InvalidFile(f"{left}, {right}: they have no partition in common to compare")
+        raise InvalidFile(f"{left}, {right}: they have no partition in common")
     pieces = [(pair, total_bytes(storage, pair.left) if pair.left else 0) for pair in pairs]
     return spread(spark, pieces, COMPARISONS, partial(_compared, by_record=by_record))
 
@@ -88,12 +90,12 @@ def diff(
     *,
     by_record: bool = False,
 ) -> DataFrame:
-    """A row for each problem of what `compare` compares; no row: they agree on all that both have.
+    """Return a row for each problem that `compare` finds; no rows if the replicas agree on what both have.
 
-    Columns: topic, partition, side (the one that it is about), path and position of the file and the byte,
+    Columns: topic, partition, side (the side with the problem), path and position of the file and the byte,
     offset, kind and text. A divergence ("batch", "leader_epoch", "missing", "record") has a row for each side
-    that has something there; "lost" is what rotted on a side, "epochs" where its history of leader epochs
-    differs, "unread" a pair that could not be read. Raises as `compare`.
+    with data there. Other kinds: "lost" for damage, "epochs" for differing leader epoch histories, "unread"
+    for a pair that could not be read. Raises as `compare`.
     """
     found = compare(spark, left, right, by_record=by_record)
     problems = found.select("topic", "partition", explode("problems").alias("problem"))

@@ -1,4 +1,4 @@
-"""Compaction as a query: the last value of each key, as the cleaner leaves them in a log.
+"""Compaction as a query: the last value of each key, as the log cleaner would leave it.
 
 Thread rule: as Spark's.
 """
@@ -22,12 +22,11 @@ _KEY = ("topic", "partition", "key")
 
 
 def latest(spark: SparkSession, source: Source) -> DataFrame:
-    """Of each partition and key the record with the highest offset, unless it has no value.
+    """Return, for each partition and key, the record with the highest offset, unless it is a tombstone.
 
-    That is what a log that was compacted as a whole holds once its tombstones have gone: records without a
-    key are left out, and so is what was aborted or is open yet. `source`: paths of partitions or log
-    directories, or options of format("kreplica"). Columns: those of `export`. The same records give the same
-    rows, however they are read.
+    This is what a fully compacted log holds after its tombstones expire. Records without a key are left out,
+    and so are records of aborted and open transactions. `source`: paths of partitions or log directories, or
+    options of format("kreplica"). Columns: those of `export`. The same records always give the same rows.
     """
     options = options_of(source, includeHeaders="true", **{"kafka.isolation.level": "read_committed"})
     records = spark.read.format("kreplica").options(**options).load()
@@ -42,8 +41,11 @@ def export_latest(
     columns: Sequence[str] = COLUMNS,
     file_rows: int | None = None,
 ) -> Exported:
-    """Write what `latest` gives into Parquet files at `out`, which must not be there yet: by topic and
-    partition, with `columns` and at most `file_rows` rows a file. Raises JobError, AnalysisException."""
+    """Write the result of `latest` into Parquet files at `out`, which must not exist.
+
+    The files are partitioned by topic and partition, with `columns` and at most `file_rows` rows each.
+    Raises JobError, AnalysisException.
+    """
     check_columns(columns)
     started = time.monotonic()
     names = ("topic", "partition", *(name for name in columns if name not in _KEY[:2]))
@@ -52,7 +54,7 @@ def export_latest(
 
 
 def latest_of(records: DataFrame) -> DataFrame:
-    """The same of `records`, a frame with topic, partition, key, offset, value, and any columns besides."""
+    """Apply `latest` to a frame with topic, partition, key, offset, value and any further columns."""
     rest = [name for name in records.columns if name not in _KEY]
     last = functions.max_by(functions.struct(*rest), "offset").alias("last")
     found = records.where("key IS NOT NULL").groupBy(*_KEY).agg(last)

@@ -1,7 +1,7 @@
-"""`kreplica offsets` by Spark: a row for each replica, its records counted by several tasks at the same time.
+"""`kreplica offsets` on Spark: a row for each replica, with its records counted by several tasks.
 
-A log is parted at its segments, each part is counted by kreplica's own native columns in one of the workers,
-and the driver joins the parts. Thread rule: as Spark's.
+A log is split at its segments. A worker counts the records of a part with kreplica's native columns, and the
+driver adds up the parts. Thread rule: as Spark's.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COUNTS = StructType(
 
 
 class _Part(NamedTuple):
-    """The offsets [start, stop) of a replica, which is told by its number."""
+    """The offsets [start, stop) of one replica; `number` is its index among the replicas."""
 
     number: int
     replica: Replica
@@ -70,16 +70,18 @@ def offsets(
     isolation: str = "read_uncommitted",
     group: str | None = None,
 ) -> DataFrame:
-    """A row for each replica of a partition in `paths`, partitions' or log directories: where its log stands,
-    how many records it has and where it has none, how far it is behind the longest of its replicas, and how
-    far `group` is behind, by its offsets in the __consumer_offsets there.
+    """Return a row for each replica in `paths`, which are partition directories or log directories.
 
-    Columns: those of kreplica.coordinator.partition_offsets.PartitionOffsets. `topics`: only these; else all
-    but Kafka's own. `isolation`: as kafka.isolation.level. The records are counted at once. Raises JobError,
-    and InvalidFile for a path without a log and for a group that these directories cannot know.
+    A row says where the log stands, how many records it has and lacks, and how far it is behind the longest
+    replica of its partition. With `group` it also has the group's lag, from the __consumer_offsets there.
+
+    Columns: those of kreplica.coordinator.partition_offsets.PartitionOffsets. `topics`: only these; by
+    default all except Kafka's internal ones. `isolation`: as kafka.isolation.level. The records are counted
+    immediately. Raises JobError, and InvalidFile for a path without a log and for a group whose offsets
+    these directories cannot have.
     """
     if isolation not in _LEVELS:
-        raise JobError(f"isolation {isolation!r} is none of {', '.join(_LEVELS)}")
+        raise JobError(f"isolation {isolation!r} is not one of {', '.join(_LEVELS)}")
     places, level = local_paths(paths), _LEVELS[isolation]
     return spark.createDataFrame(
         [asdict(row) for row in rows(spark, places, topics=topics, level=level, group=group)], OFFSETS
@@ -89,7 +91,7 @@ def offsets(
 def rows(
     spark: SparkSession, paths: Sequence[str], *, topics: Sequence[str], level: str, group: str | None
 ) -> list[PartitionOffsets]:
-    """The same as plain values; `level`: as the isolation of Log.read."""
+    """Return the same rows as plain values; `level`: as the isolation of Log.read."""
     storage, clock = FileStorage(), SystemClock()
     bounds: list[tuple[Replica, LogBounds]] = []
     pieces: list[tuple[_Part, int]] = []

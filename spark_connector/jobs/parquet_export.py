@@ -1,13 +1,12 @@
-"""`kreplica export` by Spark: topics into partitioned Parquet, each run what is new, each record once.
+"""`kreplica export` on Spark: topics into partitioned Parquet; each run adds the new records, each once.
 
     <out>/topic=orders/partition=0/batch=7/part-*.parquet      records
-    <out>/_checkpoint/                                         how far it went: offsets in Kafka's JSON
+     <out>/_checkpoint/                                         progress: offsets in Kafka's JSON
 
-A run is a stream that ends where the logs end. Its batches are given by offsets that are in the checkpoint
-before they are read, and a batch that was cut off, whether before, while or after its files were put in their
-places, is run again and replaces them: its directories have its number. So there is never a file beside those
-that count, and any reader of Parquet sees each record once. Thread rule: one run for an output at a time; on
-a file system of this machine a second one is refused.
+A run is a stream that ends at the current end of the logs. The offsets of a batch are in the checkpoint
+before it is read. A batch that was interrupted at any point runs again and replaces its files: its directory
+has its number. So no extra files remain, and any Parquet reader sees each record once. Thread rule: one run
+at a time for an output; on a local file system a second one is refused.
 """
 
 from __future__ import annotations
@@ -33,20 +32,19 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "_checkpoint"
 PARTITIONED_BY = ("topic", "partition", "batch")
-# Where Spark puts the files of a batch before they get their places; a run that was killed leaves it behind.
+# Where Spark puts a batch's files before it moves them into place; a killed run leaves it behind.
 STAGING = ".spark-staging-*"
-# Where it is not known whether another run is at work, only what is as old as this is taken for left behind.
+# On a file system without our lock, only a staging directory older than this counts as left behind.
 STALE_MS = 24 * 3_600_000
-# A task has a file open for each directory that it writes; it reads one partition at a time.
+# A task opens one file for each directory that it writes, and reads one partition at a time.
 OPEN_FILES_A_TASK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What a run has done: `rows` written in `batches`, in `seconds`.
+    """The result of a run: `rows` written in `batches`, in `seconds`.
 
-    `offsets`: up to where each partition is exported now, as {"topic": {"0": 23}}; empty where nothing was
-    new.
+    `offsets`: how far each partition is exported, as {"topic": {"0": 23}}; empty if there was nothing new.
     """
 
     rows: int
@@ -66,15 +64,14 @@ def export(
 ) -> Exported:
     """Write what is new in `source` since the last run into the Parquet files at `out`.
 
-    `source`: paths of partitions or log directories, or options of format("kreplica"); it is read up to the
-    high watermark, or with kafka.isolation.level=read_committed up to the last stable offset. `columns`: of
-    COLUMNS; topic and partition become directories. `batch_records`: so many at most in a batch, which is
-    what a run that was cut off has to write again; `file_rows`: at most in a file. `out` is a path, or a URL
-    of a file system of Hadoop's.
+    `source`: paths of partitions or log directories, or options of format("kreplica"). It is read up to the
+    high watermark, or with kafka.isolation.level=read_committed up to the last stable offset. `columns`: a
+    selection of COLUMNS; topic and partition become directories. `batch_records`: maximum records of a
+    batch, which is also what an interrupted run has to repeat. `file_rows`: maximum rows of a file. `out` is
+    a path, or a URL of a Hadoop file system.
 
-    Raises JobError for columns that there are not, for an `out` that has files and no checkpoint, and where
-    another run is writing to it; whatever ends the stream is a StreamingQueryException, and the next run
-    goes on.
+    Raises JobError for unknown columns, for an `out` that has files but no checkpoint, and if another run is
+    writing to it. Other failures of the stream are a StreamingQueryException; the next run continues.
     """
     check_columns(columns)
     target = os.fspath(out)
@@ -110,9 +107,9 @@ class _Run:
         self.batches = 0
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
-        """Put the batch's files in the place of those that an attempt that was cut off may have left."""
+        """Write the batch's files, replacing those of an interrupted attempt."""
         session = frame.sparkSession  # the stream's own
-        # Without this each task would sort its rows by directory, of which it has but one.
+        # Without this each task would sort its rows by directory, although it has only one.
         session.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(OPEN_FILES_A_TASK))
         session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         names = [name for name in self._columns if name not in PARTITIONED_BY]
@@ -129,8 +126,10 @@ def write_parquet(
     *,
     replace: bool = False,
 ) -> int:
-    """Write `rows` in directories by these columns; returns their number. `replace`: `out` may be there, and
-    its directories that have new rows have nothing else afterwards."""
+    """Write `rows` into directories named by these columns; return the number of rows.
+
+    `replace`: `out` may exist; directories that get new rows lose their old ones.
+    """
     counted = Observation()
     writer = rows.observe(counted, functions.count(functions.lit(1)).alias("rows")).write
     if file_rows is not None:
@@ -142,10 +141,10 @@ def write_parquet(
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises JobError for columns that there are not."""
+    """Check the names. Raises JobError for unknown, repeated or too few columns."""
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
-        raise JobError(f"no column {unknown[0]!r}, only {', '.join(COLUMNS)}")
+        raise JobError(f"unknown column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
     if len(set(columns)) < len(columns):
         raise JobError("a column is named twice")
     if not set(columns) - set(PARTITIONED_BY):
@@ -154,8 +153,10 @@ def check_columns(columns: Sequence[str]) -> None:
 
 @contextmanager
 def _sole_writer(spark: SparkSession, out: str) -> Iterator[None]:
-    """Has `out` for one run, without what a run that was killed has staged there. Raises JobError where
-    another run has it, as far as this machine knows, or where it is not known what is in it."""
+    """Lock `out` for one run, and remove the staging directories that killed runs have left.
+
+    Raises JobError if another run on this machine has the lock, or if `out` has records but no checkpoint.
+    """
     jvm: Any = spark._jvm
     path = partial(jvm.org.apache.hadoop.fs.Path, out)
     files = jvm.org.apache.hadoop.fs.Path(out).getFileSystem(spark._jsc.hadoopConfiguration())
@@ -166,12 +167,10 @@ def _sole_writer(spark: SparkSession, out: str) -> Iterator[None]:
         try:
             lock, stale_ms = FileStorage().lock_directory(place), INT64_MAX
         except LogDirLocked as error:
-            raise JobError(f"{out}: another run is writing to it") from error
+            raise JobError(f"{out}: another run is writing to it; wait for it to end") from error
     try:
         if files.globStatus(path("topic=*")) and not files.exists(path(CHECKPOINT)):
-            raise JobError(
-                f"{out}: there are records, and no {CHECKPOINT} that tells which; name another directory"
-            )
+            raise JobError(f"{out}: has records but no {CHECKPOINT} saying which; name another directory")
         for found in files.globStatus(path(STAGING)) or ():
             if found.getModificationTime() < stale_ms:
                 files.delete(found.getPath(), True)

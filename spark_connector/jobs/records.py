@@ -1,7 +1,7 @@
-"""Records for jobs: from where they are read, and with which columns.
+"""The records that jobs read: their source, and their columns.
 
-A source is a path, several paths, or the options of format("kreplica") by name, so a running cluster may be
-read as well. Thread rule: pure functions.
+A source is a path, several paths, or the options of format("kreplica") by name, so jobs can read a running
+cluster, too. Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ if TYPE_CHECKING:
 Path: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = Path | Iterable[Path] | Mapping[str, str]
 
-# As `kreplica export` has them, and its columns by default.
+# As in `kreplica export`, which writes these by default.
 COLUMNS = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 
 class JobError(ValueError):
-    """What a job was asked for cannot be meant so."""
+    """The arguments of a job are wrong."""
 
 
 def local_paths(paths: Path | Iterable[Path]) -> list[str]:
-    """The paths as a worker finds them, whose working directory is another one. Raises JobError for what
-    are options of a source."""
+    """Return the paths as absolute ones, because a worker has another working directory.
+
+    Raises JobError for the options of a source.
+    """
     if isinstance(paths, Mapping):
-        raise JobError(f"name directories, for it looks at their files: not {', '.join(paths)}")
+        raise JobError(f"name directories, not options ({', '.join(paths)}): this job inspects files")
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     return [os.path.abspath(os.fspath(path)) for path in given]
 
 
 def options_of(source: Source, **defaults: str) -> dict[str, str]:
-    """The options of format("kreplica") for this source; `defaults` where it does not say otherwise."""
+    """Return the options of format("kreplica") for this source, completed by `defaults`."""
     given = dict(source) if isinstance(source, Mapping) else {"paths": json.dumps(local_paths(source))}
     said = {name.lower() for name in given}
     return {**{name: value for name, value in defaults.items() if name.lower() not in said}, **given}
 
 
 def select(frame: DataFrame, columns: Iterable[str]) -> DataFrame:
-    """Rows of format("kreplica") with `columns`, of COLUMNS, as the one-machine tool writes them."""
+    """Select `columns`, of COLUMNS, from rows of format("kreplica"), as the one-machine tool writes them."""
     return frame.select(*(_column(name) for name in columns))
 
 

@@ -1,5 +1,4 @@
-"""The Spark session of a command: one that runs in this process, else one of its own. Thread rule: one
-command at a time."""
+"""The Spark session of a command: the active one, else a new one. Thread rule: one command at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ DEFAULT_MASTER = "local[*]"
 
 @contextmanager
 def session(master: str = DEFAULT_MASTER) -> Iterator[SparkSession]:
-    """A session on `master`, a URL of Spark's; it ends with the block, unless it was there before.
+    """Yield a session on `master`, a Spark URL, and stop it at the end; an active session stays.
 
     Raises NoJavaRuntime.
     """
@@ -46,8 +45,8 @@ def _make(master: str) -> SparkSession:
         .config("spark.python.unix.domain.socket.enabled", "true")
     )
     if master.startswith("local"):
-        # What runs here has the packages; the first python3 in the path need not. Nor need this machine's
-        # own name lead anywhere.
+        # This Python has the packages; the first python3 on the PATH may not. And this machine's own host
+        # name may not resolve.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.config("spark.driver.host", "127.0.0.1")
     return builder.getOrCreate()

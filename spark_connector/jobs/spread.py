@@ -1,8 +1,7 @@
-"""Work on files, spread over Spark's workers: one row of the result for each thing that is found.
+"""Spread work on files over Spark's workers, with one result row for each finding.
 
-A task of Spark takes several pieces of work, about as many bytes as the other tasks have, and runs them one
-after the other; its rows go to Spark as they are found, so memory stays flat whatever is found. Thread rule:
-what is here is immutable.
+A task gets several pieces of work, about as many bytes as the other tasks, and runs them in sequence. It
+passes rows to Spark as it finds them, so memory stays flat. Thread rule: immutable values.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Piece = TypeVar("Piece")
 
-# A task costs some ms whatever it does, so it has bytes for a second or more, unless cores would be idle.
+# A task costs some ms, so give it work for at least a second, unless cores would be idle.
 TASK_BYTES = 256 << 20
 MOST_TASKS = 10_000
 
@@ -31,28 +30,28 @@ def spread(
     schema: StructType,
     work: Callable[[Piece], Iterator[Row]],
 ) -> DataFrame:
-    """The rows that `work` yields for each of `pieces`, given with their sizes in bytes.
+    """Return a frame of the rows that `work` yields for each of `pieces`, given with their sizes in bytes.
 
     `work` and the pieces are sent to the workers; a row is a mapping with the names of `schema`. Nothing runs
-    before the frame is asked for.
+    until the frame is used.
     """
     context = spark.sparkContext
     count = max(context.defaultParallelism, sum(size for _, size in pieces) // TASK_BYTES)
     shares = shared_out(pieces, min(count, MOST_TASKS))
-    # An RDD, since mapInArrow wants pandas, which nothing else here needs.
+    # An RDD, because mapInArrow needs pandas, which nothing else here needs.
     tasks = context.parallelize(shares, len(shares))
     rows = tasks.flatMap(partial(_rows, names=schema.names, work=work))
     return spark.createDataFrame(rows, schema, verifySchema=False)
 
 
 def shared_out(pieces: Sequence[tuple[Piece, int]], count: int) -> list[list[Piece]]:
-    """The pieces in at most `count` shares, the largest piece first, each to the share that has least."""
+    """Divide the pieces into at most `count` shares, the largest first, each to the smallest share."""
     shares: list[list[Piece]] = [[] for _ in range(max(1, min(count, len(pieces))))]
     sizes = [(0, index) for index in range(len(shares))]
     for piece, size in sorted(pieces, key=lambda each: -each[1]):
         total, index = heapq.heappop(sizes)
         shares[index].append(piece)
-        # A piece costs something even if it is empty.
+        # Even an empty piece costs something.
         heapq.heappush(sizes, (total + size + 1, index))
     return shares
 

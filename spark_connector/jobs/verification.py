@@ -1,7 +1,7 @@
-"""`kreplica verify` by Spark: the partitions of many log directories at the same time.
+"""`kreplica verify` on Spark: check the partitions of many log directories in parallel.
 
-Each partition is checked by kreplica's own native verification in one of the workers, and so is what lies
-beside the partitions. Nothing is written, and a log may have a live writer. Thread rule: as Spark's.
+A worker checks each partition with kreplica's native verification, and so the files beside the partitions.
+Nothing is written, and a log may have a live writer. Thread rule: as Spark's.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ PROBLEMS = StructType(
 
 
 def verify(spark: SparkSession, paths: Path | Iterable[Path]) -> DataFrame:
-    """A row for each problem in segments, partitions' directories, or log directories of nodes.
+    """Return a row for each problem in segments, partition directories or nodes' log directories.
 
-    Columns: topic and partition (null for what lies beside the partitions), path of the file, position (byte
-    in it), offset, kind and text, as kreplica.log.verify.Problem has them; no row: nothing is wrong. Raises
-    InvalidFile for a path that holds no log, KafkaStorageError for one that cannot be read.
+    Columns: topic and partition (null for files beside the partitions), path, position (a byte in the file),
+    offset, kind and text, as in kreplica.log.verify.Problem. No rows: no problem. Raises InvalidFile for a
+    path without a log, KafkaStorageError for one that cannot be read.
     """
     storage, pieces = FileStorage(), []
     for path in local_paths(paths):
         if not (os.path.exists(path) and holds_log(storage, path)):
-            raise InvalidFile(f"{path}: no segment, and no directory that holds a log")
+            raise InvalidFile(f"{path}: neither a segment nor a directory with a log")
         pieces += [(part, part.size) for part in parts(storage, path)]
     return spread(spark, pieces, PROBLEMS, _problems)
 
@@ -65,7 +65,7 @@ def _problems(part: Part) -> Iterator[Row]:
 
 
 def _snapshots(storage: FileStorage, part: Part) -> Iterator[Problem]:
-    """The problems of a metadata log's snapshots, where this part has them."""
+    """Yield the problems of a metadata log's snapshots, if this part covers them."""
     if part.path.endswith(".log"):
         return
     has_own_part = METADATA_LOG in storage.list_directory(part.path)

@@ -1,4 +1,4 @@
-"""What is asked wrongly, or is not there any more, is told in words that name it; with each reader.
+"""What is asked wrongly, or no longer exists, is told in words that name it; with each reader.
 
 The Python reader is asked without Spark, which shows an error of Python's with all of its text.
 """
@@ -65,11 +65,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a path of something else": ({"path": "{node}/t-0/x"}, "{node}/t-0/x: there is no such directory"),
     "no such topic": (
         {"subscribe": "colours"},
-        "subscribe: there is no topic 'colours' in {node}; there are t, u",
+        "subscribe: topic 'colours' does not exist in {node}; there are t, u",
     ),
-    "no such partition": ({"assign": {"t": [7]}}, "assign: there is no partition t-7 in {node}"),
+    "no such partition": ({"assign": {"t": [7]}}, "assign: partition t-7 does not exist in {node}"),
     "no pattern": ({"subscribePattern": "("}, "subscribePattern: "),
-    "broken JSON": ({**T, "startingOffsets": "{t: 1"}, "startingOffsets: '{t: 1' is no JSON such as"),
+    "broken JSON": ({**T, "startingOffsets": "{t: 1"}, "startingOffsets: '{t: 1' is not JSON such as"),
     "JSON of something else": ({**T, "startingOffsets": "[1]"}, "startingOffsets: "),
     "a partition that is named twice": (
         {**T, "startingOffsets": '{"t": {"0": 4, "0": 5}}'},
@@ -103,12 +103,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {**T, "startingOffsets": {"t": {"0": 9}}, "endingOffsets": {"t": {"0": 5}}},
         "endingOffsets: t-0 would begin at 9 and end at 5",
     ),
-    "rot": ({"subscribe": "u"}, "u-0: lost are offsets 4 to 5"),
+    "rot": ({"subscribe": "u"}, "u-0: damaged records, offsets 4 to 5"),
     "an unknown option": (
         {"startingOfsets": "earliest"},
         "startingofsets: format kreplica has no such option",
     ),
-    "a number that is none": ({"minPartitions": "many"}, "minPartitions: 'many' is no positive whole number"),
+    "a number that is none": ({"minPartitions": "many"}, "minPartitions: 'many' is not a positive integer"),
 }
 
 
@@ -156,7 +156,7 @@ def test_what_is_wrong_comes_before_a_traceback(spark: SparkSession, node: Path,
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        ("offset long, colour string", "there is no column 'colour', only key, value, topic"),
+        ("offset long, colour string", "unknown column 'colour'; there are key, value, topic"),
         ("offset long, value string", "column value is binary, not string"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_file_is_there_when_it_is_closed(spark: SparkSession, tmp_path: Path) 
     second = ours.createAtomic(path, False)
     second.write(b"second")
     stream.close()
-    with pytest.raises(Py4JJavaError, match=r"FileAlreadyExistsException.*0: is there already"):
+    with pytest.raises(Py4JJavaError, match=r"FileAlreadyExistsException.*0: already exists"):
         second.close()
     second.close()
     assert (tmp_path / "0").read_bytes() == b"first"
@@ -119,7 +119,7 @@ def test_a_name_is_taken_from_no_other_file(spark: SparkSession, tmp_path: Path)
     name that is taken; a look whether the file is there does not see it."""
     ours = manager(spark, f"file:{tmp_path}")
     (tmp_path / "taken").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(Py4JJavaError, match=r"FileAlreadyExistsException.*taken: is there already"):
+    with pytest.raises(Py4JJavaError, match=r"FileAlreadyExistsException.*taken: already exists"):
         write(ours.createAtomic(hadoop_path(spark, tmp_path / "taken"), False), b"0")
     assert (tmp_path / "taken").is_symlink()
 

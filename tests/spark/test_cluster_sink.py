@@ -73,14 +73,14 @@ def test_a_batch_write(spark: SparkSession, cluster: kreplica.Cluster) -> None:
     found = sorted((row.partition, bytes(row.key), bytes(row.value)) for row in read.collect())
     assert found == sorted((n % 2, b"%d" % n, b"v%d" % n) for n in range(10))
     for topic, text in (
-        ("nothing", "there is no topic 'nothing' in the cluster at"),
+        ("nothing", "topic 'nothing' does not exist in the cluster at"),
         ("", "topic: is empty"),
     ):
         with pytest.raises(PySparkException, match=text):
             spark.range(1).selectExpr("'x' as value").write.format("kreplica").options(**servers).mode(
                 "append"
             ).option("topic", topic).save()
-    with pytest.raises(PySparkException, match="there is no partition batch-7 in the cluster at"):
+    with pytest.raises(PySparkException, match="partition batch-7 does not exist in the cluster at"):
         frame.selectExpr("topic", "value", "7 as partition").write.format("kreplica").options(**servers).mode(
             "append"
         ).save()

@@ -80,5 +80,5 @@ def test_the_latest_is_that_of_the_directories(
 def test_what_looks_at_files_takes_no_cluster(spark: SparkSession, cluster: kreplica.Cluster) -> None:
     given: Any = source(cluster)
     for job in (jobs.verify, jobs.offsets):
-        with pytest.raises(jobs.JobError, match="name directories, for it looks at their files"):
+        with pytest.raises(jobs.JobError, match="name directories, not options"):
             job(spark, given)

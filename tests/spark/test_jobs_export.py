@@ -127,11 +127,14 @@ def test_columns_and_what_cannot_be_meant(spark: SparkSession, tmp_path: Path) -
     jobs.export(spark, tmp_path / "node", tmp_path / "out", columns=("offset", "value"))
     (file,) = (tmp_path / "out").rglob("*.parquet")
     assert parquet.read_schema(file).names == ["offset", "value"]
-    for columns, text in ((("offset", "size"), "no column 'size'"), (("topic",), "name a column besides")):
+    for columns, text in (
+        (("offset", "size"), "unknown column 'size'"),
+        (("topic",), "name a column besides"),
+    ):
         with pytest.raises(jobs.JobError, match=text):
             jobs.export(spark, tmp_path / "node", tmp_path / "out", columns=columns)
     shutil.rmtree(tmp_path / "out" / CHECKPOINT)
-    with pytest.raises(jobs.JobError, match="there are records, and no _checkpoint"):
+    with pytest.raises(jobs.JobError, match="has records but no _checkpoint"):
         jobs.export(spark, tmp_path / "node", tmp_path / "out")
 
 
@@ -175,7 +178,7 @@ def test_what_rotted_ends_a_run_with_its_place(
     with reading_by(spark, reader):
         failed = CliRunner().invoke(app, command)
     assert failed.exit_code == 1
-    assert failed.stderr.startswith("kreplica: Spark: segments-0: lost are offsets 9 to 11")
+    assert failed.stderr.startswith("kreplica: Spark: segments-0: damaged records, offsets 9 to 11")
     assert len(failed.stderr.splitlines()) == 1
     assert not list((tmp_path / "out").rglob("*.parquet"))
 

@@ -44,7 +44,7 @@ def test_a_row_for_each_replica(spark: SparkSession) -> None:
 
 
 def test_what_cannot_be_asked(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(jobs.JobError, match="isolation 'dirty' is none of"):
+    with pytest.raises(jobs.JobError, match="isolation 'dirty' is not one of"):
         jobs.offsets(spark, KAFKA, isolation="dirty")
     with pytest.raises(InvalidFile, match="no such directory"):
         jobs.offsets(spark, tmp_path / "missing")

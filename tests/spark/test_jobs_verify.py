@@ -84,11 +84,11 @@ def test_verify_finds_nothing_in_what_is_sound(spark: SparkSession) -> None:
 
 def test_what_cannot_be_verified_is_said_before_a_job_runs(spark: SparkSession, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(InvalidFile, match="no segment, and no directory that holds a log"):
+        with pytest.raises(InvalidFile, match="neither a segment nor a directory with a log"):
             jobs.verify(spark, path)
         with pytest.raises(InvalidFile):
             jobs.diff(spark, KAFKA, path)
-    with pytest.raises(InvalidFile, match="neither two partitions nor two nodes"):
+    with pytest.raises(InvalidFile, match="name two partition directories"):
         jobs.diff(spark, KAFKA, KAFKA / "segments-0")
 
 

@@ -77,7 +77,7 @@ def test_sources_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "jvm" / "Broken.java").write_text("class Broken {")
     monkeypatch.setattr(jvm_reader, "SOURCES", tmp_path / "jvm")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(jvm_reader.NoJvmReader, match="its sources were not compiled"):
+    with pytest.raises(jvm_reader.NoJvmReader, match="compiling its sources failed"):
         jvm_reader.jar()
     assert list((tmp_path / "cache" / "kreplica").iterdir()) == []
 
@@ -85,7 +85,7 @@ def test_sources_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mon
 def test_no_place_for_the_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(jvm_reader.NoJvmReader, match="there is no place for its jar"):
+    with pytest.raises(jvm_reader.NoJvmReader, match="the jar could not be written"):
         jvm_reader.jar()
 
 
@@ -116,9 +116,9 @@ def test_python_reads_what_the_jvm_does_not(spark: SparkSession, tmp_path: Path)
     with pytest.raises(PySparkException, match=r"reader=jvm: .*t-0: has known damage"):
         read(spark, tmp_path, reader="jvm").count()
     cluster = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
-    with pytest.raises(PySparkException, match="reader=jvm: records of a running cluster"):
+    with pytest.raises(PySparkException, match="reader=jvm: only the Python reader reads a running cluster"):
         spark.read.format("kreplica").options(reader="jvm", **cluster).load().count()
-    with pytest.raises(PySparkException, match="reader: 'scala' is none of auto, jvm, python"):
+    with pytest.raises(PySparkException, match="reader: 'scala' is not one of auto, jvm, python"):
         read(spark, tmp_path, reader="scala").count()
 
 
@@ -148,7 +148,7 @@ def test_a_session_without_a_jvm_has_the_python_reader(caplog: pytest.LogCapture
     with caplog.at_level("INFO"):
         spark_connector.register(session)
     assert session.registered == ["kreplica"]
-    assert "there is no JVM reader: a session of Spark Connect" in caplog.text
+    assert "the JVM reader is not available: a Spark Connect session" in caplog.text
 
 
 # ---- directories that cannot be listed --------------------------------------------------------------------
@@ -294,9 +294,9 @@ def test_records_of_a_segment_that_is_gone_are_not_left_out(
         files[0 if change.endswith("first") else 1].unlink()
     else:
         os.truncate(files[1], 0 if change.startswith("empty") else files[1].stat().st_size // 2)
-    with pytest.raises(PySparkException, match=f"t-0: lost are offsets {first} to {last} "):
+    with pytest.raises(PySparkException, match=f"t-0: damaged records, offsets {first} to {last} "):
         read(spark, tmp_path).collect()
-    with pytest.raises(PySparkException, match=f"t-0: lost are offsets {first} to {last} "):
+    with pytest.raises(PySparkException, match=f"t-0: damaged records, offsets {first} to {last} "):
         read(spark, tmp_path).count()
     found = [row.offset for row in read(spark, tmp_path, skipDamaged="true").select("offset").collect()]
     whole = set(range(1, 40)) if compacted else set(range(40))

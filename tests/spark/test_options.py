@@ -43,25 +43,25 @@ def plan(given: dict[str, Any], schema: StructType | None = None) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": "/nowhere/logs"}, "/nowhere/logs: there is no such directory"),
     ({"path": "s3://bucket/logs"}, "is not on this machine"),
-    ({"subscribe": "colours"}, "subscribe: there is no topic 'colours' in .*; there are t, u"),
-    ({"assign": {"t": [7]}}, "assign: there is no partition t-7"),
-    ({"assign": "{t"}, "assign: '{t' is no JSON such as"),
+    ({"subscribe": "colours"}, "subscribe: topic 'colours' does not exist in .*; there are t, u"),
+    ({"assign": {"t": [7]}}, "assign: partition t-7 does not exist"),
+    ({"assign": "{t"}, "assign: '{t' is not JSON such as"),
     ({"subscribe": "t", "assign": {"t": [0]}}, "name exactly one of the options subscribe"),
-    ({"subscribePattern": "("}, "subscribePattern: '\\(' is no regular expression"),
+    ({"subscribePattern": "("}, "subscribePattern: '\\(' is not a regular expression"),
     ({"kafka__bootstrap__servers": "localhost:9092"}, "path and kafka.bootstrap.servers: either"),
-    ({"startingOffsets": "{"}, "startingOffsets: '{' is no JSON such as"),
-    ({"startingOffsets": "now"}, "startingOffsets: 'now' is no JSON such as"),
+    ({"startingOffsets": "{"}, "startingOffsets: '{' is not JSON such as"),
+    ({"startingOffsets": "now"}, "startingOffsets: 'now' is not JSON such as"),
     ({"startingOffsets": "latest"}, "startingOffsets: a batch that begins at the latest"),
     ({"endingOffsets": "earliest"}, "endingOffsets: a batch that ends at the earliest"),
     ({"startingOffsets": {"t": {"0": -1}}}, "t-0 cannot begin at latest"),
-    ({"startingOffsets": {"t": {"0": 1}}}, "says nothing of t-1; name all partitions"),
-    ({"startingOffsets": {"x": {"0": 1}}}, "x-0 is none of the partitions that are read"),
-    ({"startingOffsets": {"t": {"0": -3}}}, "t-0: -3 is no offset"),
-    ({"startingOffsets": {"t": {"zero": 1}}}, "'zero' is no partition's number"),
-    ({"startingTimestamp": "yesterday"}, "startingTimestamp: 'yesterday' is no time"),
-    ({"minPartitions": 0}, "minPartitions: '0' is no positive whole number"),
+    ({"startingOffsets": {"t": {"0": 1}}}, "t-1 is missing; name all partitions"),
+    ({"startingOffsets": {"x": {"0": 1}}}, "x-0 is not one of the partitions to read"),
+    ({"startingOffsets": {"t": {"0": -3}}}, "t-0: -3 is not a valid offset"),
+    ({"startingOffsets": {"t": {"zero": 1}}}, "'zero' is not a partition number"),
+    ({"startingTimestamp": "yesterday"}, "startingTimestamp: 'yesterday' is not a time"),
+    ({"minPartitions": 0}, "minPartitions: '0' is not a positive integer"),
     ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is neither true nor false"),
-    ({"kafka__isolation__level": "serializable"}, "kafka.isolation.level: 'serializable' is none of"),
+    ({"kafka__isolation__level": "serializable"}, "kafka.isolation.level: 'serializable' is not one of"),
     ({"maxOffsetsPerTrigger": 5}, "maxOffsetsPerTrigger: has no effect in a batch .*, only in stream reads"),
     ({"startingOffset": "earliest"}, "startingoffset: format kreplica has no such option"),
 ]
@@ -94,8 +94,8 @@ def test_no_source() -> None:
             {"endingOffsets": "latest"},
             "endingOffsets: has no effect in a stream read .*, only in batch reads",
         ),
-        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay: 'soon' is no time such as 30s"),
-        ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger: '-1' is no positive whole number"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay: 'soon' is not a duration such as 30s"),
+        ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger: '-1' is not a positive integer"),
     ],
 )
 def test_of_a_stream(options: dict[str, str], text: str) -> None:
@@ -119,8 +119,8 @@ OF_A_CLUSTER = [
     ("kafka.sasl.mechanism", "PLAIN", "not supported"),
     ("groupIdPrefix", "mine", "not supported: no consumer group is joined"),
     ("kafka.group.id", "mine", "not supported: no consumer group is joined"),
-    ("kafkaConsumer.pollTimeoutMs", "60000", "not supported: no consumer of Kafka's is used"),
-    ("fetchOffset.numRetries", "2", "not supported: no consumer of Kafka's is used"),
+    ("kafkaConsumer.pollTimeoutMs", "60000", "not supported: Kafka's consumer is not used"),
+    ("fetchOffset.numRetries", "2", "not supported: Kafka's consumer is not used"),
     ("kafka.max.request.size", "1", "not supported: it has no effect"),
     ("skipDamaged", "true", "has no effect in a .*, only in reads of log directories. Remove it"),
     ("includeheader", "true", "format kreplica has no such option"),
@@ -131,7 +131,7 @@ READ_ALONE = [
     ("topic", "t", "has no effect in a batch read of a cluster, only in writes"),
 ]
 WRITTEN_ALONE = [
-    ("kafka.acks", "1", "'1' is none of all, -1: a write always waits for all replicas in sync"),
+    ("kafka.acks", "1", "'1' is not one of all, -1: a write always waits for all replicas in sync"),
     ("kafka.enable.idempotence", "false", "'false' is not supported, only true"),
     ("kafka.isolation.level", "read_committed", "has no effect in a write of a cluster, only in reads"),
     ("startingOffsets", "earliest", "has no effect in a write of a cluster, only in reads"),
@@ -219,7 +219,7 @@ def test_the_page_shows_the_table() -> None:
 @pytest.mark.parametrize(
     ("column", "text"),
     [
-        ("colour", "there is no column 'colour', only key, value"),
+        ("colour", "unknown column 'colour'; there are key, value"),
         ("key", "column key is binary, not string"),
     ],
 )
@@ -235,9 +235,9 @@ def test_of_a_sink(node: Path) -> None:
         ({**cluster, "path": str(node)}, "either directories or a running cluster, not both"),
         ({"topic": "t"}, "name path, a directory of logs, or kafka.bootstrap.servers"),
         ({**cluster, "kafka.bootstrap.servers": "nowhere"}, "'nowhere' is not host:port"),
-        ({**cluster, "kafka.compression.type": "lzma"}, "'lzma' is none of none, gzip"),
+        ({**cluster, "kafka.compression.type": "lzma"}, "'lzma' is not one of none, gzip"),
     ):
         with pytest.raises(OptionError, match=text):
             KreplicaDataSource(given).streamWriter(schema=schema, overwrite=False)
-    with pytest.raises(SinkError, match="a log is appended to: use mode append"):
+    with pytest.raises(SinkError, match="a log can only be appended to: use mode append"):
         KreplicaDataSource({"path": str(node), "topic": "t"}).writer(schema, overwrite=True)

@@ -156,7 +156,7 @@ def test_a_stream_over_what_retention_took(
         assert log.delete_old_segments() > 0
         first = log.log_start_offset
         assert first > 10
-        with pytest.raises(PySparkException, match=f"t-0: offsets 10 to {first - 1} are not there any more"):
+        with pytest.raises(PySparkException, match=f"t-0: offsets 10 to {first - 1} no longer exist"):
             run(fail=True)
         run(fail=False)
     assert offsets(spark.read.parquet(str(work / "out"))) == [*range(10), *range(first, 40)]
@@ -268,7 +268,9 @@ def test_records_that_lie_are_an_error_with_its_place(spark: SparkSession, tmp_p
         assert {(row.offset, bytes(row.value)) for row in found} == {(0, b"good")}
     for number in (0, 3, 9, 14):
         one = read(spark, tmp_path / f"t-{number}", {"reader": "jvm"})
-        with pytest.raises(PySparkException, match=rf"t-{number}: lost are offsets 1 to .*bytes \d+ to \d+"):
+        with pytest.raises(
+            PySparkException, match=rf"t-{number}: damaged records, offsets 1 to .*bytes \d+ to \d+"
+        ):
             rows(one)
 
 
@@ -281,7 +283,7 @@ def test_a_file_that_is_cut_under_its_writer(
     file = tmp_path / "t-0" / f"{0:020}.log"
     with open(file, "r+b") as cut:
         cut.truncate(file.stat().st_size // 2)
-    with pytest.raises(PySparkException, match="t-0: lost are offsets 20 to"):
+    with pytest.raises(PySparkException, match="t-0: damaged records, offsets 20 to"):
         rows(read(spark, tmp_path, reader))
     assert offsets(read(spark, tmp_path, reader, skipDamaged=True)) == list(range(20))
 

@@ -217,7 +217,7 @@ def test_segments_that_are_rolled_and_deleted(
         assert log.delete_old_segments() > 0
         first, end = log.log_start_offset, log.log_end_offset
         assert first > 43
-        text = f"t-0: offsets 43 to {first - 1} are not there any more"
+        text = f"t-0: offsets 43 to {first - 1} no longer exist"
         with pytest.raises(PySparkException, match=text):
             copy(session, tmp_path, tmp_path / "a")
         assert copy(session, tmp_path, tmp_path / "a", failOnDataLoss="false") == list(range(first, end))

@@ -105,7 +105,7 @@ def test_rot_is_named(program: Path, tmp_path: Path) -> None:
     opened, first, error = run(program, "dump", tmp_path / "t-0")
     assert opened == "open: 0 "
     assert first.startswith("0 ")
-    assert error.startswith("error 7 DamagedLog: t-0: lost are offsets 1 to 1")
+    assert error.startswith("error 7 DamagedLog: t-0: damaged records, offsets 1 to 1")
 
 
 def test_bad_input_has_a_code_and_a_text(program: Path, tmp_path: Path) -> None:

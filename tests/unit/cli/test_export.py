@@ -256,7 +256,7 @@ def test_rot_passed_over_is_told(rotten: str, tmp_path: Path) -> None:
     out = tmp_path / "out.arrow"
     result = export(rotten, "--to", "arrow", "-o", out, "--skip-damaged", "--json")
     assert result.exit_code == 0
-    assert "t-0: 2 offsets skipped, lost are offsets 2 to 3 " in result.stderr
+    assert "t-0: 2 offsets skipped as damaged: offsets 2 to 3 " in result.stderr
     (partition,) = json.loads(result.stdout)["partitions"]
     assert [(each["first_offset"], each["next_offset"]) for each in partition["skipped"]] == [(2, 4)]
     assert table(out)["value"].to_pylist() == [b"a", b"b", b"e"]

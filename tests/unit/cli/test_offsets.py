@@ -62,7 +62,7 @@ def test_for_people() -> None:
 
 def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     for arguments, text in (
-        ([tmp_path], "neither a partition's directory nor one that holds any"),
+        ([tmp_path], "neither a partition's directory nor a directory of partitions"),
         ([KAFKA / "segments-0", "--group", "group"], "none of these directories holds a partition of"),
     ):
         result = CliRunner().invoke(app, ["offsets", *map(str, arguments)])

@@ -12,7 +12,7 @@ Identifier: [id = 1, runId = 2]
 Traceback (most recent call last):
   File "x.py", line 1, in write
     writer.parquet(out)
-pyspark.errors.exceptions.captured.IllegalArgumentException: t-0: lost are offsets 9 to 11 (a.log: rot)
+pyspark.errors.exceptions.captured.IllegalArgumentException: t-0: damaged records, offsets 9 to 11 (a.log)
 org.apache.spark.SparkException: Job aborted: due to stage failure
 \tat py4j.Protocol.getReturnValue(Protocol.java:476)
 """
@@ -21,7 +21,7 @@ org.apache.spark.SparkException: Job aborted: due to stage failure
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (STACK, "t-0: lost are offsets 9 to 11 (a.log: rot)"),
+        (STACK, "t-0: damaged records, offsets 9 to 11 (a.log)"),
         (f"{STACK}kreplica.common.errors.DamagedLog: t-0: lost\n{STACK}", "t-0: lost"),
         (
             "[PATH_ALREADY_EXISTS] Path file:/x already exists.\nJVM stacktrace:\n",

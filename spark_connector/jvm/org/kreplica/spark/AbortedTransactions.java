@@ -12,15 +12,15 @@ import java.util.Map;
 import java.util.TreeMap;
 
 /**
- * Tells a reader of committed data which batches belong to an aborted transaction.
+ * The aborted transactions of a range, for readers of committed data.
  *
- * The segments' `.txnindex` files say which were aborted, one entry of 34 bytes each: whose, and from where to which
- * marker. So it goes by offsets alone, and a marker that rotted hides nothing that stands behind it. Immutable.
+ * They come from the segments' `.txnindex` files. An entry has 34 bytes: the producer, the first offset, and the
+ * offset of the abort marker. So offsets decide, and a damaged marker hides nothing after it. Immutable.
  */
 final class AbortedTransactions {
     private static final int ENTRY = 34;
 
-    /** By producer id its transactions, {first offset, last offset} each, by first offset. */
+    /** The transactions of each producer id as {first offset, last offset}, sorted by first offset. */
     private final Map byProducer = new HashMap();
 
     private AbortedTransactions(List entries) {
@@ -36,7 +36,7 @@ final class AbortedTransactions {
         }
     }
 
-    /** Those with a record in [start, stop). */
+    /** Returns the aborted transactions with a record in [start, stop). */
     static AbortedTransactions of(PartitionLog log, long start, long stop) throws IOException {
         List found = new ArrayList();
         boolean complete = false;
@@ -46,7 +46,7 @@ final class AbortedTransactions {
         return new AbortedTransactions(found);
     }
 
-    /** Whether no transaction that ended in a later segment can belong to [start, stop). */
+    /** Adds the segment's transactions to `found`; true if no later segment can add more to [start, stop). */
     private static boolean collect(Segment segment, long start, long stop, List found) throws IOException {
         String path = segment.path.substring(0, segment.path.length() - ".log".length()) + ".txnindex";
         ByteBuffer data;
@@ -55,7 +55,7 @@ final class AbortedTransactions {
         } catch (NoSuchFileException error) {
             return false;
         }
-        // What is torn at its end its writer has not published either.
+        // An incomplete last entry was never published by the writer.
         for (int at = 0; at + ENTRY <= data.capacity(); at += ENTRY) {
             long producerId = data.getLong(at + 2);
             long firstOffset = data.getLong(at + 10);
@@ -73,13 +73,13 @@ final class AbortedTransactions {
         return false;
     }
 
-    /** Whether a reader of committed data sees the batch. */
+    /** Returns whether a reader of committed data sees the batch. */
     boolean admits(BatchHeader batch) {
         if (byProducer.isEmpty() || !batch.isTransactional() || batch.isControl()) {
             return true;
         }
         TreeMap known = (TreeMap) byProducer.get(Long.valueOf(batch.producerId));
-        // The producer's last transaction that begins at or before the batch's end.
+        // The producer's last transaction that starts at or before the end of the batch.
         Map.Entry begun = known == null ? null : known.floorEntry(Long.valueOf(batch.lastOffset));
         return begun == null || ((Long) begun.getValue()).longValue() < batch.baseOffset;
     }

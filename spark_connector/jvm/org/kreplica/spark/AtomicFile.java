@@ -14,10 +14,10 @@ import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager;
 
 /**
- * A local file that is there, and whole, when it was closed; beside it the checksums that Hadoop reads it with.
+ * A local file that appears complete when it is closed, with the checksum file that Hadoop expects beside it.
  *
- * The old checksums go before the new contents come, and the new ones come last: a crash in between leaves a file that
- * can be read. One thread.
+ * The old checksums are deleted before the new contents appear, and the new checksums are written last: a crash in
+ * between leaves a readable file. One thread.
  */
 final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStream {
     private final File file;
@@ -37,12 +37,12 @@ final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStre
     }
 
     static AtomicFile create(File file, boolean overwrites, FsPermission mode) throws IOException {
-        // No list of a checkpoint takes this name for a batch's.
+        // A listing of the checkpoint does not mistake this name for a batch's.
         File written = new File(file.getParentFile(), "." + file.getName() + "." + UUID.randomUUID() + ".tmp");
         return new AtomicFile(file, overwrites, mode, written, new ChecksummedFile(written));
     }
 
-    /** Raises FileAlreadyExistsException where it may not overwrite, and another one was first. */
+    /** Closes the file. Raises FileAlreadyExistsException if it exists and must not be overwritten. */
     public void close() throws IOException {
         if (isOver) {
             return;
@@ -69,20 +69,20 @@ final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStre
         rename(checksums(written), checksums(file));
     }
 
-    /** Give the file its name by a hard link, which fails where a rename would take the name from another file. */
+    /** Names the file by a hard link, which fails if the name exists; a rename would replace that file. */
     private void link() throws IOException {
         try {
             Files.createLink(file.toPath(), written.toPath());
         } catch (FileSystemException error) {
             if (error instanceof java.nio.file.FileAlreadyExistsException || file.exists()) {
-                throw new FileAlreadyExistsException(file + ": is there already");
+                throw new FileAlreadyExistsException(file + ": already exists");
             }
-            // A file system without hard links. As Hadoop does it: of two that come at once the later one wins.
+            // The file system has no hard links. As in Hadoop, the later of two concurrent writers wins.
             rename(written, file);
         }
     }
 
-    /** Leave nothing behind, unless it was closed. */
+    /** Deletes the written file, unless it was closed. */
     public void cancel() {
         if (isOver) {
             return;
@@ -93,7 +93,7 @@ final class AtomicFile extends CheckpointFileManager.CancellableFSDataOutputStre
             Files.deleteIfExists(written.toPath());
             Files.deleteIfExists(checksums(written).toPath());
         } catch (IOException error) {
-            Logs.logger.warn("{}: is left behind: {}", written, error.toString());
+            Logs.logger.warn("{}: could not be deleted: {}", written, error.toString());
         }
     }
 

@@ -1,6 +1,6 @@
 package org.kreplica.spark;
 
-/** What is wrong with the records of a batch that fits its checksum. */
+/** The records of a batch are malformed although its checksum is right; the message says how. */
 final class BadRecords extends Exception {
     private static final long serialVersionUID = 1;
 

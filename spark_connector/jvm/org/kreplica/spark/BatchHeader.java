@@ -4,15 +4,15 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 
 /**
- * The header of a record batch of format 2, as it was read last; one object for many batches.
+ * The most recently read header of a record batch of format 2; one object is used for many batches.
  *
- * Numbers are big-endian. The base offset and the leader epoch lie outside of what the CRC covers.
+ * Numbers are big-endian. The CRC does not cover the base offset and the leader epoch.
  */
 final class BatchHeader {
     static final int SIZE = 61;
     static final int LOG_OVERHEAD = 12;
     static final int NONE = 0;
-    /** Where in a batch begins what its CRC covers. */
+    /** The position in a batch at which the bytes covered by its CRC begin. */
     static final int CRC_START = 21;
     private static final int LEAST_RECORD_BYTES = 7;
     private static final int LAST_CODEC = 4;
@@ -27,22 +27,22 @@ final class BatchHeader {
     long producerId;
     int recordCount;
 
-    /** Read the header at a position of a segment, which has `left` bytes there: null, or what is wrong with it. */
+    /** Reads the header at a position with `left` bytes after it. Returns null, or what is wrong with it. */
     String read(SegmentWindow window, int position, int left) throws IOException {
         if (left < LOG_OVERHEAD) {
-            return "the bytes end within a header";
+            return "the file ends within a header";
         }
         int at = window.at(position, Math.min(left, SIZE));
         ByteBuffer data = window.data();
         int length = data.getInt(at + 8);
         if (length < SIZE - LOG_OVERHEAD) {
-            return "a batch of " + length + " bytes";
+            return "a batch of " + length + " bytes, too few for a header";
         }
         if (length > left - LOG_OVERHEAD) {
-            return "a batch of " + length + " bytes, where " + (left - LOG_OVERHEAD) + " are left";
+            return "a batch of " + length + " bytes, but only " + (left - LOG_OVERHEAD) + " are left";
         }
         if (data.get(at + 16) != 2) {
-            return "format " + data.get(at + 16);
+            return "unknown format " + data.get(at + 16);
         }
         crc = data.getInt(at + 17);
         size = length + LOG_OVERHEAD;
@@ -54,11 +54,11 @@ final class BatchHeader {
         producerId = data.getLong(at + 43);
         recordCount = data.getInt(at + 57);
         if (lastOffsetDelta < 0 || baseOffset < 0 || baseOffset > Long.MAX_VALUE - 1 - lastOffsetDelta) {
-            return "offset " + baseOffset + " and " + lastOffsetDelta + " more";
+            return "invalid offsets: " + baseOffset + " and " + lastOffsetDelta + " more";
         }
         lastOffset = baseOffset + lastOffsetDelta;
         if (codec() > LAST_CODEC) {
-            return "codec " + codec();
+            return "unknown codec " + codec();
         }
         boolean tooMany = codec() == NONE && recordCount > (size - SIZE) / LEAST_RECORD_BYTES;
         if (recordCount < 0 || tooMany || recordCount - 1 > lastOffsetDelta) {

@@ -3,8 +3,8 @@ package org.kreplica.spark;
 import java.io.IOException;
 
 /**
- * The records of a range's batches, decompressed where they have to be. What was decompressed stays until `reuse`.
- * One thread.
+ * The records of a range's batches, decompressed if necessary. Decompressed bytes stay valid until `reuse`. One
+ * thread.
  */
 final class BatchRecords {
     final RecordCursor cursor = new RecordCursor();
@@ -13,13 +13,13 @@ final class BatchRecords {
     private final Decompressor decompressor = new Decompressor();
     private boolean isDecompressed;
 
-    /** `checksFirst`: a batch of which one record is bad gives none of them, and is passed over. */
+    /** `checksFirst`: check all records of a batch first, so that a batch with one bad record is skipped whole. */
     BatchRecords(RangeWalk walk, boolean checksFirst) {
         this.walk = walk;
         this.checksFirst = checksFirst;
     }
 
-    /** Stand before the first record of the next batch; false at the end. */
+    /** Moves before the first record of the next batch; false at the end. */
     boolean nextBatch() throws IOException {
         while (walk.next()) {
             if (open()) {
@@ -29,7 +29,7 @@ final class BatchRecords {
         return false;
     }
 
-    /** Stand before the first record of the batch that the walk is at; false where its records are passed over. */
+    /** Moves before the first record of the walk's current batch; false if its records are skipped. */
     boolean open() throws IOException {
         BatchHeader header = walk.header();
         isDecompressed = header.codec() != BatchHeader.NONE;
@@ -63,7 +63,7 @@ final class BatchRecords {
         }
     }
 
-    /** What the records lie in: the same for those whose positions are of the same bytes. */
+    /** Returns an identity of the buffer that holds the records; positions with the same identity share a buffer. */
     Object place() {
         return isDecompressed ? (Object) decompressor : walk.data();
     }
@@ -72,7 +72,7 @@ final class BatchRecords {
         return decompressor.size();
     }
 
-    /** Nobody points to what was decompressed any more. */
+    /** Frees the decompressed bytes; the caller no longer refers to them. */
     void reuse() {
         decompressor.clear();
     }

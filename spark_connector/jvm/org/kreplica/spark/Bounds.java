@@ -1,8 +1,8 @@
 package org.kreplica.spark;
 
 /**
- * What there is of a partition for a reader: offsets [start, end). All below `logEnd` is there, though it may not be
- * known to be committed.
+ * The offsets [start, end) of a partition that a reader may see. Records below `logEnd` exist, but may not be known
+ * to be committed.
  */
 final class Bounds {
     final long start;

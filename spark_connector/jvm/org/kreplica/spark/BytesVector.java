@@ -6,8 +6,7 @@ import org.apache.spark.sql.types.DataType;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Keys or values: where each of them lies in what was read of the segment, or decompressed. Taking one out makes
- * the only copy.
+ * Keys or values, as positions in the bytes read from the segment or decompressed. Getting one makes the only copy.
  */
 final class BytesVector extends FixedVector {
     private ByteBuffer data;
@@ -27,7 +26,7 @@ final class BytesVector extends FixedVector {
         nulls = 0;
     }
 
-    /** `length` -1: null. */
+    /** Adds a position; `length` -1 means null. */
     void add(int position, int length) {
         if (size == positions.length) {
             positions = Arrays.copyOf(positions, size * 2);
@@ -44,7 +43,7 @@ final class BytesVector extends FixedVector {
         return size;
     }
 
-    /** The bytes that all positions are of. */
+    /** Sets the bytes that all positions refer to. */
     void lieIn(ByteBuffer bytes) {
         data = bytes;
     }

@@ -6,34 +6,34 @@ import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Paths;
 
-/** What Kafka notes of its logs beside them: text files with a row "topic partition offset" for each. */
+/** Kafka's checkpoint files beside the logs: text files with a row "topic partition offset" for each log. */
 final class Checkpoints {
     private Checkpoints() {
     }
 
-    /** The offset up to which a log's bytes are known to be on the disk. */
+    /** Returns the offset up to which the log's bytes are known to be on disk. */
     static long recoveryPoint(String parent, TopicPartition at) throws IOException {
         return read(parent, "recovery-point-offset-checkpoint", at);
     }
 
-    /** Where a log begins; -1 where that is not noted. */
+    /** Returns the offset at which the log begins, -1 if it is not recorded. */
     static long logStartOffset(String parent, TopicPartition at) throws IOException {
         return find(parent, "log-start-offset-checkpoint", at);
     }
 
-    /** Whether a cleaner has been there. */
+    /** Returns whether a cleaner has compacted the log. */
     static boolean wasCleaned(String parent, TopicPartition at) throws IOException {
         return find(parent, "cleaner-offset-checkpoint", at) >= 0;
     }
 
-    /** The offset at which the first leader epoch of the log in `directory` begins; -1 where that is not noted. */
+    /** Returns the offset at which the first leader epoch of the log in `directory` begins, -1 if not recorded. */
     static long firstEpochStart(String directory) throws IOException {
         String[] lines = lines(directory, "leader-epoch-checkpoint");
         String[] row = lines.length > 2 ? lines[2].trim().split(" ") : lines;
         return row.length == 2 ? number(row[1], directory + "/leader-epoch-checkpoint: " + lines[2]) : -1;
     }
 
-    /** Below it all is committed. */
+    /** Returns the high watermark: every record below it is committed. */
     static long highWatermark(String parent, TopicPartition at) throws IOException {
         return read(parent, "replication-offset-checkpoint", at);
     }
@@ -61,7 +61,7 @@ final class Checkpoints {
         }
     }
 
-    /** The file's lines: its version, the number of rows, and these; no line where there is no file. */
+    /** Returns the lines of the file (version, row count, rows); no lines if there is no file. */
     private static String[] lines(String directory, String name) throws IOException {
         byte[] bytes;
         try {
@@ -71,7 +71,7 @@ final class Checkpoints {
         }
         String[] lines = new String(bytes, StandardCharsets.UTF_8).split("\n");
         if (!lines[0].trim().equals("0")) {
-            throw new ReadException(directory + "/" + name + ": version " + lines[0]);
+            throw new ReadException(directory + "/" + name + ": unknown version " + lines[0]);
         }
         return lines;
     }

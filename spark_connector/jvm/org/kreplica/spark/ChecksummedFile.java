@@ -10,9 +10,9 @@ import java.io.OutputStream;
 import java.util.zip.CRC32;
 
 /**
- * A local file, and a CRC-32 of each CHUNK of its bytes, which Hadoop's local file system holds against it.
+ * A local file, and the CRC-32 of each CHUNK of its bytes, which Hadoop's local file system verifies.
  *
- * The file of checksums is "crc\0", the length of a chunk, and the checksums, big-endian. One thread.
+ * The checksum file contains "crc\0", the length of a chunk, and the checksums, big-endian. One thread.
  */
 final class ChecksummedFile extends OutputStream {
     private static final int MAGIC = 0x6372_6300;
@@ -62,7 +62,7 @@ final class ChecksummedFile extends OutputStream {
         file.close();
     }
 
-    /** Of what was written until now, which has to be all. */
+    /** Writes the checksums of everything written so far; nothing may be written afterwards. */
     void writeChecksums(File path) throws IOException {
         if (inChunk > 0) {
             note();

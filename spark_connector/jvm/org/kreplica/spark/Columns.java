@@ -6,7 +6,7 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** The columns of format("kafka"), and what of them a user may choose by a schema of their own. */
+/** The columns of format("kafka"); a user's schema may select some of them. */
 final class Columns {
     static final int KEY = 0;
     static final int VALUE = 1;
@@ -41,7 +41,7 @@ final class Columns {
         return DataTypes.createStructType(fields);
     }
 
-    /** The column of this name, in any case; -1: there is none. */
+    /** Returns the number of the column with this name, in any case, -1 if it does not exist. */
     static int number(String name) {
         for (int i = 0; i < NAMES.length; i++) {
             if (NAMES[i].equalsIgnoreCase(name)) {
@@ -51,14 +51,14 @@ final class Columns {
         return -1;
     }
 
-    /** Raises ReadException for a column that there is not, or not of that type. */
+    /** Checks a user's schema. Raises ReadException for an unknown column or a wrong type. */
     static void check(StructType schema) {
         StructField[] fields = schema.fields();
         for (int i = 0; i < fields.length; i++) {
             String name = fields[i].name();
             int number = number(name);
             if (number < 0) {
-                throw new ReadException("schema: there is no column '" + name + "', only " + String.join(", ", NAMES));
+                throw new ReadException("schema: unknown column '" + name + "'; there are " + String.join(", ", NAMES));
             }
             if (!TYPES[number].sameType(fields[i].dataType())) {
                 throw new ReadException("schema: column " + name + " is " + TYPES[number].simpleString() + ", not "

@@ -10,10 +10,10 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * How many records a task's range has, as one row: from the headers of its batches, never from offsets.
+ * Returns the number of records in a task's range as one row, counted from batch headers and not from offsets.
  *
- * Checksums are looked at all the same, so that nothing that rotted is counted. Only of a batch that the range cuts
- * are the records read. One thread.
+ * Checksums are verified, so that damaged records are not counted. Records are read only of batches that the range
+ * cuts. One thread.
  */
 final class CountReader implements PartitionReader {
     private final RangeWalk walk;
@@ -35,7 +35,7 @@ final class CountReader implements PartitionReader {
         isDone = true;
         try {
             long count = count();
-            // Without a group the count of nothing is a row; a group without records is none.
+            // Without a group an empty count is a row; a group without records has no row.
             found = count > 0 || !isGrouped() ? row(count) : null;
         } catch (IOException error) {
             throw ReadException.of(error);

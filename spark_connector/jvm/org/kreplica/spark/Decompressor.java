@@ -11,9 +11,9 @@ import net.jpountz.lz4.LZ4FrameInputStream;
 import org.xerial.snappy.SnappyInputStream;
 
 /**
- * The records of compressed batches, one after the other in one buffer that is used again.
+ * The records of compressed batches, appended to one buffer that is reused.
  *
- * The codecs are those of Spark's own jars. A batch may not come to more than MAX_BYTES. One thread.
+ * The codecs are those in Spark's own jars. A batch may decompress to at most MAX_BYTES. One thread.
  */
 final class Decompressor {
     static final int MAX_BYTES = 256 << 20;
@@ -25,7 +25,7 @@ final class Decompressor {
     private byte[] bytes = new byte[FIRST_BYTES];
     private int size;
 
-    /** Forget what is there. */
+    /** Discards the decompressed bytes. */
     void clear() {
         size = 0;
     }
@@ -34,12 +34,12 @@ final class Decompressor {
         return size;
     }
 
-    /** All that is there, whose positions stay when there is more of it. */
+    /** Returns all decompressed bytes; positions stay valid when more are added. */
     ByteBuffer data() {
         return ByteBuffer.wrap(bytes);
     }
 
-    /** Add the records of the batch that begins at `index`. */
+    /** Adds the records of the batch that begins at `index`. */
     void add(BatchHeader header, ByteBuffer batch, int index) throws BadRecords {
         byte[] given = new byte[header.size - BatchHeader.SIZE];
         batch.get(index + BatchHeader.SIZE, given);
@@ -65,7 +65,7 @@ final class Decompressor {
             size = first;
             throw new BadRecords(String.valueOf(error.getMessage()));
         } catch (RuntimeException error) {
-            // Which one the libraries raise for bytes that cannot be is theirs to choose.
+            // The libraries differ in what they raise for invalid bytes.
             size = first;
             throw new BadRecords(error.toString());
         }
@@ -73,7 +73,7 @@ final class Decompressor {
 
     private void grow(int first) throws IOException {
         if (size - first >= MAX_BYTES || bytes.length > Integer.MAX_VALUE / 2) {
-            throw new IOException("records of more than " + MAX_BYTES + " bytes");
+            throw new IOException("decompresses to more than the maximum of " + MAX_BYTES + " bytes");
         }
         bytes = Arrays.copyOf(bytes, bytes.length * 2);
     }

@@ -7,7 +7,7 @@ import org.apache.spark.sql.vectorized.ColumnarArray;
 import org.apache.spark.sql.vectorized.ColumnarMap;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** What Spark may ask of a column and these columns do not have; each kind overrides what it has. */
+/** The base of our columns: refuses every access that Spark's interface has; each kind overrides what it supports. */
 abstract class FixedVector extends ColumnVector {
     FixedVector(DataType type) {
         super(type);
@@ -81,6 +81,6 @@ abstract class FixedVector extends ColumnVector {
     }
 
     private UnsupportedOperationException wrongType() {
-        return new UnsupportedOperationException("a column of " + dataType().simpleString());
+        return new UnsupportedOperationException("not supported by a column of " + dataType().simpleString());
     }
 }

@@ -7,7 +7,7 @@ import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
-/** What a user gave, by name in any case; each getter says what is wrong with what it finds. */
+/** The options that the user gave, by name in any case; getters raise ReadException for a wrong value. */
 final class GivenOptions {
     private static final Pattern DURATION = Pattern.compile("\\s*(\\d{1,18})\\s*(ms|s|m|min|h|d)?\\s*");
     private final Map given = new HashMap();
@@ -27,7 +27,7 @@ final class GivenOptions {
         return new java.util.TreeSet(given.keySet()).iterator();
     }
 
-    /** The value without spaces around it; null where there is none. */
+    /** Returns the value without surrounding spaces, null if not given. */
     String text(String name) {
         String value = (String) given.get(name.toLowerCase(Locale.ROOT));
         if (value != null && value.trim().isEmpty()) {
@@ -36,7 +36,7 @@ final class GivenOptions {
         return value == null ? null : value.trim();
     }
 
-    /** A positive number; -1 where there is none. */
+    /** Returns a positive number, -1 if not given. */
     long count(String name) {
         String value = text(name);
         if (value == null) {
@@ -44,12 +44,12 @@ final class GivenOptions {
         }
         long found = number(value);
         if (found <= 0) {
-            throw new ReadException(name + ": '" + value + "' is no positive whole number");
+            throw new ReadException(name + ": '" + value + "' is not a positive integer");
         }
         return found;
     }
 
-    /** What the digits say; -1 for anything else. */
+    /** Returns the number that the digits represent, -1 for anything else. */
     static long number(String text) {
         try {
             return text.matches("[0-9]+") ? Long.parseLong(text) : -1;
@@ -69,7 +69,7 @@ final class GivenOptions {
         return value.equalsIgnoreCase("true");
     }
 
-    /** One of these words; the first one where there is none. */
+    /** Returns one of these words, by default the first one. */
     String choice(String name, String[] among) {
         String value = text(name);
         if (value == null) {
@@ -80,7 +80,7 @@ final class GivenOptions {
                 return among[i];
             }
         }
-        throw new ReadException(name + ": '" + value.toLowerCase(Locale.ROOT) + "' is none of "
+        throw new ReadException(name + ": '" + value.toLowerCase(Locale.ROOT) + "' is not one of "
             + String.join(", ", among));
     }
 
@@ -91,7 +91,7 @@ final class GivenOptions {
         }
         Matcher found = DURATION.matcher(value);
         if (!found.matches()) {
-            throw new ReadException(name + ": '" + value + "' is no time such as 30s, 5m or 1h");
+            throw new ReadException(name + ": '" + value + "' is not a duration such as 30s, 5m or 1h");
         }
         return Long.parseLong(found.group(1)) * unitMs(found.group(2));
     }

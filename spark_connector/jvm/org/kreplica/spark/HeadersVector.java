@@ -7,7 +7,7 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarArray;
 
-/** Headers: an array of (key, value) for each record, null for one that has none, as in Spark's own source. */
+/** The headers of each record as an array of (key, value), null for a record without, as in Spark's own source. */
 final class HeadersVector extends FixedVector {
     private final Pairs pairs;
     private final int[] firsts;

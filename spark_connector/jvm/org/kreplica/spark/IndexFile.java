@@ -9,10 +9,10 @@ import java.nio.file.Paths;
 import java.nio.file.StandardOpenOption;
 
 /**
- * A search in a segment's `.index` or `.timeindex`.
+ * A binary search in a segment's `.index` or `.timeindex`.
  *
- * It reads the few entries that it looks at and maps nothing: the file of an active segment is larger than its
- * entries, with zeros behind them, and is cut to its size when the segment is closed.
+ * It reads only the entries it compares, and maps nothing: the file of an active segment is longer than its entries,
+ * padded with zeros, and is truncated when the segment is closed.
  */
 final class IndexFile {
     private final FileChannel channel;
@@ -25,13 +25,13 @@ final class IndexFile {
         entry = ByteBuffer.allocate(entryBytes);
     }
 
-    /** (relative offset, position) of the last entry at or below this offset; null where there is none. */
+    /** Returns (relative offset, position) of the last entry at or below this offset, else null. */
     static int[] offsetEntry(String path, long relativeOffset) throws IOException {
         ByteBuffer found = search(path, 8, relativeOffset + 1);
         return found == null ? null : new int[] {found.getInt(0), found.getInt(4)};
     }
 
-    /** The relative offset of the last entry of an earlier time (ms since 1970); 0 where there is none. */
+    /** Returns the relative offset of the last entry with an earlier time (ms since 1970), else 0. */
     static int offsetBefore(String path, long timestamp) throws IOException {
         ByteBuffer found = search(path, 12, timestamp);
         return found == null ? 0 : found.getInt(8);

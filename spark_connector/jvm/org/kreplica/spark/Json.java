@@ -13,9 +13,9 @@ import java.util.TreeMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
-/** The JSON of options and checkpoints: numbers by topic and partition, as Spark's Kafka source has it. */
+/** The JSON of options and checkpoints: numbers by topic and partition, in the form of Spark's Kafka source. */
 final class Json {
-    // Of a key that is there twice nobody can say which of its values is meant.
+    // A repeated key is refused, because its value is ambiguous.
     private static final ObjectMapper MAPPER =
         new ObjectMapper().configure(JsonParser.Feature.STRICT_DUPLICATE_DETECTION, true);
     private static final Pattern TWICE = Pattern.compile("Duplicate field ('.*')", Pattern.DOTALL);
@@ -23,7 +23,7 @@ final class Json {
     private Json() {
     }
 
-    /** A Long for each TopicPartition in {"topic": {"0": 23}}. `option`: whose value it is, for what is wrong. */
+    /** Parses {"topic": {"0": 23}} into a Long for each TopicPartition. `option`: the option named in errors. */
     static SortedMap numbers(String option, String text, String what, long least) {
         SortedMap found = new TreeMap();
         JsonNode topics = object(option, text, "{\"topic\": {\"0\": 23, \"1\": -2}}");
@@ -39,7 +39,7 @@ final class Json {
                 boolean fits = number.isIntegralNumber() && number.canConvertToLong() && number.asLong() >= least;
                 if (!fits) {
                     throw new ReadException(option + ": " + topic.getKey() + "-" + each.getKey() + ": " + number
-                        + " is no " + what);
+                        + " is not a valid " + what);
                 }
                 TopicPartition at = at(option, (String) topic.getKey(), (String) each.getKey());
                 if (found.put(at, Long.valueOf(number.asLong())) != null) {
@@ -50,7 +50,7 @@ final class Json {
         return found;
     }
 
-    /** The TopicPartitions in {"topic": [0, 1]}, in order. */
+    /** Parses {"topic": [0, 1]} into TopicPartitions, sorted. */
     static SortedMap assignment(String option, String text) {
         SortedMap found = new TreeMap();
         JsonNode topics = object(option, text, "{\"topic\": [0, 1]}");
@@ -68,7 +68,7 @@ final class Json {
     }
 
     static List texts(String option, String text) {
-        JsonNode found = tree(option, text, "no JSON");
+        JsonNode found = tree(option, text, "not JSON");
         List texts = new ArrayList();
         boolean fits = found != null && found.isArray() && !found.isEmpty();
         for (Iterator i = fits ? found.elements() : texts.iterator(); i.hasNext();) {
@@ -77,12 +77,12 @@ final class Json {
             texts.add(each.asText());
         }
         if (!fits) {
-            throw new ReadException(option + ": " + text + " is no JSON array of paths");
+            throw new ReadException(option + ": " + text + " is not a JSON array of paths");
         }
         return texts;
     }
 
-    /** Longs by TopicPartition as JSON, topics and partitions in order. */
+    /** Returns the JSON of Longs by TopicPartition, sorted by topic and partition. */
     static String text(SortedMap offsets) {
         TreeMap topics = new TreeMap();
         for (Iterator i = offsets.entrySet().iterator(); i.hasNext();) {
@@ -105,15 +105,15 @@ final class Json {
         if (number < 0 || number > Integer.MAX_VALUE) {
             String given = partition.replace("\"", "'");
             String shown = given.startsWith("'") ? given : "'" + given + "'";
-            throw new ReadException(option + ": '" + topic + "': " + shown + " is no partition's number");
+            throw new ReadException(option + ": '" + topic + "': " + shown + " is not a partition number");
         }
         return new TopicPartition(topic, (int) number);
     }
 
     private static JsonNode object(String option, String text, String example) {
-        JsonNode found = tree(option, text, "is no JSON such as " + example);
+        JsonNode found = tree(option, text, "is not JSON such as " + example);
         if (found == null || !found.isObject() || found.isEmpty()) {
-            throw new ReadException(option + ": '" + start(text) + "' is not as " + example);
+            throw new ReadException(option + ": '" + start(text) + "' does not look like " + example);
         }
         return found;
     }

@@ -10,9 +10,9 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * format("kreplica") where this jar is on the session's class path: one name for both readers and for the sink.
+ * The provider of format("kreplica") if this jar is on the class path: for both readers and the sink.
  *
- * A setting spark.datasource.kreplica.NAME of the session is the option NAME of every read and write.
+ * The session setting spark.datasource.kreplica.NAME sets the option NAME of every read and write.
  */
 public final class KreplicaProvider implements TableProvider, DataSourceRegister, SessionConfigSupport {
     static final String FORMAT = "kreplica";

@@ -16,9 +16,9 @@ import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 
-/** A batch read, planned once when it is asked for the first time, or the way to a stream. One thread. */
+/** A batch read, planned when it is first used; or the way to a stream. One thread. */
 final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
-    // Of a row without its key and value.
+    // The size of a row without its key and value.
     private static final long ROW_BYTES = 24;
 
     private final LazyOptions given;
@@ -69,7 +69,7 @@ final class KreplicaScan implements Scan, Batch, SupportsReportStatistics {
         return new ReaderFactory(schema, new ReadSettings(given.parse(false)), limit, counts);
     }
 
-    /** At most so many rows and bytes, as offsets and files tell: gaps count. A stream's are not known. */
+    /** Estimates rows and bytes from offsets and file sizes, as upper bounds: gaps count. Unknown for a stream. */
     public Statistics estimateStatistics() {
         if (!streams) {
             plan();

@@ -17,7 +17,7 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
-/** Takes from Spark what of a query need not be read: columns, filters, a limit, a count. One thread. */
+/** Takes over from Spark what reduces a read: columns, filters, a limit, a count. One thread. */
 final class KreplicaScanBuilder implements SupportsPushDownRequiredColumns, SupportsPushDownV2Filters,
     SupportsPushDownLimit, SupportsPushDownAggregates {
     private final LazyOptions options;
@@ -51,7 +51,7 @@ final class KreplicaScanBuilder implements SupportsPushDownRequiredColumns, Supp
         return true;
     }
 
-    /** COUNT(*), of all or by topic and partition, each task its part of it. */
+    /** Pushes COUNT(*), of everything or by topic and partition; each task counts its part. */
     public boolean pushAggregation(Aggregation aggregation) {
         AggregateFunc[] functions = aggregation.aggregateExpressions();
         Expression[] groups = aggregation.groupByExpressions();

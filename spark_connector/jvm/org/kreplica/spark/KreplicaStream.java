@@ -22,15 +22,15 @@ import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow
 import org.apache.spark.sql.types.StructType;
 
 /**
- * A stream: from offsets that are in its checkpoint to offsets that are published, batch after batch.
+ * The reader of a stream: each batch reads from the checkpoint's offsets to the currently published ones.
  *
- * What a batch reads is given by its two offsets alone, so a batch that is run again after a failure reads the same,
- * with the Python reader, too. One thread, the stream's.
+ * A batch is defined by its two offsets alone, so a batch repeated after a failure reads the same records, with the
+ * Python reader as well. One thread, the stream's.
  */
 final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
     private final ReadOptions options;
     private final StructType schema;
-    /** With Trigger.AvailableNow: where the query ends. */
+    /** The end offsets of the query, with Trigger.AvailableNow. */
     private SortedMap target;
     private long lastBatchNs = -1;
     private LogOffsets reported;
@@ -109,12 +109,12 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
                 Map.Entry entry = (Map.Entry) i.next();
                 Bounds each = (Bounds) entry.getValue();
                 long reached = begin.containsKey(entry.getKey()) ? offset(begin, entry.getKey()) : 0;
-                // What was read is there still, if only not known to be committed: a writer that was started again
-                // learns that anew.
+                // Records already read still exist, but may not be known to be committed: a restarted writer
+                // has to learn that again.
                 found.put(entry.getKey(), Long.valueOf(Math.max(each.end, Math.min(reached, each.logEnd))));
                 if (each.logEnd < reached) {
                     ReadException.lost(options.failOnDataLoss, entry.getKey() + ": the log ends at " + each.logEnd
-                        + ", where " + reached + " had been reached");
+                        + ", but was already read up to " + reached);
                 }
             }
         } catch (IOException error) {
@@ -127,14 +127,14 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
         SortedMap found = new TreeMap();
         for (Iterator i = target.keySet().iterator(); i.hasNext();) {
             Object at = i.next();
-            // A restarted query may have been further already.
+            // A restarted query may already be past the target.
             long reached = begin.containsKey(at) ? offset(begin, at) : 0;
             found.put(at, Long.valueOf(Math.max(offset(target, at), reached)));
         }
         return found;
     }
 
-    /** `begin`, and where the partitions start that it does not name. */
+    /** Returns `begin`, completed with the start offsets of partitions it does not name. */
     private SortedMap withNew(SortedMap begin, SortedMap latest) {
         SortedMap found = new TreeMap(begin);
         try {
@@ -186,7 +186,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
         for (Iterator i = named.iterator(); i.hasNext();) {
             TopicPartition at = (TopicPartition) i.next();
             if (!stop.containsKey(at) || !planner.isThere(at)) {
-                ReadException.lost(options.failOnDataLoss, at + ": the partition is not there any more");
+                ReadException.lost(options.failOnDataLoss, at + ": the partition no longer exists");
                 continue;
             }
             long from = begin.containsKey(at) ? offset(begin, at) : startOfNew(planner, at);
@@ -201,7 +201,7 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
         long start = planner.bounds(at).start;
         if (start > 0) {
             ReadException.lost(options.failOnDataLoss,
-                at + ": a new partition, whose records below " + start + " are not there any more");
+                at + ": new partition, whose records below " + start + " no longer exist");
         }
         return start;
     }
@@ -210,13 +210,13 @@ final class KreplicaStream implements MicroBatchStream, SupportsTriggerAvailable
         return new ReaderFactory(schema, new ReadSettings(options), -1, false);
     }
 
-    /** How far behind the stream is, under the names that Spark's Kafka source gives that. */
+    /** Returns the stream's lag, under the names that Spark's Kafka source uses. */
     public Map metrics(Optional consumed) {
         Map found = new HashMap();
         if (reported == null || !consumed.isPresent() || reported.offsets.isEmpty()) {
             return found;
         }
-        // Before the first batch of a restarted query it is as the checkpoint has it.
+        // Before the first batch of a restarted query, use the checkpoint's form.
         SortedMap reached = LogOffsets.of(((Offset) consumed.get()).json()).offsets;
         long least = Long.MAX_VALUE;
         long most = 0;

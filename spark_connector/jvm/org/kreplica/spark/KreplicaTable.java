@@ -15,7 +15,7 @@ import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Logs as a table: directories are read here, and all else is Python's. */
+/** Logs as a table: reads directories here, and passes everything else to Python. */
 final class KreplicaTable implements SupportsRead, SupportsWrite {
     private final StructType schema;
     private final Map given;

@@ -2,7 +2,7 @@ package org.kreplica.spark;
 
 import java.util.Map;
 
-/** Options as they were given, whose meaning depends on whether a batch or a stream is read. Immutable. */
+/** Options that are not parsed yet, because their meaning depends on whether a batch or a stream is read. Immutable. */
 final class LazyOptions {
     private final Map given;
 

@@ -11,12 +11,12 @@ import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
 
-/** The names in a directory. One that cannot be listed is an error: `File.list` returns null for it, with no reason. */
+/** Lists a directory; a failure is an error with its reason, where `File.list` would return null. */
 final class Listing {
     private Listing() {
     }
 
-    /** Return the names in order. Raises NoSuchFileException, NotDirectoryException, or another IOException. */
+    /** Returns the names, sorted. Raises NoSuchFileException, NotDirectoryException, or another IOException. */
     static String[] names(String directory) throws IOException {
         List found = new ArrayList();
         DirectoryStream stream = Files.newDirectoryStream(Paths.get(directory, new String[0]));

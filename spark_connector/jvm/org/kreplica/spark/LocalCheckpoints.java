@@ -16,12 +16,12 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
 import org.apache.spark.unsafe.Platform;
 
 /**
- * What a stream keeps in its checkpoint, written without another process.
+ * Writes a stream's checkpoint files to a local directory without starting processes.
  *
- * Hadoop gives a local file its mode by running chmod, for the file and for its checksums, where it has no native
- * library, as in PySpark, and looks at names by readlink: forty processes for each micro-batch. Here files are written by system calls, to the same
- * names, modes and bytes, so that either manager goes on where the other stopped. All else is done by the manager
- * that Spark would take, and all of it where the checkpoint is no plain local directory. Any thread.
+ * Without its native library, as in PySpark, Hadoop sets the mode of a file and of its checksums by running chmod,
+ * and checks names by running readlink: forty processes for each micro-batch. This class writes with system calls, to
+ * the same names, modes and bytes, so that either manager can continue where the other stopped. Everything else goes
+ * to the manager that Spark would use, and so does a checkpoint that is not a plain local directory. Any thread.
  */
 public final class LocalCheckpoints implements CheckpointFileManager {
     static final String SETTING = "spark.sql.streaming.checkpointFileManagerClass";
@@ -30,7 +30,7 @@ public final class LocalCheckpoints implements CheckpointFileManager {
     private final FsPermission mode;
     private final boolean isLocal;
 
-    /** As Spark makes it, by its SETTING. */
+    /** Called by Spark, which reads the class name from SETTING. */
     public LocalCheckpoints(Path path, Configuration configuration) throws IOException {
         Configuration without = new Configuration(configuration);
         without.unset(SETTING);
@@ -48,7 +48,7 @@ public final class LocalCheckpoints implements CheckpointFileManager {
         try {
             return AtomicFile.create(new File(path.toUri().getPath()), overwrites, mode);
         } catch (IOException error) {
-            // As it is: a method of Scala's declares none, and raises any.
+            // Rethrown unchanged: a Scala method declares no exceptions and raises any.
             Platform.throwException(error);
             return null;
         }

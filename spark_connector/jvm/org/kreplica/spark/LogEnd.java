@@ -11,11 +11,11 @@ import java.util.HashMap;
 import java.util.Map;
 
 /**
- * Where a log may be read up to.
+ * Finds how far a log may be read.
  *
- * A writer of kreplica's publishes that. A Kafka that runs notes its high watermark every few seconds. In a directory
- * of Kafka's that nobody writes, the last segment is walked to its last whole batch. For a reader of committed data
- * the transactions that are open there are taken from the last snapshot of the producers and the batches behind it.
+ * A writer of kreplica's publishes that. A running Kafka records its high watermark every few seconds. If Kafka is
+ * not running, the last segment is walked to its last complete batch. For a reader of committed data, the
+ * transactions open at that point come from the last producer snapshot and the batches after it.
  */
 final class LogEnd {
     private static final int SNAPSHOT_HEADER = 10;
@@ -24,7 +24,7 @@ final class LogEnd {
     private LogEnd() {
     }
 
-    /** The first offset and the end for a reader, and the log's end: what the plan of a read goes by. */
+    /** Returns the first offset, the end for a reader, and the log end. Plans use these. */
     static Bounds of(PartitionLog log, ReadOptions options) throws IOException {
         LogStanding standing = log.standing;
         if (standing != null) {
@@ -58,12 +58,12 @@ final class LogEnd {
         if (walk.lost.size() > 0) {
             LostRange lost = (LostRange) walk.lost.get(0);
             LostRange rear = (LostRange) walk.lost.get(walk.lost.size() - 1);
-            // One more, so that a reader meets it.
+            // One more, so that a reader meets the damage.
             end = rear.next < 0 ? rear.first + 1 : end;
             if (options.committed) {
-                // Which transactions ended behind it is not known.
+                // It is unknown which transactions ended after the damage.
                 if (!options.skipDamaged) {
-                    throw new ReadException(log.at + ": lost are " + lost);
+                    throw new ReadException(log.at + ": damaged records, " + lost + "; skipDamaged=true skips them");
                 }
                 end = lost.first;
             }
@@ -71,7 +71,7 @@ final class LogEnd {
         return end;
     }
 
-    /** For a walk: up to which offset the end of a log of Kafka's was flushed; -1 where that is of no concern. */
+    /** Returns the offset up to which Kafka flushed the end of its log, for a walk; -1 if not relevant. */
     static long promised(PartitionLog log) throws IOException {
         return log.standing != null ? -1 : Checkpoints.recoveryPoint(new File(log.directory).getParent(), log.at);
     }
@@ -99,7 +99,10 @@ final class LogEnd {
         return open.isEmpty() ? end : ((Long) Collections.min(open.values())).longValue();
     }
 
-    /** The offset of the newest whole snapshot, whose open transactions are put into `open`; else the log start. */
+    /**
+     * Returns the offset of the newest complete snapshot and adds its open transactions to `open`; else the log
+     * start.
+     */
     private static long newestSnapshot(PartitionLog log, long end, Map open) throws IOException {
         String[] names = Listing.names(log.directory);
         for (int i = names.length - 1; i >= 0; i--) {

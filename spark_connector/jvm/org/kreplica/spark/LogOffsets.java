@@ -3,9 +3,9 @@ package org.kreplica.spark;
 import java.util.SortedMap;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 
-/** How far a stream is in each partition, in the JSON of Spark's Kafka source. Immutable. */
+/** The progress of a stream in each partition, in the JSON of Spark's Kafka source. Immutable. */
 final class LogOffsets extends Offset {
-    /** Longs by TopicPartition. */
+    /** A Long for each TopicPartition. */
     final SortedMap offsets;
 
     LogOffsets(SortedMap offsets) {

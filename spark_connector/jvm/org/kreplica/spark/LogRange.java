@@ -2,7 +2,7 @@ package org.kreplica.spark;
 
 import org.apache.spark.sql.connector.read.InputPartition;
 
-/** What one task reads: offsets [start, stop) of the partition in a directory. Immutable. */
+/** The work of one task: the offsets [start, stop) of the partition in a directory. Immutable. */
 final class LogRange implements InputPartition {
     private static final long serialVersionUID = 1;
     static final LogRange NOTHING = new LogRange(new TopicPartition("", 0), null, 0, 0, Long.MIN_VALUE);
@@ -11,7 +11,7 @@ final class LogRange implements InputPartition {
     final String directory;
     final long start;
     final long stop;
-    /** No record of an earlier time (ms since 1970) is wanted; whoever reads may give some all the same. */
+    /** The earliest wanted time (ms since 1970); a reader may also return earlier records. */
     final long fromTime;
 
     LogRange(TopicPartition at, String directory, long start, long stop, long fromTime) {

@@ -10,9 +10,9 @@ import java.nio.file.Paths;
 import java.util.zip.CRC32C;
 
 /**
- * Where a log of kreplica's stands, as its writer has published it in `kreplica.state.deleted`.
+ * The state of a log of kreplica's, as its writer has published it in `kreplica.state.deleted`.
  *
- * The layout is in docs/FORMATS.md: 256 bytes, little-endian, two slots under a sequence number.
+ * docs/FORMATS.md has the layout: 256 bytes, little-endian, two slots under a sequence number.
  */
 final class LogStanding {
     static final String FILE = "kreplica.state.deleted";
@@ -51,7 +51,7 @@ final class LogStanding {
         bootId = new String(id, StandardCharsets.ISO_8859_1).trim();
     }
 
-    /** What is published for the log in this directory; null where nothing is. */
+    /** Returns the published state of the log in this directory, null if nothing is published. */
     static LogStanding read(String directory) throws IOException {
         for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
             byte[] bytes;
@@ -64,10 +64,10 @@ final class LogStanding {
             if (found != null) {
                 return found;
             }
-            // Written to while it was read, if it is not broken.
+            // The slot is damaged, or was written while we read it.
             Thread.yield();
         }
-        throw new NotForThisReader(directory + ": " + FILE + " cannot be read");
+        throw new NotForThisReader(directory + ": " + FILE + " is damaged");
     }
 
     private static LogStanding parse(byte[] bytes) {
@@ -81,7 +81,7 @@ final class LogStanding {
         return checksum.getValue() == (data.getLong(slot + 72) & 0xffffffffL) ? new LogStanding(data, slot) : null;
     }
 
-    /** Whether it is the truth still: the log was closed in order, or written in this boot of the machine. */
+    /** Returns whether the state is still true: the log was closed properly, or written since the machine booted. */
     boolean isLive() throws IOException {
         if (isClean) {
             return true;

@@ -6,29 +6,29 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * A walk through the batches of a log that hold offsets of [start, stop), each one whole and in its place.
+ * A walk through the batches of a log with offsets in [start, stop); it yields only complete batches in order.
  *
- * It goes by positions, so that no batch that lies about its offset leads it astray: what does not fit its checksum or
- * its neighbours is lost, up to the next batch that does. `next` raises a ReadException in front of it, or goes on
- * behind it where that is wanted, and notes it in `lost`. One thread.
+ * It follows file positions, so a batch with a wrong offset does not mislead it. A batch whose checksum or neighbours
+ * do not match is damaged, and so is everything up to the next batch that does match. `next` then raises
+ * ReadException, or, if damage is to be skipped, continues after it and adds it to `lost`. One thread.
  */
 final class LogWalk {
     final BatchHeader header = new BatchHeader();
     final List lost = new ArrayList();
-    /** Where the walk stands: the least offset that the next batch may have. */
+    /** The least offset that the next batch may have. */
     long nextOffset;
-    /** Whether the log has no more than that. */
+    /** Whether the walk has reached the end of the log. */
     boolean isAtEnd;
     private final PartitionLog log;
     private final long start;
     private final long stop;
     private final boolean skipDamaged;
-    /** Of a log of Kafka's: up to which offset its end is known to be on the disk; else -1. */
+    /** The offset up to which the end of a Kafka log is known to be on disk; -1 for other logs. */
     private final long promised;
     private final SegmentWindow window = new SegmentWindow();
     private int number;
     private int position;
-    /** Of the batch that was given last: where it lies in the segment, and in the window. */
+    /** The position of the batch returned last, in the segment and in the window. */
     private int givenPosition;
     private int givenIndex;
 
@@ -56,30 +56,30 @@ final class LogWalk {
         window.close();
     }
 
-    /** The bytes that the batch lies in; `next` overwrites them, unless they are to be kept. */
+    /** Returns the bytes of the batch; `next` overwrites them unless `keepData` is set. */
     ByteBuffer data() {
         return window.data();
     }
 
-    /** Where in `data` the batch begins. */
+    /** Returns the position in `data` at which the batch begins. */
     int index() {
         return givenIndex;
     }
 
-    /** Whether the next call of `next` leaves `data` as it is, and goes on elsewhere where it has to. */
+    /** Sets whether `next` must leave `data` unchanged and use another buffer if necessary. */
     void keepData(boolean wanted) {
         window.keep(wanted);
     }
 
-    /** Go to the next batch with an offset in the range; false at its end. */
+    /** Moves to the next batch with an offset in the range; false at the end of the range. */
     boolean next() throws IOException {
         while (nextOffset < stop && findSegment()) {
             Segment segment = log.segments[number];
-            // Those below the start are passed over by their headers.
+            // Batches below the start are skipped by their headers.
             String wrong = header.read(window, position, segment.size - position);
             boolean passed = wrong == null && header.lastOffset < start;
             if (wrong == null && !passed && !fitsChecksum(segment, position)) {
-                wrong = "the checksum does not fit";
+                wrong = "the checksum does not match";
             }
             if (wrong == null) {
                 wrong = outOfPlace(segment);
@@ -102,9 +102,9 @@ final class LogWalk {
         return false;
     }
 
-    /** Whether the batch whose header was read fits its checksum; if so it is held as a whole. */
+    /** Returns whether the batch matches its checksum; if so, the window holds all of it. */
     private boolean fitsChecksum(Segment segment, int at) throws IOException {
-        // With the offset of the batch that follows. More is held only of what is no rotten length.
+        // Includes the offset of the next batch. A damaged length must not make the window larger than usual.
         int whole = (int) Math.min((long) header.size + BatchHeader.LOG_OVERHEAD, segment.size - at);
         if (whole <= SegmentWindow.MOST_BYTES) {
             window.at(at, whole);
@@ -141,10 +141,10 @@ final class LogWalk {
         return true;
     }
 
-    /** What is wrong with where the batch stands, or null. Offsets lie outside of its checksum. */
+    /** Returns why the batch is out of place, or null. The checksum does not cover its offset. */
     private String outOfPlace(Segment segment) throws IOException {
         if (header.baseOffset < nextOffset) {
-            return "offset " + header.baseOffset + " where " + nextOffset + " or above comes next";
+            return "offset " + header.baseOffset + " where " + nextOffset + " or a higher one must follow";
         }
         int behind = position + header.size;
         long following = Long.MAX_VALUE;
@@ -157,10 +157,10 @@ final class LogWalk {
             following = log.standing.logEndOffset;
         }
         boolean jumped = header.baseOffset > nextOffset && following <= header.lastOffset;
-        return jumped ? "offset " + header.baseOffset + ", which reaches past the batch that follows" : null;
+        return jumped ? "offset " + header.baseOffset + ", which overlaps the next batch" : null;
     }
 
-    /** Go on behind the bad batch at the position: it is lost, or the padding behind the last one. */
+    /** Skips the bad batch at the position: either damage, or padding after the last batch. */
     private void skipBad(Segment segment, String reason) throws IOException {
         boolean last = number + 1 == log.segments.length;
         boolean mayEnd = last ? log.standing == null : log.segments[number + 1].baseOffset == nextOffset;
@@ -171,7 +171,7 @@ final class LogWalk {
         }
     }
 
-    /** What the batch holds that was given last is no records: it is lost. */
+    /** Marks the batch returned last as damaged, because its contents are not records. */
     void skipRecords(String reason) throws IOException {
         Segment segment = log.segments[number];
         note(new LostRange(header.baseOffset, nextOffset, segment.path, givenPosition,
@@ -191,7 +191,7 @@ final class LogWalk {
             next = log.standing.logEndOffset;
         }
         if (next < 0 && first >= promised) {
-            return; // a torn end, which was never promised to anyone
+            return; // an incomplete end, which was never acknowledged
         }
         nextOffset = next < 0 ? Math.max(first, stop) : next;
         note(new LostRange(first, next, segment.path, bad, position, reason));
@@ -213,9 +213,9 @@ final class LogWalk {
             return;
         }
         if (!skipDamaged) {
-            throw new ReadException(log.at + ": lost are " + range);
+            throw new ReadException(log.at + ": damaged records, " + range + "; skipDamaged=true skips them");
         }
-        Logs.logger.warn("{}: passed over what is lost, {}", log.at, range);
+        Logs.logger.warn("{}: skipped damaged records, {}", log.at, range);
         lost.add(range);
     }
 }

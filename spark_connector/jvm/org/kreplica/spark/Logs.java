@@ -3,7 +3,7 @@ package org.kreplica.spark;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Where this package logs. */
+/** The logger of this package. */
 final class Logs {
     static final Logger logger = LoggerFactory.getLogger("org.kreplica.spark");
 

@@ -1,6 +1,6 @@
 package org.kreplica.spark;
 
-/** Offsets [first, next) that rotted, `next` -1 where nothing valid follows, and where that is. Immutable. */
+/** The damaged offsets [first, next) and their place in the file; `next` -1 if nothing valid follows. Immutable. */
 final class LostRange {
     final long first;
     final long next;

@@ -1,6 +1,6 @@
 package org.kreplica.spark;
 
-/** What only the Python reader does; the message says why. */
+/** Only the Python reader can read this; the message says why. */
 final class NotForThisReader extends ReadException {
     private static final long serialVersionUID = 1;
 

@@ -2,7 +2,7 @@ package org.kreplica.spark;
 
 import org.apache.spark.sql.types.DataType;
 
-/** Offsets, timestamps (microseconds) or types of timestamps. */
+/** Offsets, timestamps (microseconds) or timestamp types. */
 final class NumbersVector extends FixedVector {
     final long[] values;
 

@@ -13,9 +13,9 @@ import java.util.List;
 import java.util.Locale;
 
 /**
- * Every option of the format, as spark_connector/option_table.py has it: its lines lie in this jar.
+ * The options of the format, from a file in this jar that spark_connector/option_table.py generates.
  *
- * An option that would do nothing is refused, before a directory is listed or a connection is made. Immutable.
+ * An option without effect is refused before a directory is listed or a connection is made. Immutable.
  */
 final class OptionTable {
     static final String BATCH = "BATCH";
@@ -33,7 +33,7 @@ final class OptionTable {
             BufferedReader lines = new BufferedReader(new InputStreamReader(file, StandardCharsets.UTF_8));
             String line = lines.readLine();
             while (line != null) {
-                // name, uses, places, values, text, and where it has an effect
+                // The columns: name, uses, places, values, text, and where the option has an effect.
                 rows.add(line.split("\t", -1));
                 line = lines.readLine();
             }
@@ -43,7 +43,7 @@ final class OptionTable {
         }
     }
 
-    /** Raises ReadException for the first option, by name, that cannot be given here. */
+    /** Checks the options. Raises ReadException for the first one, by name, that cannot be given here. */
     static void check(GivenOptions options, String use) {
         String place = isOfCluster(options) ? "CLUSTER" : "DIRECTORIES";
         for (Iterator i = options.names(); i.hasNext();) {
@@ -57,7 +57,7 @@ final class OptionTable {
                 throw new ReadException(spelled + ": not supported: " + row[4] + ". Remove it");
             }
             if (!has(row[1], use) || !has(row[2], place)) {
-                throw new ReadException(spelled + ": has no effect in a " + told(use) + " of " + told(place)
+                throw new ReadException(spelled + ": has no effect in a " + inWords(use) + " of " + inWords(place)
                     + ", only in " + row[5] + ". Remove it");
             }
             String value = options.text(spelled);
@@ -67,12 +67,12 @@ final class OptionTable {
         }
     }
 
-    /** Whether the records lie in a cluster; directories win, for a read that names both is told so elsewhere. */
+    /** Returns whether a cluster is read; false if paths are given as well, which is refused elsewhere. */
     static boolean isOfCluster(GivenOptions options) {
         return options.has(SERVERS) && !options.has("path") && !options.has("paths");
     }
 
-    /** The row of the name, or else of the longest pattern that it fits; null if there is none. */
+    /** Returns the row of the name, else of the longest pattern that matches, else null. */
     private String[] row(String name) {
         String[] found = null;
         for (Iterator i = rows.iterator(); i.hasNext();) {
@@ -93,7 +93,7 @@ final class OptionTable {
         return Arrays.asList(list.split(",")).contains(value);
     }
 
-    private static String told(String name) {
+    private static String inWords(String name) {
         switch (name.charAt(0)) {
             case 'B':
                 return "batch read";
@@ -113,6 +113,6 @@ final class OptionTable {
             return "is not supported, only " + row[3] + ": " + row[4];
         }
         boolean isFlag = has(row[3], "true") && has(row[3], "false");
-        return isFlag ? "is neither true nor false" : "is none of " + row[3].replace(",", ", ") + ": " + row[4];
+        return isFlag ? "is neither true nor false" : "is not one of " + row[3].replace(",", ", ") + ": " + row[4];
     }
 }

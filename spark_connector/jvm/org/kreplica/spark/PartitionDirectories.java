@@ -13,20 +13,20 @@ import java.util.SortedMap;
 import java.util.TreeMap;
 
 /**
- * Which partitions lie in which directories. A path is a partition's directory, or one that holds several, as a node's
- * log directory does. Immutable once it is found.
+ * The directories of each partition. A path is a partition's directory or one that holds several, such as a node's
+ * log directory. Immutable after `find`.
  */
 final class PartitionDirectories {
     private final List paths;
     private final SortedMap directories = new TreeMap();
-    /** Why a partition's directory could not be listed, by partition. */
+    /** The reason why a partition's directory could not be listed, by partition. */
     private final SortedMap unreadable = new TreeMap();
 
     private PartitionDirectories(List paths) {
         this.paths = paths;
     }
 
-    /** Look into the paths. Raises ReadException for one that cannot be listed or holds no partition. */
+    /** Lists the paths. Raises ReadException for one that cannot be listed or holds no partition. */
     static PartitionDirectories find(List paths) throws IOException {
         PartitionDirectories found = new PartitionDirectories(paths);
         for (Iterator i = paths.iterator(); i.hasNext();) {
@@ -50,7 +50,7 @@ final class PartitionDirectories {
         if (holdsSegment(names)) {
             TopicPartition at = TopicPartition.ofDirectory(path.getName());
             if (at == null) {
-                throw new ReadException(path + ": no partition's directory is named so, as topic-0 would be");
+                throw new ReadException(path + ": not a partition's directory, whose name looks like topic-0");
             }
             add(at, path);
             return;
@@ -65,7 +65,7 @@ final class PartitionDirectories {
             }
         }
         if (isEmpty) {
-            throw new ReadException(path + ": neither a partition's directory nor one that holds any");
+            throw new ReadException(path + ": neither a partition's directory nor a directory of partitions");
         }
     }
 
@@ -79,12 +79,12 @@ final class PartitionDirectories {
         }
     }
 
-    /** Whether it holds a log, for all that is known: one that cannot be listed does, and nothing reads around it. */
+    /** Returns whether the directory may hold a log: one that cannot be listed counts, so it is not ignored. */
     private boolean isPartition(TopicPartition at, File directory) {
         try {
             return holdsSegment(Listing.names(directory.getPath()));
         } catch (IOException error) {
-            // A file, or a directory that was removed since the look into its parent; but a link that leads nowhere
+            // Ignore a file, or a directory that was removed since its parent was listed. But a dangling link
             // may be a disk that is not mounted.
             boolean isNone = error instanceof NotDirectoryException
                 || error instanceof NoSuchFileException && !Files.isSymbolicLink(directory.toPath());
@@ -109,13 +109,13 @@ final class PartitionDirectories {
     }
 
     /**
-     * The directory to read: of several the one with the highest high watermark, then the longest log. Raises
-     * ReadException where one of them cannot be listed.
+     * Returns the directory to read: of several the one with the highest high watermark, then the longest log. Raises
+     * ReadException if one of them cannot be listed.
      */
     String directory(TopicPartition at) throws IOException {
         List replicas = (List) directories.get(at);
         if (replicas == null) {
-            throw new ReadException(at + ": no such partition in " + this);
+            throw new ReadException(at + ": " + this + " has no such partition");
         }
         if (unreadable.containsKey(at)) {
             throw ReadException.of((IOException) unreadable.get(at));
@@ -126,8 +126,8 @@ final class PartitionDirectories {
             String each = (String) i.next();
             LogStanding found = LogStanding.read(each);
             if (found == null || !found.isLive()) {
-                throw new NotForThisReader(at + ": there are several directories, and " + each
-                    + " has no standing published");
+                throw new NotForThisReader(at + ": has several directories, and " + each
+                        + " has no published state");
             }
             boolean better = standing == null || found.highWatermark > standing.highWatermark
                 || found.highWatermark == standing.highWatermark && found.logEndOffset > standing.logEndOffset;

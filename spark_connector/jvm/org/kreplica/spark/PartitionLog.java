@@ -14,17 +14,17 @@ import java.util.Iterator;
 import java.util.TreeSet;
 
 /**
- * One look at the log of a partition: its segments, and the offsets between which it may be read.
+ * A snapshot of a partition's log: its segments, and the offsets between which it may be read.
  *
- * A log of kreplica's is bounded by what its writer has published, live or not; how far one of Kafka's may be read, a
- * `LogEnd` finds. What a crash has left half done and known damage are left to the Python reader, by a
- * NotForThisReader. One thread, for the files that it holds.
+ * The writer's published state bounds a log of kreplica's, whether the writer is live or not; `LogEnd` bounds one of
+ * Kafka's. Logs with known damage, or that a crash left unfinished, go to the Python reader by a NotForThisReader.
+ * One thread owns the files it holds.
  */
 final class PartitionLog {
     private static final int ATTEMPTS = 40;
     private static final long PAUSE_MS = 25;
     private static final int HELD = 256;
-    /** As kreplica.log.careful_append has it: behind more than that a follower begins a segment elsewhere. */
+    /** As in kreplica.log.careful_append: with a larger gap a follower begins a new segment. */
     private static final long LARGEST_GAP = 1L << 30;
     /** Kafka's marker of a clean shutdown. */
     private static final String CLOSED = ".kafka_cleanshutdown";
@@ -32,14 +32,14 @@ final class PartitionLog {
     final TopicPartition at;
     final String directory;
     final Segment[] segments;
-    /** Null for a log of Kafka's. */
+    /** Null for a Kafka log. */
     final LogStanding standing;
     final long logStartOffset;
-    /** Whether the segments at the log's start are gone, though no retention took them: it moves the start first. */
+    /** Whether segments at the log's start are missing without retention, which would first advance the start. */
     final boolean lacksStart;
-    /** Segments below this offset are held. */
+    /** Segments below this offset are held open. */
     private final long stop;
-    /** Whether gaps between segments are what a cleaner leaves; null before that was looked at. */
+    /** Whether gaps between segments come from a cleaner; null until checked. */
     private Boolean isCompacted;
 
     private PartitionLog(TopicPartition at, String directory, LogStanding standing, Segment[] segments, long stop)
@@ -55,12 +55,12 @@ final class PartitionLog {
         logStartOffset = lacksStart ? noted : Math.max(noted, begin);
     }
 
-    /** Where a log of Kafka's begins, of which the first segment is at `begin`. As kreplica.log.log_loader has it. */
+    /** Returns where a Kafka log begins if its first segment is at `begin`. As in kreplica.log.log_loader. */
     private static long notedStart(TopicPartition at, String directory, long begin) throws IOException {
         String parent = new File(directory).getParent();
         long noted = Checkpoints.logStartOffset(parent, at);
         if (isTaken(parent)) {
-            // Kafka deletes segments first, and notes later where the log begins.
+            // Kafka deletes segments first, and records the new start later.
             return Math.max(noted, begin);
         }
         if (noted < 0 && (!new File(parent, "meta.properties").exists() || new File(parent, CLOSED).exists())) {
@@ -69,14 +69,14 @@ final class PartitionLog {
         return noted < 0 ? begin : noted;
     }
 
-    /** The log as it stands now. Raises NotForThisReader, ReadException where there is none. */
+    /** Opens the log as it is now. Raises NotForThisReader, and ReadException if there is no log. */
     static PartitionLog open(TopicPartition at, String directory) throws IOException {
         return open(at, directory, 0, 0);
     }
 
     /**
-     * And what holds [start, stop) is held open, so that nothing takes it away before it is read: HELD files at a
-     * time, since descriptors are few and retention takes the oldest first. The caller closes it.
+     * Opens the log and the files of [start, stop), so that they cannot vanish before they are read. It holds HELD
+     * files at a time, because descriptors are scarce and retention removes the oldest first. The caller closes it.
      */
     static PartitionLog open(TopicPartition at, String directory, long start, long stop) throws IOException {
         IOException last = null;
@@ -84,7 +84,7 @@ final class PartitionLog {
             try {
                 return attempt(at, directory, start, stop);
             } catch (NoSuchFileException error) {
-                // Retention, a cleaner or a roll changed a file between the look at it and its opening.
+                // Retention, a cleaner or a roll changed a file after it was listed and before it was opened.
                 last = error;
             }
             pause();
@@ -92,7 +92,7 @@ final class PartitionLog {
         throw new NotForThisReader(ReadException.of(last).getMessage());
     }
 
-    /** Files of before and after a replacement do not fit together. */
+    /** Returns the error for files from before and after a replacement of segments, which do not fit together. */
     private static NoSuchFileException replaced(String directory) {
         return new NoSuchFileException(directory, null, "segments are being replaced");
     }
@@ -104,22 +104,22 @@ final class PartitionLog {
         requireSound(directory, names, standing);
         TreeSet bases = bases(directory, names, standing);
         if (bases.isEmpty()) {
-            throw new ReadException(directory + ": no segment of a log in this directory");
+            throw new ReadException(directory + ": has no segments of a log");
         }
         PartitionLog log = new PartitionLog(at, directory, standing, segments(directory, bases, standing), stop);
         boolean isOpen = false;
         try {
             int known = standing == null || standing.segments == 0 ? log.segments.length : standing.segments;
-            // The walk finds the place of one that is missing.
+            // The walk finds the place of the missing one.
             if (log.segments.length > known) {
-                throw new NotForThisReader(directory + ": " + log.segments.length + " segments, where "
-                    + known + " were closed");
+                throw new NotForThisReader(directory + ": has " + log.segments.length + " segments, but "
+                        + known + " were closed");
             }
             log.hold(log.segmentOf(start));
             LogStanding now = standing == null ? null : LogStanding.read(directory);
             boolean same = standing == null || now != null && now.cuts == standing.cuts
                 && (now.logStartOffset == standing.logStartOffset || !log.lacksStart);
-            // A file that was renamed while the directory was listed may be missing under both of its names.
+            // A file renamed while the directory was listed may be missing under both names.
             if (!same || !bases(directory, names(directory), standing).equals(bases)) {
                 throw replaced(directory);
             }
@@ -148,18 +148,18 @@ final class PartitionLog {
         }
         if (standing != null) {
             if (!standing.isLive()) {
-                throw new NotForThisReader(directory + ": was not closed in order before the machine's last start");
+                throw new NotForThisReader(directory + ": was not closed properly before the machine last started");
             }
             return;
         }
         for (int i = 0; i < names.length; i++) {
             if (names[i].endsWith(".cleaned") && !isTaken(new File(directory).getParent())) {
-                throw new NotForThisReader(directory + ": a replacement of segments was left half done");
+                throw new NotForThisReader(directory + ": has an unfinished replacement of segments");
             }
         }
     }
 
-    /** Whether a node that runs, Kafka's or kreplica's, has locked the log directory for itself. */
+    /** Returns whether a running node, Kafka's or kreplica's, has locked the log directory. */
     static boolean isTaken(String parent) throws IOException {
         FileChannel channel;
         try {
@@ -169,7 +169,7 @@ final class PartitionLog {
             return false;
         }
         try {
-            // Shared, for a moment: there is no other way to ask from here.
+            // Take a shared lock for a moment; there is no other way to test it from here.
             FileLock lock = channel.tryLock(0, Long.MAX_VALUE, true);
             if (lock != null) {
                 lock.release();
@@ -182,7 +182,7 @@ final class PartitionLog {
         }
     }
 
-    /** The base offsets of the segments up to the published end. */
+    /** Returns the base offsets of the segments up to the published end. */
     private static TreeSet bases(String directory, String[] names, LogStanding standing) throws IOException {
         TreeSet bases = new TreeSet();
         for (int i = 0; i < names.length; i++) {
@@ -208,7 +208,7 @@ final class PartitionLog {
             found[number++] = new Segment(directory, base, active ? standing.validBytes : -1);
         }
         if (standing != null && found[found.length - 1].baseOffset != standing.activeBaseOffset) {
-            throw new NoSuchFileException(directory, null, "the active segment is not there");
+            throw new NoSuchFileException(directory, null, "the active segment is missing");
         }
         return found;
     }
@@ -222,7 +222,7 @@ final class PartitionLog {
         }
     }
 
-    /** The number of the segment that an offset belongs to, the first one below all of them. */
+    /** Returns the number of the segment that contains an offset; the first one for lower offsets. */
     int segmentOf(long offset) {
         long[] bases = new long[segments.length];
         for (int i = 0; i < bases.length; i++) {
@@ -232,7 +232,7 @@ final class PartitionLog {
         return Math.max(0, found >= 0 ? found : -found - 2);
     }
 
-    /** Hold what is to be read of the segments from this one on. */
+    /** Opens the files to be read, from this segment on. */
     void hold(int number) throws IOException {
         int end = Math.min(segments.length, number + HELD);
         for (int i = number; i < end && segments[i].baseOffset < stop; i++) {
@@ -240,7 +240,7 @@ final class PartitionLog {
         }
     }
 
-    /** Close the files that are held. */
+    /** Closes the files. */
     void close() throws IOException {
         for (int i = 0; i < segments.length; i++) {
             segments[i].release();
@@ -248,16 +248,19 @@ final class PartitionLog {
     }
 
     /**
-     * Whether the offsets from `end`, where a segment ends, to `following`, where the next one begins, are lost. In a
-     * log that kreplica alone wrote segments follow each other, compacted or not, but for what a follower's leader
-     * left out. In one of Kafka's compaction may have taken them, where anything tells of it.
+     * Returns whether the offsets from `end`, the end of a segment, to `following`, the start of the next, are lost.
+     * In a log written only by kreplica, segments are contiguous, compacted or not, except for what a follower's
+     * leader left out. In a Kafka log compaction may have removed them, if there are signs of compaction.
      */
     boolean isLost(long end, long following) throws IOException {
         boolean isGap = end < following && following - end <= LARGEST_GAP && following > logStartOffset;
         return isGap && (standing != null && !standing.hasGaps || !wasCompacted());
     }
 
-    /** As kreplica.log.missing_segments has it: by the cleaner's checkpoint, or offsets missing inside of a segment. */
+    /**
+     * Looks for signs of compaction: the cleaner's checkpoint, or offsets missing in a segment (see
+     * missing_segments).
+     */
     private boolean wasCompacted() throws IOException {
         if (isCompacted == null) {
             boolean found = Checkpoints.wasCleaned(new File(directory).getParent(), at);
@@ -269,11 +272,11 @@ final class PartitionLog {
         return isCompacted.booleanValue();
     }
 
-    /** Whether offsets are missing in a batch or between two; producers leave none out. */
+    /** Returns whether offsets are missing within a batch or between two; producers leave out none. */
     private boolean lacksOffsets(Segment segment) throws IOException {
         SegmentWindow window = new SegmentWindow();
         try {
-            // Of its own: what the walk holds stays open.
+            // Use a separate window, so that the walk's files stay open.
             window.open(new Segment(directory, segment.baseOffset, segment.size));
             return lacksOffsets(window, segment.size);
         } catch (NoSuchFileException error) {

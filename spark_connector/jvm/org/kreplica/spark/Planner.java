@@ -12,8 +12,8 @@ import java.util.SortedSet;
 import java.util.TreeMap;
 
 /**
- * What a read reads: partitions from a subscription, offsets from positions, tasks from ranges. It looks at indexes and
- * at published offsets, and at records only for a time. One thread.
+ * Plans a read: partitions from a subscription, offsets from positions, tasks from ranges. It looks at indexes and
+ * published offsets, and at records only to find a time. One thread.
  */
 final class Planner {
     private static final int LOOKS = 20;
@@ -22,20 +22,22 @@ final class Planner {
     private final PartitionDirectories directories;
     private final Map logs = new HashMap();
 
-    /** Looks into the directories as they are now. */
+    /** Lists the directories as they are now. */
     Planner(ReadOptions options) throws IOException {
         this.options = options;
         directories = PartitionDirectories.find(options.paths);
     }
 
-    /** A file that a plan is about to look into may be taken by retention, a cleaner or a roll: all else is raised. */
+    /**
+     * Returns if planning should be retried: retention, a cleaner or a roll removed a file. Else rethrows the error.
+     */
     static void requireAnotherLook(IOException error, int attempt) {
         if (!(error instanceof NoSuchFileException) || attempt >= LOOKS) {
             throw ReadException.of(error);
         }
     }
 
-    /** The partitions that are read, in order. Without `allThere` one that is not there is left out. */
+    /** Returns the partitions to read, sorted. Without `allThere` a missing one is left out. */
     SortedSet subscribed(boolean allThere) {
         return options.subscription.of(directories, allThere);
     }
@@ -57,7 +59,7 @@ final class Planner {
         return LogEnd.of(log(at), options);
     }
 
-    /** Bounds by partition. */
+    /** Returns the bounds by partition. */
     SortedMap bounds(Iterable partitions) throws IOException {
         SortedMap found = new TreeMap();
         for (Iterator i = partitions.iterator(); i.hasNext();) {
@@ -67,7 +69,7 @@ final class Planner {
         return found;
     }
 
-    /** The offset that `position` means for each partition in `bounds`. */
+    /** Returns the offset of each partition in `bounds` that `position` stands for. */
     SortedMap resolve(Position position, SortedMap bounds, boolean isStart) throws IOException {
         SortedMap given = position.offsets != null ? position.offsets : position.timestamps;
         if (given != null) {
@@ -97,7 +99,7 @@ final class Planner {
         long found = TimestampSearch.offsetFor(log(at), bounds.logEnd, time);
         if (found < 0 && isStart && !options.noMatchIsLatest) {
             throw new ReadException(position.option + ": " + at + " has no record at or after " + time
-                + "; with startingOffsetsByTimestampStrategy=latest the read begins at its end");
+                + "; with startingOffsetsByTimestampStrategy=latest the read begins at the end");
         }
         return found < 0 ? bounds.end : Math.min(found, bounds.end);
     }
@@ -114,8 +116,8 @@ final class Planner {
     }
 
     /**
-     * Raises ReadException for a partition whose start lies behind its end; where records were lost before the start,
-     * and that is to be taken, there is only nothing to read.
+     * Raises ReadException for a partition whose start is after its end. If records before the start were lost and
+     * failOnDataLoss is false, that only means nothing to read.
      */
     void checkOrder(SortedMap starts, SortedMap stops, SortedMap bounds) {
         for (Iterator i = starts.entrySet().iterator(); i.hasNext();) {
@@ -134,25 +136,25 @@ final class Planner {
         for (Iterator i = given.keySet().iterator(); i.hasNext();) {
             Object at = i.next();
             if (!bounds.containsKey(at)) {
-                throw new ReadException(position.option + ": " + at + " is none of the partitions that are read");
+                throw new ReadException(position.option + ": " + at + " is not one of the partitions to read");
             }
         }
         for (Iterator i = bounds.keySet().iterator(); i.hasNext();) {
             Object at = i.next();
             if (!given.containsKey(at)) {
-                throw new ReadException(position.option + ": says nothing of " + at + "; name all partitions");
+                throw new ReadException(position.option + ": " + at + " is missing; name all partitions");
             }
         }
     }
 
-    /** A range of a partition. */
+    /** Returns a range of a partition. */
     LogRange range(TopicPartition at, long start, long stop) throws IOException {
         return new LogRange(at, log(at).directory, start, stop, Long.MIN_VALUE);
     }
 
     /**
-     * The ranges as tasks: no empty one, parted at batch boundaries so that none is longer than
-     * maxRecordsPerPartition, and that there are minPartitions of about the same length.
+     * Splits the ranges into tasks at batch boundaries, without empty ones. A task has at most maxRecordsPerPartition
+     * records; at least minPartitions tasks have about equal length.
      */
     LogRange[] split(List ranges) throws IOException {
         List found = new ArrayList();
@@ -170,7 +172,7 @@ final class Planner {
             for (Iterator i = found.iterator(); i.hasNext();) {
                 LogRange range = (LogRange) i.next();
                 long size = range.stop - range.start;
-                // In floating point, for the product may be larger than any long; a part more or less is no harm.
+                // In floating point, because the product may exceed a long; one task more or less does no harm.
                 long count = Math.max(1, (long) Math.ceil((double) size * wanted / total));
                 parts(range, (size + count - 1) / count, parted);
             }
@@ -192,7 +194,7 @@ final class Planner {
         into.add(range.between(first, range.stop));
     }
 
-    /** Where a batch begins at or before `wanted` and after `first`; or else behind the batch of `first`. */
+    /** Returns the start of a batch at or before `wanted` and after `first`, else the end of the batch of `first`. */
     private static long boundary(PartitionLog log, long first, long wanted) throws IOException {
         Segment segment = log.segments[log.segmentOf(wanted)];
         BatchHeader header = new BatchHeader();

@@ -5,14 +5,14 @@ import java.util.Map;
 import java.util.SortedMap;
 
 /**
- * A start or an end as it was asked for: a timestamp for all partitions, else timestamps by partition, else offsets by
- * partition, else EARLIEST or LATEST. Immutable.
+ * A requested start or end: a timestamp for all partitions, else timestamps by partition, else offsets by partition,
+ * else EARLIEST or LATEST. Immutable.
  */
 final class Position {
     static final long EARLIEST = -2;
     static final long LATEST = -1;
 
-    /** The option that says it. */
+    /** The option that sets it. */
     final String option;
     final long otherwise;
     final long timestamp;
@@ -27,14 +27,14 @@ final class Position {
         this.offsets = offsets;
     }
 
-    /** `which`: starting or ending. The first that is given counts. */
+    /** Parses a position; `which` is starting or ending. The first option that is set counts. */
     static Position of(GivenOptions options, String which, long otherwise) {
         String option = which + "Timestamp";
         String text = options.text(option);
         if (text != null) {
             long timestamp = GivenOptions.number(text);
             if (timestamp < 0) {
-                throw new ReadException(option + ": '" + text + "' is no time in ms since 1970");
+                throw new ReadException(option + ": '" + text + "' is not a time in ms since 1970");
             }
             return new Position(option, otherwise, timestamp, null, null);
         }
@@ -54,7 +54,7 @@ final class Position {
         return new Position(option, otherwise, -1, null, Json.numbers(option, text, "offset", EARLIEST));
     }
 
-    /** Raises ReadException where a batch would be empty by it. */
+    /** Raises ReadException if this position makes a batch empty. */
     void checkBatch(boolean isStart) {
         long wrong = isStart ? LATEST : EARLIEST;
         if (otherwise == wrong) {

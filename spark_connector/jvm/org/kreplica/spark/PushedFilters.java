@@ -11,10 +11,10 @@ import org.apache.spark.sql.connector.expressions.filter.Predicate;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Filters on offset, partition, topic and timestamp as ranges, so that what they exclude is not read.
+ * Turns filters on offset, partition, topic and timestamp into ranges, so that excluded records are not read.
  *
- * Those on offset, partition and topic are applied to the record, so Spark need not look again, and may push a limit
- * or a count behind them. A timestamp's only says where to begin. One thread.
+ * Filters on offset, partition and topic are exact, so Spark need not repeat them, and may push a limit or a count as
+ * well. A filter on timestamp only bounds where to begin. One thread.
  */
 final class PushedFilters {
     private static final long MICROSECONDS = 1000;
@@ -25,7 +25,7 @@ final class PushedFilters {
     private Set partitions;
     private Set topics;
 
-    /** Take the predicates in, as far as they are understood; those that Spark has to apply all the same. */
+    /** Takes over the predicates that it can apply, and returns those that Spark must still apply. */
     Predicate[] push(Predicate[] given, List pushed) {
         List left = new ArrayList();
         for (int i = 0; i < given.length; i++) {
@@ -39,7 +39,7 @@ final class PushedFilters {
         Expression[] children = predicate.children();
         if (predicate.name().equals("IS_NOT_NULL")) {
             int column = column(children[0]);
-            // These are never null.
+            // These columns are never null.
             return column == Columns.OFFSET || column == Columns.PARTITION || column == Columns.TOPIC;
         }
         if (children.length < 2) {
@@ -137,7 +137,7 @@ final class PushedFilters {
             && (topics == null || topics.contains(at.topic));
     }
 
-    /** What the filters leave of a range. */
+    /** Returns the range cut down by the filters. */
     LogRange apply(LogRange range, PartitionLog log, long logEnd) throws java.io.IOException {
         long begin = Math.max(range.start, first);
         long end = Math.min(range.stop, stop);

@@ -9,18 +9,18 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.apache.spark.unsafe.Platform;
 import scala.Some;
 
-/** The data source in Python, which the session knows under a name of its own. */
+/** The data source in Python, which the session has registered under its own name. */
 final class PythonSource {
-    /** As spark_connector registers it. */
+    /** The name under which spark_connector registers it. */
     static final String FORMAT = "kreplica-python";
 
-    /** The table that is read or written with these options. Raises ReadException where workers lack the packages. */
+    /** Returns the table for these options. Raises ReadException if workers lack the packages. */
     Table table(StructType schema, Map given, StructType asked, CaseInsensitiveStringMap options) {
         PythonDataSourceV2 source = new PythonDataSourceV2();
         source.setShortName(FORMAT);
         try {
             Table table = source.getTable(schema, new Transform[0], given);
-            // Which Spark would do later, and does not do again.
+            // Spark would do this later, and then skip it.
             source.getOrCreateDataSourceInPython(FORMAT, options, new Some(asked));
             return table;
         } catch (Exception error) {

@@ -6,9 +6,9 @@ import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** A task's records as columns that point into what was read of the segments. One thread. */
+/** Returns a task's records as columns that point into the bytes read from segments. One thread. */
 final class RangeReader implements PartitionReader {
-    // With that much decompressed, a batch of rows ends where a batch of records does.
+    // Once this much is decompressed, a batch of rows ends at the end of a batch of records.
     private static final int DECOMPRESSED_BYTES = 4 << 20;
 
     private final RangeWalk walk;
@@ -19,7 +19,7 @@ final class RangeReader implements PartitionReader {
     private boolean isDone;
     private ColumnarBatch found;
 
-    /** `limit`: how many rows are wanted at most, or -1. */
+    /** `limit`: maximum number of rows, or -1. */
     RangeReader(LogRange range, StructType schema, ReadSettings settings, int limit) throws IOException {
         walk = new RangeWalk(range, settings);
         records = new BatchRecords(walk, settings.skipDamaged);
@@ -40,12 +40,12 @@ final class RangeReader implements PartitionReader {
         ByteBuffer bytes = null;
         Object place = null;
         while (rows.rows() < Math.min(rowsLeft, RowBatch.CAPACITY)) {
-            // A batch may have no rows for the range: compaction took those at its end, where the range begins.
+            // A batch may have no rows in the range: compaction removed those at its end, where the range begins.
             boolean isEmpty = rows.rows() == 0;
             if (!isOpen && isEmpty) {
                 records.reuse();
             }
-            // The rows point into what was read.
+            // The rows point into the bytes that were read.
             walk.keepData(!isEmpty);
             if (!isOpen && !openNext()) {
                 break;

@@ -4,10 +4,10 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 
 /**
- * The batches that a task reads: those of its range that hold records for it.
+ * A walk through the batches of a task's range that have records for it.
  *
- * The segments are held open from when it is made, so nothing takes them away later. Control batches are left out and, for a
- * reader of committed data, what was aborted. What is not there any more is an error, or told. One thread.
+ * The segments are held open from the start, so they cannot vanish. It skips control batches and, for a reader of
+ * committed data, aborted batches. Records that no longer exist are an error, or a warning. One thread.
  */
 final class RangeWalk {
     final LogRange range;
@@ -47,7 +47,7 @@ final class RangeWalk {
         }
     }
 
-    /** For a search: over what rotted, and not by whoever may see the records. */
+    /** For a search by time: skips damage, and ignores transactions. */
     RangeWalk(PartitionLog log, LogRange range) throws IOException {
         this.range = range;
         this.log = log;
@@ -65,7 +65,7 @@ final class RangeWalk {
         }
         long first = Math.min(log.logStartOffset, range.stop);
         ReadException.lost(failOnDataLoss,
-            range.at + ": offsets " + range.start + " to " + (first - 1) + " are not there any more");
+            range.at + ": offsets " + range.start + " to " + (first - 1) + " no longer exist");
         return first;
     }
 
@@ -80,7 +80,7 @@ final class RangeWalk {
 
     private void endsEarly(long end) {
         ReadException.lost(failOnDataLoss,
-            range.at + ": the log ends at " + end + ", where " + range.stop + " had been read up to");
+            range.at + ": the log ends at " + end + ", but was already read up to " + range.stop);
     }
 
     long start() {
@@ -99,12 +99,12 @@ final class RangeWalk {
         return walk.data();
     }
 
-    /** Where in `data` the batch begins. */
+    /** Returns the position in `data` at which the batch begins. */
     int index() {
         return walk.index();
     }
 
-    /** As LogWalk has it. */
+    /** Sets whether `next` must leave `data` unchanged, as LogWalk.keepData. */
     void keepData(boolean wanted) {
         if (walk != null) {
             walk.keepData(wanted);
@@ -118,7 +118,7 @@ final class RangeWalk {
         }
     }
 
-    /** Go to the next batch with records for the reader; false at the end. */
+    /** Moves to the next batch with records for the reader; false at the end. */
     boolean next() throws IOException {
         while (start < stop && walk.next()) {
             BatchHeader batch = walk.header;
@@ -133,7 +133,7 @@ final class RangeWalk {
         return false;
     }
 
-    /** The batch's records are none, as whoever reads them has found. */
+    /** Marks the batch's contents as damaged, after its reader found that they are not records. */
     void skipRecords(String reason) throws IOException {
         walk.skipRecords(reason);
     }

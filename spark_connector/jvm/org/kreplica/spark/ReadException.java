@@ -13,15 +13,15 @@ import java.util.Map;
 import org.apache.spark.SparkThrowable;
 
 /**
- * What a read cannot do, in the words that a user is to see.
+ * An error of a read, worded for the user.
  *
- * PySpark shows the message of an IllegalArgumentException by itself, where of others it shows the stack of the JVM,
- * and what is SparkThrowable and has a condition comes from a task to the user as it is.
+ * PySpark shows only the message of an IllegalArgumentException, and a Java stack trace for other errors. An error of
+ * a task reaches the user unchanged if it is a SparkThrowable with a condition.
  */
 class ReadException extends IllegalArgumentException implements SparkThrowable {
     private static final long serialVersionUID = 1;
     private static final String CONDITION = "KREPLICA_READ";
-    // As what goes wrong in a Python data source has.
+    // The state of errors in Python data sources.
     private static final String SQL_STATE = "38000";
 
     ReadException(String message) {
@@ -32,10 +32,10 @@ class ReadException extends IllegalArgumentException implements SparkThrowable {
         super(message, cause);
     }
 
-    /** What the operating system refused, with the file's name and the reason. An interruption stays what it is. */
+    /** Wraps a failed system call, with the file's name and the reason. An interruption is passed on unchanged. */
     static RuntimeException of(IOException error) {
         if (error instanceof ClosedByInterruptException || error instanceof InterruptedIOException) {
-            // Spark ends a query quietly that is stopped so.
+            // Spark quietly ends a query that is stopped this way.
             return new UncheckedIOException(error);
         }
         if (!(error instanceof FileSystemException)) {
@@ -65,11 +65,11 @@ class ReadException extends IllegalArgumentException implements SparkThrowable {
         return Collections.emptyMap();
     }
 
-    /** Records that were asked for are not there any more, or were never; only told where the read may go on. */
+    /** Raises ReadException because requested records do not exist, or logs a warning if `fail` is false. */
     static void lost(boolean fail, String text) {
         if (fail) {
-            throw new ReadException(text + "; with failOnDataLoss=false the read goes on with what there is");
+            throw new ReadException(text + "; with failOnDataLoss=false the read continues with what exists");
         }
-        Logs.logger.warn("{}; the read goes on with what there is", text);
+        Logs.logger.warn("{}; the read continues with what exists", text);
     }
 }

@@ -8,8 +8,8 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * The options of a read over directories: the Python reader's by their names and meanings (spark_connector/options.py).
- * Counts are of records, -1 where there is no bound. Immutable.
+ * The options of a read from directories, with the names and meanings of the Python reader
+ * (spark_connector/options.py). Limits count records, -1: no limit. Immutable.
  */
 final class ReadOptions {
     private static final long DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000;
@@ -29,7 +29,7 @@ final class ReadOptions {
     final boolean skipDamaged;
     final boolean committed;
 
-    /** Of any read, where all that is of interest is which partitions there are. Raises ReadException. */
+    /** Parses the options of any read, when only its partitions matter. Raises ReadException. */
     static ReadOptions places(Map given) {
         Map some = new HashMap();
         String[] names = {"path", "paths", "subscribe", "subscribePattern", "assign"};
@@ -43,8 +43,8 @@ final class ReadOptions {
     }
 
     /**
-     * Raises ReadException for options that are wrong in a batch and in a stream, of directories or of a cluster.
-     * A pattern is one of Python's.
+     * Raises ReadException for options that are wrong for every read, of a batch or a stream, of directories or a
+     * cluster. It does not check patterns, which are Python's.
      */
     static void checkForPython(Map given) {
         try {
@@ -70,7 +70,7 @@ final class ReadOptions {
         new ReadOptions(some, streaming);
     }
 
-    /** Raises ReadException, which names the option that is wrong. */
+    /** Parses the options. Raises ReadException, which names the wrong one. */
     ReadOptions(Map given, boolean streaming) {
         GivenOptions options = new GivenOptions(given);
         paths = paths(options);
@@ -99,7 +99,7 @@ final class ReadOptions {
         committed = options.choice("kafka.isolation.level", levels).equals("read_committed");
     }
 
-    /** From `path`, or from `paths`, a JSON array, which is what load([...]) makes. */
+    /** Returns the paths from `path`, or from `paths`, a JSON array that load([...]) creates. */
     private static List paths(GivenOptions options) {
         String one = options.text("path");
         String several = options.text("paths");

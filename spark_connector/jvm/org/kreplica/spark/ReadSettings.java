@@ -2,7 +2,7 @@ package org.kreplica.spark;
 
 import java.io.Serializable;
 
-/** What a task has to know beside its range. Immutable. */
+/** What a task needs besides its range. Immutable. */
 final class ReadSettings implements Serializable {
     private static final long serialVersionUID = 1;
 

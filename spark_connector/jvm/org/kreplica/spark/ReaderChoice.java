@@ -4,7 +4,7 @@ import java.io.IOException;
 import java.util.Iterator;
 import java.util.Map;
 
-/** Which reader a read goes to, by its options and by what lies in the directories. */
+/** Chooses the reader for a read, by its options and by the files in the directories. */
 final class ReaderChoice {
     private static final String AUTO = "auto";
     private static final String JVM = "jvm";
@@ -13,7 +13,7 @@ final class ReaderChoice {
     private ReaderChoice() {
     }
 
-    /** Why the Python reader reads it; null: this one does. Raises ReadException where this one must and cannot. */
+    /** Returns why the Python reader must read, null if this one can. Raises ReadException if reader=jvm cannot. */
     static String reasonForPython(Map given) {
         GivenOptions options = new GivenOptions(given);
         String reader = options.choice("reader", new String[] {AUTO, JVM, PYTHON});
@@ -30,11 +30,11 @@ final class ReaderChoice {
             throw new ReadException("reader=jvm: " + reason);
         }
         checkForPython(given, options);
-        Logs.logger.info("format kreplica: the Python reader reads it: {}", reason);
+        Logs.logger.info("format kreplica: the Python reader reads, because {}", reason);
         return reason;
     }
 
-    /** What can be found wrong here is: Spark tells what Python finds behind a traceback. */
+    /** Finds mistakes before Python does, because Spark hides Python's message behind a traceback. */
     private static void checkForPython(Map given, GivenOptions options) {
         ReadOptions.checkForPython(given);
         if (options.has("path") || options.has("paths")) {
@@ -48,10 +48,10 @@ final class ReaderChoice {
 
     private static String reason(Map given, GivenOptions options) {
         if (options.has("kafka.bootstrap.servers") && !options.has("path") && !options.has("paths")) {
-            return "records of a running cluster come to the Python reader only";
+            return "only the Python reader reads a running cluster";
         }
         try {
-            // What is wrong with options that are a stream's or a batch's alone is found by its own plan.
+            // The plan finds mistakes in options that only a stream or only a batch has.
             Planner planner = new Planner(ReadOptions.places(given));
             for (Iterator i = planner.subscribed(false).iterator(); i.hasNext();) {
                 planner.log((TopicPartition) i.next());

@@ -6,7 +6,7 @@ import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.types.StructType;
 
-/** Makes the readers of tasks, where these run. Immutable. */
+/** Creates the readers of tasks, on the executors. Immutable. */
 final class ReaderFactory implements PartitionReaderFactory {
     private static final long serialVersionUID = 1;
 
@@ -15,7 +15,7 @@ final class ReaderFactory implements PartitionReaderFactory {
     private final int limit;
     private final boolean counts;
 
-    /** `limit`: how many rows a task gives at most, or -1. `counts`: it gives how many there are instead. */
+    /** `limit`: maximum rows of a task, or -1. `counts`: a task returns the number of rows instead. */
     ReaderFactory(StructType schema, ReadSettings settings, int limit, boolean counts) {
         this.schema = schema;
         this.settings = settings;
@@ -28,7 +28,7 @@ final class ReaderFactory implements PartitionReaderFactory {
     }
 
     public PartitionReader createReader(InputPartition partition) {
-        throw new UnsupportedOperationException("rows one by one");
+        throw new UnsupportedOperationException("single rows: this source reads columns");
     }
 
     public PartitionReader createColumnarReader(InputPartition partition) {

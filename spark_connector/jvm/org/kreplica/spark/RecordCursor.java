@@ -3,10 +3,10 @@ package org.kreplica.spark;
 import java.nio.ByteBuffer;
 
 /**
- * The records of one batch, one after the other: where their parts lie in the batch's bytes.
+ * A cursor over the records of one batch: the positions of their parts in the batch's bytes.
  *
- * Every length is held against what is left before it is used. `next` reads a record as far as its value; its headers
- * are read by whoever wants them. Positions are those of `data`. One thread.
+ * Every length is compared with the bytes left before it is used. `next` reads a record up to its value; `headers`
+ * reads the rest on request. Positions refer to `data`. One thread.
  */
 final class RecordCursor {
     ByteBuffer data;
@@ -26,7 +26,7 @@ final class RecordCursor {
     private int lastOffsetDelta;
     private long baseTimestamp;
 
-    /** Begin with the records of a batch, which lie in [position, limit) of `bytes`. */
+    /** Starts with the records of a batch, which are in [from, to) of `bytes`. */
     void begin(BatchHeader batch, ByteBuffer bytes, int from, int to) {
         data = bytes;
         position = from;
@@ -40,12 +40,12 @@ final class RecordCursor {
         timestamp = batch.maxTimestamp;
     }
 
-    /** Read the next record, of which there is one (`left`). */
+    /** Reads the next record; there must be one (`left`). */
     void next() throws BadRecords {
         left--;
         int length = varint(limit);
         if (length < 0 || length > limit - position) {
-            throw new BadRecords("a record of " + length + " bytes, where " + (limit - position) + " are left");
+            throw new BadRecords("a record of " + length + " bytes, but only " + (limit - position) + " are left");
         }
         int end = position + length;
         recordEnd = end;
@@ -53,7 +53,7 @@ final class RecordCursor {
         long timestampDelta = varlong(end);
         int delta = varint(end);
         if (delta <= lastDelta || delta > lastOffsetDelta) {
-            throw new BadRecords("a record whose offset does not fit its batch");
+            throw new BadRecords("a record's offset does not match its batch");
         }
         lastDelta = delta;
         offset = baseOffset + delta;
@@ -67,16 +67,16 @@ final class RecordCursor {
         valuePosition = position;
         position = end;
         if (left == 0 && end != limit) {
-            throw new BadRecords("bytes behind the last record");
+            throw new BadRecords("bytes after the last record");
         }
     }
 
-    /** Put the headers of the record that was read last into `into`. */
+    /** Adds the headers of the record read last to `into`. */
     void headers(HeadersVector into) throws BadRecords {
         position = valuePosition + Math.max(0, valueLength);
         int count = varint(recordEnd);
         if (count < 0 || count > (recordEnd - position) / 2) {
-            throw new BadRecords(count + " headers in a record");
+            throw new BadRecords("invalid number of headers: " + count);
         }
         into.begin(count);
         for (int i = 0; i < count; i++) {
@@ -91,15 +91,15 @@ final class RecordCursor {
             position += Math.max(0, length);
         }
         if (position != recordEnd) {
-            throw new BadRecords("bytes behind the last header");
+            throw new BadRecords("bytes after the last header");
         }
     }
 
-    /** A length of bytes that follow, -1 for null. */
+    /** Reads the length of the bytes that follow, -1 for null. */
     private int length(int end) throws BadRecords {
         int length = varint(end);
         if (length < -1 || length > end - position) {
-            throw new BadRecords("a length of " + length + ", where " + (end - position) + " bytes are left");
+            throw new BadRecords("a length of " + length + ", but only " + (end - position) + " bytes are left");
         }
         return length;
     }
@@ -113,7 +113,7 @@ final class RecordCursor {
     }
 
     private long varlong(int end) throws BadRecords {
-        // Nearly all numbers of a record have one byte or two.
+        // Nearly all numbers in a record take one byte or two.
         if (position + 1 < end) {
             int first = data.get(position);
             if (first >= 0) {
@@ -134,7 +134,7 @@ final class RecordCursor {
         long value = 0;
         for (int shift = 0; shift < 70; shift += 7) {
             if (position >= end) {
-                throw new BadRecords("a record that ends within a number");
+                throw new BadRecords("a record ends within a number");
             }
             int b = data.get(position++);
             value |= (long) (b & 0x7f) << shift;

@@ -8,7 +8,7 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** Some thousand rows as Spark's columns, only of those that are wanted; used again for the rows that follow. */
+/** Some thousand rows as Spark's columns, only the wanted ones; reused for the next rows. */
 final class RowBatch {
     static final int CAPACITY = 4096;
     private static final int MICROSECONDS = 1000;
@@ -76,7 +76,7 @@ final class RowBatch {
         }
     }
 
-    /** Add the record that the cursor has read last. */
+    /** Adds the record that the cursor read last. */
     void add(RecordCursor record) throws BadRecords {
         if (keys != null) {
             keys.add(record.keyPosition, record.keyLength);
@@ -102,12 +102,12 @@ final class RowBatch {
     private long microseconds(long milliseconds) {
         long found = milliseconds * MICROSECONDS;
         if (found / MICROSECONDS != milliseconds) {
-            throw new ReadException(at + ": a timestamp that Spark's type does not hold: " + milliseconds);
+            throw new ReadException(at + ": timestamp " + milliseconds + " is out of range of Spark's type");
         }
         return found;
     }
 
-    /** The rows, which point into these bytes. */
+    /** Returns the rows, which point into these bytes. */
     ColumnarBatch finish(ByteBuffer bytes) {
         if (keys != null) {
             keys.lieIn(bytes);

@@ -14,20 +14,20 @@ import java.nio.file.StandardOpenOption;
 /**
  * One segment of a log and its indexes.
  *
- * An open file keeps its bytes when it is deleted. It is read and never mapped: a page that is gone under a mapping,
- * because somebody made the file shorter or its disk fails, ends the JVM where native code such as the checksum's
- * touches it. Indexes are hints: what one says is believed after a look at the batch that it points to. One thread.
+ * An open file keeps its bytes when it is deleted. It is read and not mapped: if a mapped page disappears, because
+ * the file is truncated or its disk fails, native code such as the checksum's crashes the JVM. Indexes are only
+ * hints: an entry is used after the batch it points to is checked. One thread.
  */
 final class Segment {
     final long baseOffset;
     final String path;
-    /** The valid bytes, beyond which nothing is looked at. */
+    /** The number of valid bytes; nothing after them is read. */
     final int size;
-    /** Whether the file ends before what its writer has published. */
+    /** Whether the file ends before the end that its writer has published. */
     final boolean isCutShort;
     private FileChannel channel;
 
-    /** `validBytes`: what the writer has published, or -1 for the whole file. */
+    /** `validBytes`: the writer's published size, or -1 for the whole file. */
     Segment(String directory, long baseOffset, long validBytes) throws IOException {
         this.baseOffset = baseOffset;
         path = directory + "/" + fileName(baseOffset, ".log");
@@ -35,7 +35,7 @@ final class Segment {
         isCutShort = validBytes > found;
         long wanted = validBytes < 0 ? found : Math.min(validBytes, found);
         if (wanted > Integer.MAX_VALUE) {
-            throw new NotForThisReader(path + ": a segment of more than 2 GiB");
+            throw new NotForThisReader(path + ": the segment is larger than 2 GiB");
         }
         size = (int) wanted;
     }
@@ -44,7 +44,7 @@ final class Segment {
         return String.format("%020d%s", new Object[] {Long.valueOf(baseOffset), suffix});
     }
 
-    /** Open the file, so that it cannot vanish before it is read. Raises NoSuchFileException. */
+    /** Opens the file, so that it cannot vanish before it is read. Raises NoSuchFileException. */
     void hold() throws IOException {
         if (channel != null) {
             return;
@@ -65,7 +65,7 @@ final class Segment {
         }
     }
 
-    /** Fill `into` with the bytes from a position on; the segment is held. */
+    /** Fills `into` with the bytes from a position on; the segment must be held. */
     void read(int position, ByteBuffer into) throws IOException {
         int begin = into.position();
         while (into.hasRemaining()) {
@@ -89,8 +89,8 @@ final class Segment {
     }
 
     /**
-     * Where a walk to the batch that holds `offset` may begin: the position of a whole batch at or below it. `window`
-     * is open on this segment.
+     * Returns where a walk to the batch with `offset` may begin: the position of a complete batch at or below it.
+     * `window` is open on this segment.
      */
     int hint(long offset, SegmentWindow window) throws IOException {
         int[] entry = IndexFile.offsetEntry(indexPath(".index"), offset - baseOffset);
@@ -103,7 +103,7 @@ final class Segment {
         return fits ? entry[1] : 0;
     }
 
-    /** An offset of this segment, at or below which no record has this time (ms since 1970) or a later one. */
+    /** Returns an offset of this segment at or below which no record has this time (ms since 1970) or a later one. */
     long offsetBefore(long timestamp) throws IOException {
         return baseOffset + Math.max(0, IndexFile.offsetBefore(indexPath(".timeindex"), timestamp));
     }

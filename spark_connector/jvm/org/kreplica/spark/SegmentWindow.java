@@ -5,13 +5,13 @@ import java.nio.ByteBuffer;
 import java.util.zip.CRC32C;
 
 /**
- * A copy of some consecutive bytes of a segment, which moves over it.
+ * A copy of consecutive bytes of a segment, which moves along the segment.
  *
- * What is checked, parsed and handed out is the copy, so nothing that happens to the file meanwhile changes it. A move
- * overwrites the copy, or, after `keep`, goes on in a second buffer. One thread.
+ * Bytes are checked, parsed and handed out from the copy, so later changes of the file have no effect. A move
+ * overwrites the copy, or, after `keep`, continues in a second buffer. One thread.
  */
 final class SegmentWindow {
-    /** How many bytes are read at once at most, unless more are asked for; the first reads are of fewer. */
+    /** The maximum size of one read, unless more is requested; the first reads are smaller. */
     static final int MOST_BYTES = 512 << 10;
     private static final int FIRST_BYTES = 32 << 10;
     private static final ByteBuffer NOTHING = ByteBuffer.allocateDirect(0);
@@ -21,12 +21,12 @@ final class SegmentWindow {
     private ByteBuffer bytes = NOTHING;
     private ByteBuffer other = NOTHING;
     private boolean keeps;
-    /** The segment's bytes in `bytes`: how many, and where the first one lies. */
+    /** The number of the segment's bytes in `bytes`, and the position of the first one. */
     private int length;
     private int first;
     private int readBytes = FIRST_BYTES;
 
-    /** Begin with this segment; the one before it is released. */
+    /** Starts with this segment and releases the previous one. */
     void open(Segment next) throws IOException {
         close();
         next.hold();
@@ -35,7 +35,7 @@ final class SegmentWindow {
         first = 0;
     }
 
-    /** Release the segment. What was handed out stays as it is. */
+    /** Releases the segment. Bytes handed out stay valid. */
     void close() throws IOException {
         if (segment != null) {
             segment.release();
@@ -43,7 +43,7 @@ final class SegmentWindow {
         }
     }
 
-    /** Whether the next move leaves the bytes that are there now to those that they were handed out to. */
+    /** Sets whether the next move must leave the current bytes unchanged. */
     void keep(boolean wanted) {
         keeps = wanted;
     }
@@ -52,7 +52,7 @@ final class SegmentWindow {
         return bytes;
     }
 
-    /** Have `count` bytes from a position of the segment, which has that many; returns where in `data` they begin. */
+    /** Loads `count` bytes from a position of the segment, which must have them; returns their position in `data`. */
     int at(int position, int count) throws IOException {
         if (position < first || count > length - (position - first)) {
             move(position, count);
@@ -85,7 +85,7 @@ final class SegmentWindow {
         length = wanted;
     }
 
-    /** The CRC-32C of bytes that the segment has, of which no more are held at once than the window holds anyway. */
+    /** Returns the CRC-32C of the segment's bytes, holding no more of them at once than the window's size. */
     int checksum(int position, int count) throws IOException {
         checksum.reset();
         int at = position;

@@ -6,12 +6,12 @@ import java.util.Comparator;
 import java.util.SortedMap;
 import java.util.TreeMap;
 
-/** What of a limit each partition gets. */
+/** Divides a limit among partitions. */
 final class Shares {
     private Shares() {
     }
 
-    /** The ends that `limit` records lead to, each partition having its share of what there is to read. */
+    /** Returns the end offsets of a batch of `limit` records, shared in proportion to what is unread. */
     static SortedMap of(SortedMap begin, SortedMap end, long limit) {
         final Object[] all = end.keySet().toArray();
         long[] sizes = new long[all.length];
@@ -35,7 +35,7 @@ final class Shares {
             left -= taken[i];
             order[i] = Integer.valueOf(i);
         }
-        // What rounding left goes to those that it took most from.
+        // The records that rounding left over go to the partitions it cut most.
         Arrays.sort(order, new Comparator() {
             public int compare(Object one, Object other) {
                 return Long.compare(rests[((Integer) other).intValue()], rests[((Integer) one).intValue()]);

@@ -10,7 +10,7 @@ import java.util.TreeSet;
 import java.util.regex.Pattern;
 import java.util.regex.PatternSyntaxException;
 
-/** Which partitions: of topics by name or by a pattern, these ones, or all. Immutable. */
+/** The partitions to read: topics by name, topics by a pattern, listed partitions, or all. Immutable. */
 final class Subscription {
     private static final String[] OPTIONS = {"subscribe", "subscribePattern", "assign"};
     private static final int LISTED = 20;
@@ -64,12 +64,12 @@ final class Subscription {
         try {
             return new Subscription(null, Pattern.compile(text), null);
         } catch (PatternSyntaxException error) {
-            throw new ReadException("subscribePattern: '" + text + "' is no regular expression: "
+            throw new ReadException("subscribePattern: '" + text + "' is not a regular expression: "
                 + error.getDescription());
         }
     }
 
-    /** Those of `known` that are meant, in order. Raises ReadException where one that is named is not there. */
+    /** Returns the subscribed ones of `known`, sorted. Raises ReadException if a named one does not exist. */
     SortedSet of(PartitionDirectories known, boolean allThere) {
         SortedSet found = new TreeSet();
         for (Iterator i = known.partitions().iterator(); i.hasNext();) {
@@ -91,7 +91,7 @@ final class Subscription {
         if (topics != null) {
             return topics.contains(at.topic);
         }
-        // Kafka's own topics are meant only by who names them.
+        // Kafka's internal topics are read only if they are named.
         return !at.topic.startsWith("__") && (pattern == null || pattern.matcher(at.topic).find());
     }
 
@@ -107,7 +107,7 @@ final class Subscription {
             TopicPartition at = (TopicPartition) i.next();
             requireTopic("assign", at.topic, there, known);
             if (!known.partitions().contains(at)) {
-                throw new ReadException("assign: there is no partition " + at + " in " + known);
+                throw new ReadException("assign: partition " + at + " does not exist in " + known);
             }
         }
     }
@@ -115,9 +115,9 @@ final class Subscription {
     private static void requireTopic(String option, String topic, TreeSet there, PartitionDirectories known) {
         if (!there.contains(topic)) {
             Object[] names = there.toArray();
-            String listed = names.length == 0 ? "none at all"
+            String listed = names.length == 0 ? "no topics"
                 : Arrays.asList(Arrays.copyOf(names, Math.min(names.length, LISTED))).toString();
-            throw new ReadException(option + ": there is no topic '" + topic + "' in " + known + "; there are "
+            throw new ReadException(option + ": topic '" + topic + "' does not exist in " + known + "; there are "
                 + listed.replace("[", "").replace("]", ""));
         }
     }

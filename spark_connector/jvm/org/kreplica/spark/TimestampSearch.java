@@ -2,12 +2,12 @@ package org.kreplica.spark;
 
 import java.io.IOException;
 
-/** The search by time, through the time indexes. */
+/** Searches a log by time, with the time indexes. */
 final class TimestampSearch {
     private TimestampSearch() {
     }
 
-    /** The first offset below `end` whose record has this time (ms since 1970) or a later one; -1: there is none. */
+    /** Returns the first offset below `end` with this time (ms since 1970) or a later one, else -1. */
     static long offsetFor(PartitionLog log, long end, long timestamp) throws IOException {
         for (int i = log.segmentOf(log.logStartOffset); i < log.segments.length; i++) {
             Segment segment = log.segments[i];
@@ -26,7 +26,7 @@ final class TimestampSearch {
 
     private static long search(PartitionLog log, long first, long end, long timestamp) throws IOException {
         LogRange range = new LogRange(log.at, log.directory, first, end, timestamp);
-        // What rotted cannot be read whatever its time was; the answer is the first record that can.
+        // The times of damaged records are unknown; the answer is the first readable record.
         RangeWalk walk = new RangeWalk(log, range);
         try {
             return search(walk, first, end, timestamp);

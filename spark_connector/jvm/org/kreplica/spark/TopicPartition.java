@@ -2,7 +2,7 @@ package org.kreplica.spark;
 
 import java.io.Serializable;
 
-/** A topic and the number of one of its partitions; ordered by both. Immutable. */
+/** A topic and a partition number, ordered by both. Immutable. */
 final class TopicPartition implements Serializable, Comparable {
     private static final long serialVersionUID = 1;
 
@@ -14,7 +14,7 @@ final class TopicPartition implements Serializable, Comparable {
         this.partition = partition;
     }
 
-    /** The partition that a directory of this name holds, or null. */
+    /** Returns the partition in a directory of this name, null if the name is not one. */
     static TopicPartition ofDirectory(String name) {
         int dash = name.lastIndexOf('-');
         if (dash <= 0 || dash == name.length() - 1) {
