@@ -1,8 +1,8 @@
-"""Hold the last run to the one that is kept: `make bench-compare`.
+"""Compare the last run of the benchmarks with the kept run: `make bench-compare`.
 
-A row is compared by our figure as a ratio to the peer of its own run, or to its limit, so that a slower
-machine does not count; rows without one are compared as they are. What moved is what lies farther apart than
-both runs wandered, and by more than a twentieth. The exit code is 1 where something got worse.
+A row's figure is our time as a ratio to a peer or a limit of the same run, so a slower machine does not
+matter. Rows without a peer compare absolute times. A row has moved if the difference exceeds the spread of
+both runs plus 5 %. The exit code is 1 if a row got worse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST = 0.05
 
 @dataclass(frozen=True)
 class Move:
-    """A row that both runs have. `change` above 1 is for the better."""
+    """A row that both runs have. `change` above 1 is an improvement."""
 
     name: str
     change: float
@@ -33,21 +33,21 @@ class Move:
 
 
 def move_of(before: Result, after: Result) -> Move:
-    """How far the row has moved."""
+    """Return the row's change and the spread of both runs."""
     (old, old_spread), (new, new_spread) = before.relative, after.relative
     change = new / old if after.more_is_better else old / new
     return Move(after.name, change, old_spread + new_spread)
 
 
 def moves(before: list[Result], after: list[Result]) -> list[Move]:
-    """Of all rows that both have, as they come."""
+    """Return the moves of all rows that both runs have, in the order of the last run."""
     known = {result.name: result for result in before}
     return [move_of(known[result.name], result) for result in after if result.name in known]
 
 
 def main() -> int:
     kept, last = read_kept(), read_build()
-    table, worse = Table("what", "change", "both runs wander"), 0
+    table, worse = Table("what", "change", "spread of both runs"), 0
     compared = 0
     for source in WITH_ROWS:
         for move in moves(results_of(kept.get(source, {})), results_of(last.get(source, {}))):
@@ -57,13 +57,11 @@ def main() -> int:
                 kind = "better" if move.change > 1 else "worse"
                 table.add_row(move.name, f"{move.change:.2f} ({kind})", f"{move.noise:.0%}")
     if not compared:
-        print("nothing to compare: run make bench or make bench-peers, and keep a run by make bench-page")
+        print("nothing to compare: run make bench or make bench-peers, and keep a run with make bench-page")
         return 0
     if table.row_count:
         Console(width=120).print(table)
-    print(
-        f"{compared} rows compared, {table.row_count} moved beyond the noise, {worse} of them for the worse"
-    )
+    print(f"{compared} rows compared, {table.row_count} moved beyond the noise, {worse} of them got worse")
     return 1 if worse else 0
 
 

@@ -1,8 +1,8 @@
-"""What the benchmarks share: Kafka as a peer where it can run, and each figure beside its peers at the end.
+"""Fixtures of the benchmarks: Kafka as a peer where it can run, and a report of each figure and its peers.
 
-A benchmark whose rounds do the same thing many times asks for `row`, and says in its docstring what that is.
-pytest-benchmark's table has the rounds; the lines above it have the median for one thing, beside that of a
-limit or a peer timed in the same run.
+A benchmark that repeats one operation requests `row`; its docstring is the row's name. pytest-benchmark's
+table shows whole rounds. The lines above it show the median of one operation, beside a limit or a peer that
+was timed in the same run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESULT = Path(__file__).parents[1] / "build" / "bench.json"
 
 
 class Row:
-    """The time of one thing in ns, and those beside it; `ns` is None where benchmarks are switched off."""
+    """The time of one operation in ns, and those of its peers; `ns` is None if benchmarks are disabled."""
 
     def __init__(self, benchmark: Any, what: str) -> None:
         self._benchmark = benchmark
@@ -44,7 +44,7 @@ class Row:
         *,
         rounds: int = 9,
     ) -> None:
-        """Time rounds of `function`, which does the thing `count` times, on the arguments `setup` returns."""
+        """Time rounds of `function(*setup())`, which performs the operation `count` times."""
         self._benchmark.pedantic(function, setup=lambda: (setup(), {}), rounds=rounds, warmup_rounds=1)
         if self._benchmark.stats is not None:
             stats = self._benchmark.stats.stats
@@ -60,7 +60,7 @@ class Row:
         *,
         rounds: int = 9,
     ) -> None:
-        """Time a peer or a limit, which does its thing `count` times, on the arguments `setup` returns."""
+        """Time a peer or a limit: `function(*setup())`, which performs its operation `count` times."""
         function(*setup())
         seconds = []
         for _ in range(rounds):
@@ -71,25 +71,25 @@ class Row:
         self._beside_ns[peer] = statistics.median(seconds) / count * 1e9
 
     def beside_kafka(self, kafka: KafkaHarness | None, measure: str, **parameters: object) -> None:
-        """Ask Kafka's own classes for the same, which answer in ns; nothing where they cannot run."""
+        """Measure Kafka's own classes, which answer in ns; does nothing where they cannot run."""
         if kafka is not None:
             self._beside_ns["Kafka"] = kafka.measure(measure, rounds=7, **parameters).median
 
     def peer(self, peer: str, ns: float) -> None:
-        """A peer's time for one thing, in ns, that was taken elsewhere."""
+        """Add a peer's time for one operation, in ns, measured elsewhere."""
         self._beside_ns[peer] = ns
 
     def percentile_ns(self, share: float) -> float:
-        """The time in ns below which this share of the rounds was."""
+        """Return the time in ns that this share of the rounds did not exceed."""
         rounds = self._benchmark.stats.stats.sorted_data
         return rounds[int(len(rounds) * share)] * 1e9
 
     def note(self, fact: str) -> None:
-        """What else was seen."""
+        """Add a remark to the line."""
         self._notes.append(fact)
 
     def line(self) -> str | None:
-        """The figures for the reader; None where benchmarks are switched off."""
+        """Return the line of the report, None if benchmarks are disabled."""
         if self.ns is None:
             return None
         self._benchmark.extra_info |= {"ns": self.ns, "beside_ns": self._beside_ns}
@@ -102,7 +102,7 @@ class Row:
 
 @pytest.fixture
 def row(benchmark: Any, request: pytest.FixtureRequest) -> Iterator[Row]:
-    """A Row for what the test's docstring says, with the test's parameters in it."""
+    """A Row named by the test's docstring, with the test's parameters filled in."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     made = Row(benchmark, request.function.__doc__.format(**parameters))
     yield made
@@ -125,7 +125,7 @@ def kafka() -> Iterator[KafkaHarness | None]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if LINES:
-        terminalreporter.section("one thing, and beside it")
+        terminalreporter.section("one operation, and its peers")
         for line in LINES:
             terminalreporter.line(line)
     if ROWS:

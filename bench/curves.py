@@ -1,14 +1,13 @@
-"""How cost grows: `python -m bench.curves` (make bench-curves).
+"""Measure how cost grows: `python -m bench.curves` (make bench-curves).
 
-Each curve changes one thing and keeps the rest: partitions, size of a record, records of an append,
-connections, replicas, size of a log, what Spark reads. Those over the wire are measured on three processes,
-and on three of Kafka's where Java and Maven are there, point by point in turns. Prints tables and writes
-build/bench-curves.json.
+Each curve varies one quantity: partitions, record size, records of an append, connections, replicas, log
+size, bytes read by Spark. Curves over the wire run on three processes, and on three of Kafka's if Java and
+Maven are installed; the two take turns point by point. Prints tables and writes build/bench-curves.json.
 
-    --rounds N      of each point (1)
-    --curves a,b    only these, and the others as they were: partitions, record-size, batch-size, connections,
-                    replicas, log-size, spark
-    --log-gib N     the largest log of the curve log-size (20)
+ --rounds N      rounds of each point (1)
+ --curves a,b    only these; others keep their last figures: partitions, record-size, batch-size, connections,
+     replicas, log-size, spark
+ --log-gib N     the largest log of the curve log-size (20)
 """
 
 from __future__ import annotations
@@ -41,25 +40,25 @@ from tests.support.node_processes import NodeProcesses
 BUILD = Path(__file__).parents[1] / "build"
 DIRECTORY, RESULT = BUILD / "bench-curves", BUILD / "bench-curves.json"
 SETTLE_S = 2.0
-# What one point writes at most: enough to last seconds, little enough for all points of a curve.
+# The maximum a point writes: enough to run for seconds, little enough for all points of a curve.
 POINT_BYTES, POINT_RECORDS = 256 << 20, 300_000
 PARTITIONS = (1, 10, 100, 1_000, 10_000)
 RECORD_BYTES = (10, 100, 1_000, 10_000, 100_000, 900_000)
 BATCH_RECORDS = (1, 10, 100, 1_000, 10_000)
 CONNECTIONS = (1, 10, 100, 1_000)
 REPLICAS = (1, 3, 5)
-# Kafka takes less than 10,000 in one request.
+# Kafka accepts fewer than 10,000 in one request.
 PARTITIONS_A_REQUEST = 5_000
-# All of them come from one address, of which a node takes 500 by default; Kafka has no bound.
+# All connections come from one address; by default a node accepts 500 from one. Kafka has no limit.
 ROOM = {"max_connections": 2_000, "max_connections_per_ip": 2_000}
 GIB = 1 << 30
-# 10,000 records are a larger batch than is allowed by default, here and in Kafka.
+# 10,000 records exceed the default maximum size of a batch, here and in Kafka.
 LARGE_BATCHES = {"max.message.bytes": 4 << 20}
 
 
 @dataclass
 class Curve:
-    """One thing that grows, and what it costs: figures by who, then by how much of it there was."""
+    """The cost as one quantity grows: figures by system, then by amount of the quantity."""
 
     name: str
     grows: str
@@ -71,7 +70,7 @@ class Curve:
         print(f"{self.name}, {amount:,} {self.grows}: {who} {figure:,.1f} {self.unit}", flush=True)
 
     def table(self) -> Table:
-        """The medians."""
+        """Return the medians as a table."""
         table = Table(self.grows, *(f"{who}, {self.unit}" for who in self.figures), title=self.name)
         for amount in sorted({each for found in self.figures.values() for each in found}):
             cells = [found.get(amount) for found in self.figures.values()]
@@ -80,7 +79,7 @@ class Curve:
 
 
 class Curves:
-    """All of them, and the clusters that they share."""
+    """All curves, and the clusters they share."""
 
     def __init__(self, rounds: int, log_gib: int) -> None:
         self._rounds = rounds
@@ -89,7 +88,7 @@ class Curves:
         self.curves: list[Curve] = []
 
     def run(self, names: list[str]) -> None:
-        """Those that were asked for, or all."""
+        """Measure the named curves, or all of them."""
         alone = {
             "batch-size": self._batch_size,
             "replicas": self._replicas,
@@ -170,7 +169,8 @@ class Curves:
         for _ in range(self._rounds):
             yield from clusters.items()
 
-    # ---- a log by itself -----------------------------------------------------------------------------------
+    # ---- a log alone
+    # -----------------------------------------------------------------------------------------
 
     def _batch_size(self) -> None:
         curve = self._new("Log.append, 100 B", "records an append", "records/s")
@@ -186,7 +186,7 @@ class Curves:
                     curve.add(OURS, count, times * count / (time.perf_counter() - began))
 
     def _log_size(self) -> None:
-        """A log grows; after each step it leaves the page cache, is opened, looked into, and read."""
+        """Grow a log; after each step evict it from the page cache, open it, look up an offset, and read."""
         opening = self._new("open of a log closed in order, cold", "GiB", "ms")
         look_up = self._new("first look-up in it, cold", "GiB", "ms")
         reading = self._new("reading its last GiB, cold", "GiB", "MB/s")
@@ -208,7 +208,7 @@ class Curves:
                 look_up.add(OURS, gib, 1e3 * timed(lambda log=log, at=middle: next(iter(log.read(start=at)))))
                 start = max(0, written - GIB // 1000)
                 size = sum(batch.size for batch in log.batches(start))
-            # What is mapped stays in the cache, so it is another log that reads.
+            # Mapped pages stay in the cache, so another Log object reads.
             leave_cache(path)
             with kreplica.Log.open(str(path), read_only=True) as log:
                 took = timed(lambda log=log, at=start: sum(len(bytes(b)) for b in log.batches(at)))
@@ -216,7 +216,7 @@ class Curves:
         shutil.rmtree(DIRECTORY, ignore_errors=True)
 
     def _spark(self) -> None:
-        """What Spark's processes hold while they read ever more."""
+        """Measure the memory of Spark's processes as they read ever larger logs."""
         jvm = self._new("the JVM's own memory in a read by Spark, JVM reader", "GiB", "MiB at most")
         workers = self._new("the workers' own memory in a read by Spark, Python reader", "GiB", "MiB at most")
         shutil.rmtree(DIRECTORY, ignore_errors=True)
@@ -232,18 +232,18 @@ class Curves:
         kreplica.Log.open(str(path)).close()
 
 
-# ---- what the points share ---------------------------------------------------------------------------------
+# ---- shared by the points ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def both_clusters() -> Iterator[dict[str, Any]]:
-    """Three of our processes, and three of Kafka's where they can run."""
+    """Yield three of our processes, and three of Kafka's where they can run."""
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir(parents=True)
     ours = NodeProcesses(DIRECTORY / OURS, min_insync_replicas=2, **ROOM)
     clusters: dict[str, Any] = {OURS: ours}
     if reason := missing():
-        print(f"Kafka's side is skipped: {reason}")
+        print(f"Kafka is not measured: {reason}")
     else:
         clusters[KAFKA] = KafkaCluster(DIRECTORY)
         clusters[KAFKA].format()
@@ -260,17 +260,17 @@ def both_clusters() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def unless_a_peer_fails(who: str, what: str) -> Iterator[None]:
-    """A peer's failure costs it its point; ours is raised."""
+    """Skip the point if a peer fails; raise if kreplica does."""
     try:
         yield
     except (KafkaException, SilentCluster, TimeoutError) as error:
         if who == OURS:
             raise
-        print(f"{who} fails at {what}: {error}", flush=True)
+        print(f"{who} fails with {what}, point skipped: {error}", flush=True)
 
 
 def create_wide_topic(bootstrap: str, topic: str, partitions: int, replicas: int = 3) -> None:
-    """A topic all of whose partitions have leaders."""
+    """Create a topic and wait until all its partitions have leaders."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     config = {"min.insync.replicas": str(min(2, replicas)), "segment.bytes": str(16 << 20)}
     first = min(partitions, PARTITIONS_A_REQUEST)
@@ -287,12 +287,14 @@ def create_wide_topic(bootstrap: str, topic: str, partitions: int, replicas: int
         if len(found) == partitions and all(each.leader >= 0 for each in found.values()):
             return
         time.sleep(0.05)
-    raise TimeoutError(f"{topic} has partitions without a leader")
+    raise TimeoutError(f"{topic} still has partitions without a leader after {WAIT_S:.0f} s")
 
 
 def spread_rate(bootstrap: str, topic: str, partitions: int, records: int) -> float:
-    """Records of 100 B acknowledged a second, spread over all partitions in turn; in the first WAIT_S, where
-    they take longer."""
+    """Return the acknowledged records of 100 B per second, sent to all partitions in turn.
+
+    Only the first WAIT_S count.
+    """
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -313,7 +315,7 @@ def spread_rate(bootstrap: str, topic: str, partitions: int, records: int) -> fl
             producer.poll(0)
     left = producer.flush(WAIT_S)
     rate = (records - left) / (time.perf_counter() - began)
-    # They would be work for the points that follow.
+    # The unsent ones would slow down the next points.
     producer.purge()
     producer.flush(WAIT_S)
     return rate
@@ -321,7 +323,7 @@ def spread_rate(bootstrap: str, topic: str, partitions: int, records: int) -> fl
 
 @contextmanager
 def scratch_log() -> Iterator[kreplica.Log]:
-    """An empty log that is gone afterwards."""
+    """Yield an empty log, and delete it afterwards."""
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     with kreplica.Log.open(str(DIRECTORY / "scratch-0"), config=LARGE_BATCHES) as log:
         yield log
@@ -329,7 +331,7 @@ def scratch_log() -> Iterator[kreplica.Log]:
 
 
 def leave_cache(directory: Path) -> None:
-    """Write the files back, and let the kernel forget them."""
+    """Write the files back, and evict them from the page cache."""
     for path in directory.iterdir():
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -339,14 +341,14 @@ def leave_cache(directory: Path) -> None:
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds that a call takes."""
     began = time.perf_counter()
     function()
     return time.perf_counter() - began
 
 
 def kept(curves: list[Curve]) -> list[dict[str, Any]]:
-    """The curves of the run before that were not measured anew."""
+    """Return the curves of the previous run that this run did not measure."""
     names = {curve.name for curve in curves}
     before = json.loads(RESULT.read_text())["curves"] if RESULT.exists() else []
     return [each for each in before if each["name"] not in names]
@@ -364,8 +366,8 @@ def main() -> None:
     curves.run([name for name in given.curves.split(",") if name])
     for curve in curves.curves:
         Console(width=120).print(curve.table())
-    told = {"load": os.getloadavg(), "curves": [*kept(curves.curves), *map(asdict, curves.curves)]}
-    RESULT.write_text(json.dumps(told, indent=1) + "\n")
+    stored = {"load": os.getloadavg(), "curves": [*kept(curves.curves), *map(asdict, curves.curves)]}
+    RESULT.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How long a killed node holds writers up: `python -m bench.failover [rounds] [name=value ...]`.
+"""Measure how long a killed node stops writers: `python -m bench.failover [rounds] [name=value ...]`.
 
-Three nodes, each controller and broker, as processes with their default settings, or those given; a topic of
-six partitions with three replicas. One librdkafka producer with its own defaults, of which acks=all is one,
-sends to every partition all the time. Each round kills one node with SIGKILL and starts it again once the
-others have gone on. What is told is the longest time in which a partition had no acknowledgement, the
-client's back-offs included.
+Three node processes, each controller and broker, run with default settings or the given ones. A topic has six
+partitions with three replicas. One librdkafka producer with its own defaults, acks=all among them, sends to
+every partition continuously. Each round kills one node with SIGKILL, and restarts it when the others have
+continued. The result is the longest time in which a partition had no acknowledgement, the client's back-offs
+included.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Writer:
         self.failed = 0
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start measuring."""
         self.longest = [0.0] * PARTITIONS
 
     def write(self, seconds: float) -> None:
-        """Send for so long."""
+        """Send for this time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for partition in range(PARTITIONS):
@@ -61,12 +61,12 @@ class Writer:
 
 
 def controller_of(admin: AdminClient) -> int:
-    """The node that is the active controller, as the cluster says."""
+    """Return the id of the active controller's node, as the cluster reports it."""
     return int(admin.list_topics(timeout=WAIT_S).controller_id)
 
 
 def run(rounds: int, settings: dict[str, object]) -> None:
-    """Kill nodes in turn and tell of each."""
+    """Kill nodes in turn, and print the result of each kill."""
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     with NodeProcesses(DIRECTORY, **settings) as nodes:
         admin = AdminClient({"bootstrap.servers": nodes.bootstrap})

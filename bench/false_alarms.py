@@ -1,9 +1,9 @@
-"""How often nodes that live are taken for dead, under full load: `python -m bench.false_alarms [seconds]`.
+"""Count live nodes that are considered dead under full load: `python -m bench.false_alarms [seconds]`.
 
-Three nodes, each controller and broker, with the timeouts of one process, beside busy threads (they take the
-GIL in turns of 5 ms) and busy processes (they take the cores). Then three nodes as processes, with theirs,
-while a client writes to all of them as fast as it can. Nothing fails meanwhile: every fence, every new epoch
-of the quorum and every new leader of a partition is a false alarm.
+First, three nodes in one process, each controller and broker, with its timeouts, beside busy threads (which
+compete for the GIL in turns of 5 ms) and busy processes (which compete for the cores). Then three node
+processes with their timeouts, while a client writes to them as fast as it can. Nothing fails meanwhile: every
+fence, every new quorum epoch and every new partition leader is a false alarm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def burn(stopped: threading.Event | None = None) -> None:
 
 
 def run(seconds: float, threads: int, processes: int) -> str:
-    """What came of it, as one line."""
+    """Measure three nodes in one process; return a line with the result."""
     path = DIRECTORY / f"{threads}-{processes}"
     stopped = threading.Event()
     busy = [threading.Thread(target=burn, args=(stopped,), daemon=True) for _ in range(threads)]
@@ -62,7 +62,7 @@ def run(seconds: float, threads: int, processes: int) -> str:
 
 
 def run_processes(seconds: float, processes: int) -> str:
-    """As `run`, of nodes as processes: what their metadata log says of that time."""
+    """As `run`, with node processes; the result comes from their metadata log."""
     hogs = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(processes)]
     with NodeProcesses(DIRECTORY / f"nodes-{processes}") as nodes:
         for topic in range(len(nodes.ids)):
@@ -89,7 +89,7 @@ def run_processes(seconds: float, processes: int) -> str:
 
 
 def false_alarms(directory: Path, began_ms: int) -> tuple[int, int, int]:
-    """Brokers fenced, leaders of partitions changed, and epochs of the quorum begun since."""
+    """Count brokers fenced, partition leaders changed and quorum epochs begun since `began_ms`."""
     fenced = leaders = 0
     epochs = set()
     for path in sorted((directory / "__cluster_metadata-0").glob("*.log")):
@@ -108,7 +108,7 @@ def false_alarms(directory: Path, began_ms: int) -> tuple[int, int, int]:
 
 
 def written_part(data: bytes) -> bytes:
-    """A segment without the zeros that wait behind its batches."""
+    """Return a segment without the preallocated zeros after its batches."""
     end = 0
     while size := int.from_bytes(data[end + 8 : end + 12], "big"):
         end += 12 + size

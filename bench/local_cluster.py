@@ -1,6 +1,6 @@
-"""Three kreplica brokers in this process, each with its own directory: what the replication benchmarks time.
+"""Three kreplica brokers in this process, each with its own directory, for the replication benchmarks.
 
-A LocalNetwork carries their messages, real files hold their logs, and a scripted controller says who leads.
+A LocalNetwork carries their messages, real files hold their logs, and a scripted controller assigns leaders.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PATIENCE = 60  # seconds
 
 
 class LocalCluster:
-    """Brokers 1, 2 and 3 below `directory`, or those of them that are `running`; broker 1 leads.
+    """Brokers 1, 2 and 3 under `directory`, or only those in `running`; broker 1 leads.
 
-    As a context manager it is shut down on exit.
+    As a context manager it shuts down on exit.
     """
 
     def __init__(self, directory: Path, running: Sequence[int] = BROKERS) -> None:
@@ -66,7 +66,7 @@ class LocalCluster:
         return broker
 
     def new_partition(self) -> TopicPartition:
-        """A partition with all three as replicas."""
+        """Create a partition with all three brokers as replicas."""
         made = TopicPartition(TOPIC, self._partitions)
         self._partitions += 1
         state = self.controller.create(made, BROKERS)
@@ -76,19 +76,19 @@ class LocalCluster:
         return made
 
     def delete(self, partition: TopicPartition) -> None:
-        """Let no broker have it any more."""
+        """Delete the partition on all brokers."""
         with self.network.draining():
             for broker in self.brokers.values():
                 broker.replica_manager.stop_replicas({partition: True})
 
     def append_one(self, partition: TopicPartition, value: bytes) -> None:
-        """One record, acknowledged by all in-sync replicas."""
+        """Append one record and wait until all in-sync replicas acknowledge it."""
         with self.network.draining():
             done = self.brokers[1].replica_manager.append_values(partition, [value])
         done.result(PATIENCE)
 
     def append_batches(self, partition: TopicPartition, batch: bytes, count: int, in_flight: int) -> None:
-        """The same ready batch so many times, `in_flight` of them on the way at a time, all acknowledged."""
+        """Append the same batch `count` times with acks=all, `in_flight` at a time; wait for all."""
         append, draining = self.brokers[1].replica_manager.append, self.network.draining
         waiting: deque[object] = deque()
         for first in range(0, count, in_flight):
@@ -98,7 +98,7 @@ class LocalCluster:
                 waiting.popleft().result(PATIENCE)
 
     def check(self, partition: TopicPartition) -> None:
-        """All three hold the same log to the end, and stayed in sync."""
+        """Check that all three logs are equally long and all replicas stayed in sync."""
         replicas = [broker.replica_manager.partitions.get(partition) for broker in self.brokers.values()]
         assert len({replica.log_end_offset for replica in replicas if replica is not None}) == 1
         assert self.controller.partitions[partition].isr == BROKERS

@@ -1,5 +1,6 @@
-"""Controllers of a real quorum in this process, and brokers without logs: what the controller's benchmarks
-time. A LocalNetwork carries their messages, and real files hold the metadata log.
+"""A real quorum of controllers in this process, and brokers without logs, for the controller benchmarks.
+
+A LocalNetwork carries their messages, and real files hold the metadata log.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ PATIENCE = 30  # seconds
 
 
 class LocalControllers:
-    """Nodes 1 to `nodes` below `directory`, of which the first `controllers` are voters; all are brokers.
+    """Nodes 1 to `nodes` under `directory`; the first `controllers` are voters, all are brokers.
 
-    As a context manager it is shut down on exit.
+    As a context manager it shuts down on exit.
     """
 
     def __init__(self, directory: Path, controllers: int = 1, nodes: int = 3, **settings: Any) -> None:
@@ -77,7 +78,7 @@ class LocalControllers:
 
     @property
     def active(self) -> int:
-        """The node of the active controller; waits for one."""
+        """The id of the active controller's node; waits until there is one."""
         self.wait_for(lambda: self._active() is not None)
         found = self._active()
         assert found is not None
@@ -94,11 +95,11 @@ class LocalControllers:
         )
 
     def ask(self, request: Any) -> Any:
-        """The active controller's answer to a request."""
+        """Send a request to the active controller and return the response."""
         return self.send(request).result(timeout=PATIENCE)
 
     def add_broker(self, broker_id: int) -> None:
-        """A broker that registered, was unfenced, and says nothing more."""
+        """Register and unfence a broker that sends nothing afterwards."""
         response = self.ask(registration(broker_id, cluster_id=CLUSTER_ID))
         heartbeat = BrokerHeartbeatRequest(
             broker_id=broker_id,  # type: ignore[arg-type]
@@ -110,7 +111,7 @@ class LocalControllers:
         assert not self.ask(heartbeat).is_fenced
 
     def wait_until_led(self, node_id: int, topic: str, leader: int) -> None:
-        """Return when the node knows that `leader` leads the topic's first partition."""
+        """Wait until the node's metadata says that `leader` leads the topic's first partition."""
         loader = self.nodes[node_id].loader
 
         def is_led() -> bool:
@@ -124,12 +125,12 @@ class LocalControllers:
         return self.client.send(self.active, request, timeout_ms=PATIENCE * 1_000)
 
     def kill(self, node_id: int) -> None:
-        """As kill -9: nothing of the node runs any more."""
+        """Stop the node as kill -9 would, without any cleanup."""
         self.network.leave(self.endpoints[node_id])
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
-        """Look every fifth of a millisecond."""
+        """Wait for the condition, checking it every 0.2 ms."""
         end = time.monotonic() + timeout
         while not condition():
-            assert time.monotonic() < end, "not in time"
+            assert time.monotonic() < end, f"the condition did not hold within {timeout} s"
             time.sleep(0.000_2)

@@ -1,4 +1,4 @@
-"""Memory that is really there, for benchmarks of what fills the page cache."""
+"""Physical memory for benchmarks that fill the page cache."""
 
 import mmap
 
@@ -6,11 +6,11 @@ HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def warm(size_bytes: int) -> None:
-    """Touch so much memory and free it again, right before a measurement.
+    """Touch this much memory and free it, right before a measurement.
 
-    Many virtual machines give free memory back to their host within seconds, and whoever touches it next
-    waits for the host (0.4 GB/s on one such machine, where the same memory is filled at 8 GB/s after that).
-    It would hide what is to be measured.
+    Many virtual machines return free memory to their host within seconds. The next use then waits for the
+    host: on one machine at 0.4 GB/s, where memory in use is filled at 8 GB/s. That would distort the
+    measurement.
     """
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if HUGE_PAGES is not None:

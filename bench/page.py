@@ -73,10 +73,10 @@ def reached(result: Result) -> list[str]:
     return [f"{sign} {result.reach:g}{unit}", found]
 
 
-def core_lines(told: dict[str, Any]) -> str:
+def core_lines(stored: dict[str, Any]) -> str:
     """Return a table of the core's rows, each beside its own limit or peer."""
     lines = ["| what | kreplica | compared with |", "| --- | ---: | --- |"]
-    for result in results_of(told):
+    for result in results_of(stored):
         ours = result.median(OURS)
         assert ours is not None
         beside = [
@@ -179,9 +179,9 @@ def curve_tables(curves: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def plot_soak(told: dict[str, Any]) -> str:
+def plot_soak(stored: dict[str, Any]) -> str:
     """Plot the nodes' memory and descriptors and the latency of acknowledgements, with the kills."""
-    samples = told["samples"]
+    samples = stored["samples"]
     at = [each["second"] / 60 for each in samples]
     picture, grid = plt.subplots(3, 1, figsize=(8, 5), layout="constrained", sharex=True)
     lines = (("resident_mb", "anonymous MB"), ("descriptors", "descriptors"), ("p50_ms", "p50 of an ack, ms"))
@@ -191,7 +191,7 @@ def plot_soak(told: dict[str, Any]) -> str:
         axes.set_ylim(bottom=0)
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-        for second in told["kills"]:
+        for second in stored["kills"]:
             axes.axvline(second / 60, color="black", linewidth=0.6, linestyle=":")
     grid[0].set_title("load on three processes; a dotted line is a kill -9", loc="left", fontsize=10)
     grid[-1].set_xlabel("minutes", fontsize=8)

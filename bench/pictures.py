@@ -24,13 +24,13 @@ SEED = 7
 TOPIC = "orders"
 STEP_MS, APPEND_EVERY_MS = 5, 20
 COLOURS = {1: "#c4472b", 2: "#4a6fa5", 3: "#7d8f69"}
-# What is done to whom, and when; the follower is the last of the assignment, the leader its first.
+# The times of the actions. The follower is the last of the assignment, the leader the first.
 PAUSE_MS, RESUME_MS, KILL_MS, START_MS, END_MS = 500, 1_500, 2_500, 3_300, 4_500
 
 
 @dataclass
 class Sample:
-    """What a moment looks like."""
+    """The state at a moment."""
 
     ms: int
     leader: int | None
@@ -40,7 +40,7 @@ class Sample:
 
 
 def watched() -> tuple[list[Sample], tuple[int, int]]:
-    """A run, and who was paused and killed in it."""
+    """Run the simulation; return the samples and the ids of the paused and the killed node."""
     samples: list[Sample] = []
     with kreplica.Simulation(seed=SEED, brokers=3) as sim:
         sim.create_topic(TOPIC, config={"min.insync.replicas": 2})
@@ -65,7 +65,7 @@ def watched() -> tuple[list[Sample], tuple[int, int]]:
 
 
 def sample(sim: kreplica.Simulation, ms: int) -> Sample:
-    """As everybody sees it now; a node that does not run shows nothing."""
+    """Take a sample of the current state; a node that does not run has no values."""
     ends: dict[int, int] = {}
     view = sim.partition(TOPIC)
     watermark = None
@@ -79,13 +79,13 @@ def sample(sim: kreplica.Simulation, ms: int) -> Sample:
 
 
 def log_of(node: Node) -> UnifiedLog | None:
-    """The partition's log there, once it is open."""
+    """Return the partition's log on the node, None if it is not open."""
     is_up = node.is_open and node.broker is not None
     return node.broker.log_manager.get_log(TopicPartition(TOPIC, 0)) if is_up else None
 
 
 def draw(samples: list[Sample], faults: tuple[int, int]) -> None:
-    """Log ends and high watermark over time, and below who is in sync."""
+    """Draw log ends and the high watermark over time, and below them the ISR."""
     picture, (above, below) = plt.subplots(
         2, 1, figsize=(9, 4.6), sharex=True, layout="constrained", height_ratios=(3, 1)
     )
@@ -105,7 +105,7 @@ def draw(samples: list[Sample], faults: tuple[int, int]) -> None:
     follower, leader = faults
     events = {
         PAUSE_MS: f"broker {follower}\nis paused",
-        RESUME_MS: "goes on",
+        RESUME_MS: "resumes",
         KILL_MS: f"leader {leader}\nis killed",
         START_MS: "starts again",
     }

@@ -1,7 +1,7 @@
-"""What benchmarks have measured, whichever of them it was: the files in build/, and the run that is kept.
+"""The results of the benchmarks: the files in build/, and the kept run.
 
-Each file has rows: a name, a unit, and figures by who reached them. What is kept is docs/benchmarks.json,
-from which docs/BENCHMARKS.md is drawn (bench/page.py) and to which a later run is held (bench/compare.py).
+Each file has rows: a name, a unit, and figures by system. The kept run is docs/benchmarks.json: bench/page.py
+draws docs/BENCHMARKS.md from it, and bench/compare.py compares later runs with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WITH_ROWS = ("core", "peers", "embedded", "spark")
 
 @dataclass(frozen=True)
 class Result:
-    """One row of one run."""
+    """A row of a run."""
 
     name: str
     unit: str
@@ -42,19 +42,22 @@ class Result:
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     def median(self, who: str) -> float | None:
-        """Of the rounds; None where it has none."""
+        """The median of the rounds, None without rounds."""
         found = self.figures.get(who)
         return statistics.median(found) if found else None
 
     @property
     def peers(self) -> list[str]:
-        """All but us and the limits."""
+        """All systems except kreplica and the limits."""
         return [who for who in self.figures if who not in NO_PEERS]
 
     @property
     def relative(self) -> tuple[float, float]:
-        """What a run is compared by, and its spread: our figure by a peer's of the same run, which a slower
-        machine changes little, or by itself where there is none. The spread is half the range, as a share."""
+        """The figure to compare between runs, and its spread.
+
+        It is our figure divided by a peer's of the same run, so a slower machine changes little, or our
+        figure alone without a peer. The spread is half the range, as a share.
+        """
         ours = self.figures[OURS]
         by = self.peers or [who for who in self.figures if who != OURS]
         if not by:
@@ -67,24 +70,24 @@ class Result:
 
 
 def spread(figures: list[float]) -> float:
-    """Half of the range of the figures, as a share of their median."""
+    """Return half of the figures' range, as a share of their median."""
     middle = statistics.median(figures)
     return (max(figures) - min(figures)) / 2 / middle if middle else math.inf
 
 
 def read_build() -> dict[str, Any]:
-    """What build/ has of each source."""
+    """Return the results in build/, by source."""
     paths = {source: ROOT / "build" / name for source, name in FILES.items()}
     return {source: json.loads(path.read_text()) for source, path in paths.items() if path.exists()}
 
 
 def read_kept() -> dict[str, Any]:
-    """The run that is kept, of each source the last."""
+    """Return the kept results, the last of each source."""
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     return kept
 
 
-def results_of(told: dict[str, Any]) -> list[Result]:
-    """The rows of one source."""
+def results_of(stored: dict[str, Any]) -> list[Result]:
+    """Return the rows of one source."""
     known = Result.__dataclass_fields__
-    return [Result(**{name: row[name] for name in known if name in row}) for row in told.get("rows", [])]
+    return [Result(**{name: row[name] for name in known if name in row}) for row in stored.get("rows", [])]

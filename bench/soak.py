@@ -1,19 +1,19 @@
-"""An hour of load with a node killed every five minutes: `python -m bench.soak` (make soak).
+"""Run an hour of load and kill a node every five minutes: `python -m bench.soak` (make soak).
 
-Three nodes as processes. One topic is kept by size and rolled all the time, one is compacted; each of their
-partitions gets numbered values from an idempotent producer. For some seconds it writes as fast as it can,
-with the reader and the cleaner at work, and then at half the rate that it reached. The reader, a process of
-its own, follows and holds every partition to its order: each number once. Each sample has what every node
-holds (memory, descriptors, maps) and how long acknowledgements took, from one record in fifty.
+Three nodes run as processes. One topic is deleted by size and rolls continuously, one is compacted. An
+idempotent producer writes numbered values to each of their partitions: for some seconds as fast as it can,
+with the reader and the cleaner at work, and then at half the rate that it reached. The reader, a separate
+process, checks that each partition has each number once and in order. Each sample has every node's resources
+(memory, descriptors, maps) and the latency of acknowledgements, from one record in fifty.
 
-At the end nothing may be lost, the compacted topic must have each key's last value, and what nodes hold must
-be flat: the median of the last quarter beside that of the second. Prints a table, writes
-build/bench-soak.json, and its exit code is 1 where something was not so.
+At the end no record may be lost, the compacted topic must have the last value of each key, and the resources
+must be flat: the median of the last quarter is compared with the second quarter's. Prints a table and writes
+build/bench-soak.json. The exit code is 1 if a check failed.
 
-    --minutes N        how long (60)
-    --kill-every N     seconds from kill to kill (300)
-    --share F          of the rate that was reached (0.5)
-    --records-per-second N   this rate instead
+ --minutes N        duration (60)
+ --kill-every N     seconds between kills (300)
+ --share F          share of the reached rate (0.5)
+ --records-per-second N   this rate instead
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ DOWN_S = 10.0
 SAMPLE_S = 10.0
 TRIAL_S = 15.0
 AT_ONCE = 1_000
-# Asking for each one's acknowledgement would take more of the writer's time than writing.
+# A callback for every record would cost the writer more time than writing.
 TOLD_OF = 50
-# What counts as flat: caches fill, and a node that was killed begins anew with less.
+# The largest growth that counts as flat: caches fill, and a restarted node begins with less.
 GROWTH = {"resident_mb": 1.25, "descriptors": 1.25, "maps": 1.25, "p50_ms": 1.5, "p99_ms": 2.0}
 
 
 @dataclass
 class Sample:
-    """What was seen in some seconds; of what nodes hold, the largest."""
+    """The measurements of some seconds; resources are the largest of any node."""
 
     second: float
     resident_mb: float
@@ -78,7 +78,7 @@ class Sample:
 
 @dataclass
 class Writer:
-    """An idempotent producer at a steady rate, numbering the values of each partition."""
+    """An idempotent producer at a steady rate; it numbers the values of each partition."""
 
     bootstrap: str
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -86,15 +86,15 @@ class Writer:
     last_of_key: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
-    # Records a second, and since when; as many as go before that is known.
+    # Records per second, and the start of that rate; None: as many as possible.
     _pace: tuple[float, float] | None = None
 
     def keep_to(self, rate: float) -> None:
-        """From now on so many records a second."""
+        """Write `rate` records per second from now on."""
         self._pace = rate, time.monotonic()
 
     def run(self) -> None:
-        """Write until told to stop, then until all of it is acknowledged."""
+        """Write until stopped, then wait until everything is acknowledged."""
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -150,9 +150,9 @@ class Writer:
 
 
 class Reader:
-    """Follows the kept topic from its first record on, and finds each number once and in order.
+    """Reads the kept topic from its first record on, and checks that each number comes once and in order.
 
-    In a process of its own: beside the writer it would take half of the writer's time from it.
+    It runs in its own process, because it would take half of the writer's processor time.
     """
 
     def __init__(self, bootstrap: str) -> None:
@@ -167,23 +167,23 @@ class Reader:
 
     @property
     def next_number(self) -> dict[int, int]:
-        """Of each partition, the number that it wants next."""
+        """The next expected number of each partition."""
         return dict(enumerate(self._next))
 
     def stop(self) -> list[str]:
-        """What was wrong: at most one line of each partition."""
+        """Stop, and return the errors found: at most one line for each partition."""
         self._stopping.set()
         self._process.join(WAIT_S)
         wrong = []
         while not self._wrong.empty():
             wrong.append(self._wrong.get())
         if self._process.exitcode != 0:
-            wrong.append(f"the reader ended with {self._process.exitcode}")
+            wrong.append(f"the reader exited with code {self._process.exitcode}")
         return wrong
 
 
 def follow(bootstrap: str, next_number: Any, wrong: Any, stopping: Any) -> None:
-    """Read until told to stop, or until a number is not the next one."""
+    """Read until stopped, or until a number is not the next one."""
     consumer = reader_of(bootstrap, KEPT)
     held = set(range(PARTITIONS))
     while not stopping.is_set():
@@ -195,14 +195,14 @@ def follow(bootstrap: str, next_number: Any, wrong: Any, stopping: Any) -> None:
                 break
             number = int(message.value().split(b" ", 1)[0])
             if partition in held and number != next_number[partition]:
-                wrong.put(f"partition {partition}: {number} after {next_number[partition] - 1}")
+                wrong.put(f"partition {partition}: {number} follows {next_number[partition] - 1}")
                 held.discard(partition)
             next_number[partition] = number + 1
     consumer.close()
 
 
 def reader_of(bootstrap: str, topic: str) -> Consumer:
-    """A consumer of all partitions from their first record on."""
+    """Return a consumer of all partitions, from their first record on."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "soak", "enable.auto.commit": False, "log_level": 0}
     )
@@ -210,11 +210,11 @@ def reader_of(bootstrap: str, topic: str) -> Consumer:
     return consumer
 
 
-# ---- what is looked at -------------------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------------------
 
 
 def held_by(nodes: NodeProcesses) -> tuple[float, int, int]:
-    """Memory in MB, descriptors and maps of the node that holds most of each."""
+    """Return memory in MB, descriptors and maps, each of the node that uses most."""
     found = []
     for node in nodes.live:
         process = Path(f"/proc/{nodes.pid(node)}")
@@ -226,7 +226,7 @@ def held_by(nodes: NodeProcesses) -> tuple[float, int, int]:
 
 
 def sample(nodes: NodeProcesses, writer: Writer, reader: Reader, second: float) -> Sample:
-    """What has gone on since the last one."""
+    """Take a sample of the time since the last one."""
     took, writer.took_ms = sorted(writer.took_ms), []
     resident_mb, descriptors, maps = held_by(nodes)
     return Sample(
@@ -243,7 +243,7 @@ def sample(nodes: NodeProcesses, writer: Writer, reader: Reader, second: float) 
 
 
 def missing_keys(bootstrap: str, writer: Writer) -> list[str]:
-    """The keys of the compacted topic whose last value is not the last that was acknowledged."""
+    """Return the keys of the compacted topic whose last value is not the last acknowledged one."""
     consumer, found = reader_of(bootstrap, COMPACTED), dict[tuple[int, bytes], bytes]()
     ends = {p: consumer.get_watermark_offsets(TopicPartition(COMPACTED, p))[1] for p in range(PARTITIONS)}
     until = time.monotonic() + WAIT_S
@@ -256,7 +256,7 @@ def missing_keys(bootstrap: str, writer: Writer) -> list[str]:
 
 
 def consumer_is_behind(consumer: Consumer, ends: dict[int, int]) -> list[bool]:
-    """For each partition, whether the consumer has not come to its end."""
+    """Return, for each partition, whether the consumer has not reached its end."""
     places = consumer.position([TopicPartition(COMPACTED, partition) for partition in ends])
     return [place.offset < ends[place.partition] for place in places]
 
@@ -265,7 +265,7 @@ def consumer_is_behind(consumer: Consumer, ends: dict[int, int]) -> list[bool]:
 
 
 class Soak:
-    """One run."""
+    """One run of the soak test."""
 
     def __init__(self, minutes: float, kill_every_s: float, share: float, rate: float | None) -> None:
         self._seconds = minutes * 60
@@ -277,7 +277,7 @@ class Soak:
         self.faults: list[str] = []
 
     def run(self) -> None:
-        """Load, kills and samples; then what was written is looked for."""
+        """Run the load and the kills, take samples, and check what was written."""
         shutil.rmtree(DIRECTORY, ignore_errors=True)
         with NodeProcesses(DIRECTORY, log_cleaner_backoff_ms=1000) as nodes:
             self._make_topics(nodes)
@@ -293,7 +293,7 @@ class Soak:
             self._let_read(writer, reader)
             self.faults += [*writer.failed[:5], *reader.stop()]
             self.faults += [
-                f"not as written: key {each}" for each in missing_keys(nodes.bootstrap, writer)[:5]
+                f"wrong last value: key {each}" for each in missing_keys(nodes.bootstrap, writer)[:5]
             ]
         shutil.rmtree(DIRECTORY, ignore_errors=True)
 
@@ -304,7 +304,7 @@ class Soak:
             made.result(WAIT_S)
 
     def _reached(self, writer: Writer) -> float:
-        """Records a second that were acknowledged while it wrote as fast as it could."""
+        """Return the records acknowledged per second while it wrote as fast as it could."""
         time.sleep(TRIAL_S)
         acknowledged, writer.took_ms = len(writer.took_ms) * TOLD_OF, []
         return acknowledged / TRIAL_S
@@ -332,10 +332,10 @@ class Soak:
         while reader.next_number != wanted and time.monotonic() < until:
             time.sleep(0.1)
         if reader.next_number != wanted:
-            self.faults.append(f"read {reader.next_number} of {wanted}")
+            self.faults.append(f"read up to {reader.next_number}, expected {wanted}")
 
     def judge(self) -> Table:
-        """The medians of the second and the last quarter; what grew is a fault."""
+        """Return the medians of the second and the last quarter; growth beyond the limit is a fault."""
         quarter = len(self.samples) // 4
         table = Table("what", "second quarter", "last quarter", "ratio", "at most")
         for name, limit in GROWTH.items():
@@ -346,7 +346,7 @@ class Soak:
             ratio = after / before
             table.add_row(name, f"{before:,.1f}", f"{after:,.1f}", f"{ratio:.2f}", f"{limit:g}")
             if ratio > limit:
-                self.faults.append(f"{name} grew {ratio:.2f} times")
+                self.faults.append(f"{name} grew {ratio:.2f} times, more than {GROWTH[name]}")
         return table
 
 
@@ -370,7 +370,7 @@ def main() -> int:
     }
     RESULT.write_text(json.dumps(kept, indent=1) + "\n")
     for fault in soak.faults:
-        print(f"not as it should be: {fault}", file=sys.stderr)
+        print(f"check failed: {fault}", file=sys.stderr)
     acknowledged = sum(each.acknowledged for each in soak.samples)
     print(f"{acknowledged:,} records acknowledged, {len(soak.kills)} kills, {len(soak.faults)} faults")
     return 1 if soak.faults else 0

@@ -1,5 +1,6 @@
-"""What Spark's processes hold while they read a log directory: the pages of their own, the JVM's and the
-Python workers'. Pages of the logs that are mapped belong to the page cache and are not counted.
+"""Measure the memory of Spark's processes, the JVM and the Python workers, while they read a log directory.
+
+Only their own pages count; mapped pages of logs belong to the page cache.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOOK_EVERY_S = 0.1
 
 
 def grow(directory: Path, gib: int) -> int:
-    """Append until the topic has so many GiB; how many records it has then."""
+    """Append until the topic has this many GiB; return its number of records."""
     records = 0
     for partition in range(PARTITIONS):
         with kreplica.Log.open(directory / f"{TOPIC}-{partition}") as log:
@@ -35,16 +36,16 @@ def grow(directory: Path, gib: int) -> int:
 
 @contextmanager
 def spark_with_both_readers() -> Iterator[Any]:
-    """A session on two cores."""
+    """Yield a session on two cores."""
     spark_connector.use_java()
     with session(PARTITIONS, []) as spark:
         yield spark
 
 
 def peaks_mib(spark: Any, directory: Path, reader: str, records: int) -> tuple[float, float]:
-    """The most that the JVM and that the Python workers held while all records were read.
+    """Return the peak memory of the JVM and of the Python workers while all records were read.
 
-    AssertionError where there were more or fewer.
+    Raises AssertionError if the number of records is wrong.
     """
     peaks = {"java": 0.0, "python": 0.0}
     done = threading.Event()
@@ -73,7 +74,7 @@ def _held_mib() -> dict[str, float]:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         kind = "java" if name == "java" else "python" if name.startswith("python") else ""
         anonymous = next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
         if kind:

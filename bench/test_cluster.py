@@ -1,6 +1,6 @@
-"""A whole cluster in this process: how soon it is there, and how soon it goes on when a node is gone.
+"""A whole cluster in this process: its start-up time, and how soon it continues after losing a node.
 
-The times are those of a program: from the call to the acknowledgement. The file system of build/.
+The times are a program's, from the call to the acknowledgement. Files are on the file system of build/.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(DIRECTORY)
 
 
-def told(what: str, seconds: list[float], goal: str) -> None:
+def report(what: str, seconds: list[float], goal: str) -> None:
     """Add a line to the report."""
     ms = sorted(second * 1_000 for second in seconds)
     LINES.append(f"{what}: median {statistics.median(ms):.0f} ms, worst {ms[-1]:.0f} of {len(ms)}; {goal}")
@@ -63,7 +63,7 @@ def test_from_nothing_to_an_acknowledgement(benchmark: Any, directory: Path) -> 
         clusters[0].close()
 
     benchmark.pedantic(begin, rounds=ROUNDS, warmup_rounds=1)
-    told(
+    report(
         "three brokers from nothing to a record acknowledged by all",
         seconds[1:] or seconds,
         "to reach 300 ms",
@@ -78,7 +78,7 @@ def test_a_node_is_gone(benchmark: Any, directory: Path, victim: str, how: str) 
     seconds: list[float] = []
 
     def lose_one() -> None:
-        # A cluster of its own each time: a broker that was lost and is back has a longer session.
+        # A new cluster each time, because a broker that was lost and is back has a longer session.
         with Cluster(3, directory / str(next(NUMBERS)), config={"min.insync.replicas": 2}) as cluster:
             others = [node_id for node_id in cluster.nodes if node_id != cluster.controller]
             first = cluster.controller if victim == "controller" else others[0]
@@ -92,7 +92,7 @@ def test_a_node_is_gone(benchmark: Any, directory: Path, victim: str, how: str) 
 
     benchmark.pedantic(lose_one, rounds=ROUNDS, warmup_rounds=1)
     also = ", which is the active controller too," if victim == "controller" else ""
-    told(
+    report(
         f"the {'leader' if also else victim}{also} is {how}: no acknowledgement for",
         seconds[1:] or seconds,
         "to reach 300 ms",

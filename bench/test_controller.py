@@ -1,5 +1,6 @@
-"""The active controller: what it takes to create partitions, to elect leaders for a dead broker's, and to
-commit. All to the answer: on the disk, and committed. One process, the file system of build/.
+"""The active controller: creating partitions, electing leaders after a broker's death, and committing.
+
+Times end with the response, when the change is on disk and committed. One process, the file system of build/.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kreplica.metadata.records import ConfigRecord
 from tests.support.one_controller import topic_creation
 
 DIRECTORY = Path(__file__).parents[1] / "build" / "bench-controller"
-# Sessions that do not end while the machine is busy with something else.
+# Sessions that do not expire while the machine is busy with something else.
 PATIENT = ControllerConfig(broker_session_timeout_ms=30_000, metadata_max_idle_interval_ms=0)
 COMMITS = 300
 NUMBERS = itertools.count()
@@ -38,13 +39,13 @@ def directory() -> Iterator[Path]:
 
 
 def assignments(count: int) -> list[list[int]]:
-    """Each partition on three brokers; broker 1 leads all."""
+    """Assign each partition to three brokers; broker 1 leads all."""
     return [[1, 2 + number % 2, 3 - number % 2] for number in range(count)]
 
 
 @pytest.fixture
 def cluster(directory: Path) -> Iterator[LocalControllers]:
-    """One node, sole voter and broker 1, and the brokers 2 and 3, which are only known to it."""
+    """One node, sole voter and broker 1; brokers 2 and 3 are only registered."""
     with LocalControllers(directory, nodes=1, controller=PATIENT) as made:
         made.add_broker(2)
         made.add_broker(3)
@@ -101,21 +102,23 @@ def _let_it_lead_again(term: Any) -> None:
 
 @pytest.mark.parametrize("controllers", [1, 3])
 def test_commit(benchmark: Any, directory: Path, controllers: int) -> None:
-    """A commit of one record, one at a time, and between each two a bare write with fdatasync. A commit ends
-    when who asked is told; the second figure begins where the event has its record and appends it."""
+    """Time commits of one record, one at a time, and between them bare writes with fdatasync.
+
+    A commit ends when its caller is notified. The second figure starts when the event appends its record.
+    """
     with LocalControllers(directory, controllers, nodes=controllers, controller=PATIENT) as cluster:
         controller = cluster.nodes[cluster.active].controller
         assert controller is not None
         disk = SyncedFile(directory / "fdatasync")
         commits, appends, writes, cpu = [], [], [], []
-        appended, told = [0.0], [0.0]
+        appended, notified = [0.0], [0.0]
 
         def change(term: Any) -> None:
             _change_a_setting(term)
             appended[0] = time.perf_counter()
 
         def note(_: object) -> None:
-            told[0] = time.perf_counter()
+            notified[0] = time.perf_counter()
 
         def run() -> None:
             for _ in range(COMMITS):
@@ -124,9 +127,9 @@ def test_commit(benchmark: Any, directory: Path, controllers: int) -> None:
                     done = controller.append_write_event("commit", change)
                     done.add_done_callback(note)
                 done.result(timeout=PATIENCE)
-                commits.append((told[0] - begun) * 1e6)
-                appends.append((told[0] - appended[0]) * 1e6)
-                # What follows from the commit, on the other voters too, would share the disk and the CPU.
+                commits.append((notified[0] - begun) * 1e6)
+                appends.append((notified[0] - appended[0]) * 1e6)
+                # The commit's after-effects, on other voters too, would compete for the disk and the CPU.
                 assert cluster.network.wait_until_idle(PATIENCE)
                 cpu.append((time.process_time() - cpu_begun) * 1e6)
                 begun = time.perf_counter()
@@ -148,7 +151,7 @@ def _change_a_setting(term: Any) -> None:
 
 
 class SyncedFile:
-    """The bare disk: as many bytes as such a commit has, and fdatasync, into room that is allocated."""
+    """The bare disk: writes as many bytes as such a commit, with fdatasync, into allocated blocks."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
@@ -163,8 +166,10 @@ class SyncedFile:
 
 
 def test_fail_over(benchmark: Any, directory: Path) -> None:
-    """How long until the last living broker knows its new leader, after a kill of the one that also was the
-    active controller; timeouts of one process."""
+    """Time how long the last live broker takes to learn its new leader, with the timeouts of one process.
+
+    The killed node was the leader and the active controller.
+    """
     took_ms: list[float] = []
     numbers = itertools.count()
     benchmark.pedantic(lambda: took_ms.append(fail_over(directory / str(next(numbers)))), rounds=7)
@@ -175,7 +180,7 @@ def test_fail_over(benchmark: Any, directory: Path) -> None:
 
 
 def fail_over(directory: Path) -> float:
-    """In ms."""
+    """Return the time of one failover in ms."""
     with LocalControllers(directory, controllers=3) as cluster:
         active = cluster.active
         others = [node_id for node_id in cluster.nodes if node_id != active]

@@ -1,6 +1,6 @@
-"""Logs and Arrow: columns, exports to Arrow and Parquet files beside pyarrow writing the same table, appends.
+"""Logs and Arrow: columns, exports to Arrow and Parquet beside pyarrow writing the same table, appends.
 
-One thread. A log of RECORDS records, keys of 12 B and values of 90 B, in batches of 16 and of 500, in the
+One thread. The log has RECORDS records with keys of 12 B and values of 90 B, in batches of 16 or 500, in the
 page cache; every CRC is checked. Figures are per record.
 """
 

@@ -1,7 +1,7 @@
-"""10,000 idle partitions in one log directory: what opening them takes, and what each holds afterwards.
+"""10,000 idle partitions in one log directory: the cost of opening them, and what each holds afterwards.
 
-Each has one batch, was closed in order, and is not used after it was loaded. Two workers load. Memory is the
-growth of the resident set from before the node's start to after it.
+Each has one batch, was closed cleanly, and is not used after loading. Two workers load. Memory is the
+growth of the resident set from before to after the node's start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 3
 
 
 class Directory:
-    """A node's log directory, whose partitions are copies of one."""
+    """A node's log directory; its partitions are copies of one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,18 +45,18 @@ class Directory:
         self._state = (path / "orders-0" / STATE_FILE).read_bytes()
 
     def node(self) -> LogManager:
-        """A node to start on the directory, which is as after a stop in order."""
+        """Return a node to start on the directory, in the state after a clean stop."""
         for i in range(PARTITIONS):
             (self.path / f"orders-{i}" / STATE_FILE).write_bytes(self._state)
         gc.collect()
         return manager(self.path)
 
     def let_go(self, node: LogManager) -> None:
-        """End the node, without the flushes of 10,000 logs."""
+        """End the node without flushing 10,000 logs."""
         node.fail(str(self.path), OSError("the round is over"))
 
     def read_states(self) -> None:
-        """What no opening can do without."""
+        """Read the state that every opening needs."""
         for name in os.listdir(self.path):
             if name.startswith("orders-"):
                 os.listdir(self.path / name)
@@ -92,9 +92,9 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# It comes first: later on the process has memory of its own to give again.
+# This test comes first: later the process has freed memory that it could reuse.
 def test_hold(benchmark: Any, directory: Directory) -> None:
-    """What an idle partition holds: memory, descriptors, and room on the disk beyond its bytes."""
+    """Measure what an idle partition holds: memory, descriptors, and disk space beyond its bytes."""
     node = directory.node()
     memory, open_before = resident_bytes(), descriptors()
     benchmark.pedantic(node.startup, rounds=1)

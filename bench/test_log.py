@@ -1,8 +1,7 @@
 """The log: append, sustained append, look-up and recovery, each beside its limit or a peer.
 
-One thread unless a line says so, into files on the file system of build/ (never tmpfs). A round writes
-ROUND_BYTES, sixteen times as much as the prefaulter may run ahead; what stands beside is timed in the same
-run.
+One thread unless a line says otherwise, on files of the file system of build/ (never tmpfs). A round writes
+ROUND_BYTES, sixteen times what the prefaulter may run ahead. Limits and peers are timed in the same run.
 """
 
 import itertools
@@ -34,7 +33,7 @@ INDEX_BYTES = 10 << 20
 
 @pytest.fixture(scope="module")
 def scratch():
-    """A directory for one run's files."""
+    """A directory for the files of a run."""
     path = Path(__file__).parents[1] / "build" / "bench-log"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -44,7 +43,7 @@ def scratch():
 
 @pytest.fixture
 def fresh(scratch):
-    """Gives an empty directory each time it is called, with memory at hand; the one before is removed."""
+    """Return an empty directory at each call, with physical memory available; removes the previous one."""
     numbers = itertools.count()
     made = []
 

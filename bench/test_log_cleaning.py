@@ -1,7 +1,8 @@
-"""The log cleaner: filling its map and copying what survives, beside their limits; a round beside Kafka's.
+"""The log cleaner: filling its map and copying surviving records, beside their limits; a round beside
+Kafka's.
 
-One thread. Segments of the core are of batches of 160 records of 100 B, keys of 10 B in random order, mapped
-and in the page cache; cleaned segments go into new files on the file system of build/.
+One thread. Segments have batches of 160 records of 100 B, with keys of 10 B in random order, mapped and in
+the page cache; cleaned segments are new files on the file system of build/.
 """
 
 import itertools
@@ -41,7 +42,7 @@ INDEX_BYTES = 10 << 20
 
 @pytest.fixture(scope="module")
 def scratch():
-    """A directory for one run's files."""
+    """A directory for the files of a run."""
     path = Path(__file__).parents[1] / "build" / "bench-log-cleaning"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -58,7 +59,7 @@ def open_segment(path):
 
 
 def written(path, numbers):
-    """A segment with a record for each number, which is its key."""
+    """Write a segment with a record for each number, which is its key."""
     value = os.urandom(VALUE_BYTES)
     builder = BatchBuilder()
     with path.with_suffix(".log").open("wb") as file:
@@ -139,17 +140,17 @@ def test_record_filter(row, scratch, copies):
 
 LOG_BYTES = 1 << 30
 DRAWN_KEYS = 10_000_000
-ROUND_MAP_BYTES = 256 << 20  # Kafka's map takes 24 bytes a key, and the log is to be clean after one pass
+ROUND_MAP_BYTES = 256 << 20  # Kafka's map takes 24 bytes a key; one pass must clean the log
 
 
 def anonymous_memory():
-    """Bytes of this process that are no file's."""
+    """Return the anonymous memory of this process in bytes."""
     rows = Path("/proc/self/status").read_text().splitlines()
     return next(int(row.split()[1]) << 10 for row in rows if row.startswith("RssAnon"))
 
 
 def clean_round(log, most):
-    """A whole round, as LogCleaner does it; `most` gets the memory that it took more than before."""
+    """Run a whole round as LogCleaner does; append the additional peak memory to `most`."""
     before = anonymous_memory()
     cleaner = Cleaner(OffsetMap(ROUND_MAP_BYTES, os.urandom(16)), 512 << 10)
     run = cleaner.clean(log, 0, log.local.segments.active.base_offset, 1_000_000)

@@ -1,7 +1,7 @@
-"""A cluster of 100,000 partitions: read from its image and from its log, and changed.
+"""A cluster of 100,000 partitions: loaded from its image and from its log, and changed.
 
-Each is beside its limit, and beside the least that has to be done for it: the values read from LMDB, the
-batches of the log checked. `topics` are of as many partitions as make up 100,000.
+Each figure is beside its goal and its minimum: reading the values from LMDB, checking the batches of the log.
+`topics` together have 100,000 partitions.
 """
 
 import shutil
@@ -32,7 +32,7 @@ TOPICS = pytest.mark.parametrize("topics", [1000, 100_000])
 
 
 class NoLoop:
-    """The writer's loop of one who calls `write` himself."""
+    """The loop of a writer whose caller calls `write` directly."""
 
     def post(self, task):
         raise AssertionError(task)
@@ -89,7 +89,7 @@ def new_loader(path):
 
 
 def started(path, records=()):
-    """A loader that has applied the records and written its image."""
+    """Return a loader that has applied the records and written its image."""
     shutil.rmtree(path, ignore_errors=True)
     loader = new_loader(path)
     loader.startup(0, lambda _: None)

@@ -1,7 +1,7 @@
-"""The metadata log: one small batch appended and put on disk, beside a bare fdatasync of as many bytes.
+"""The metadata log: one small batch appended and synced, beside a bare fdatasync of as many bytes.
 
-The files lie on the file system of build/ (never tmpfs). The bare one writes into a file whose blocks are
-there already, as the log's are.
+The files are on the file system of build/ (never tmpfs). The bare write goes into allocated blocks, like the
+log's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EPOCH = 1
 
 
 def partition(number: int) -> ApiMessageAndVersion[PartitionRecord]:
-    """A change of the cluster as most are."""
+    """Return a typical change of the cluster."""
     record = PartitionRecord(
         partition_id=number,
         topic_id=Uuid(number.to_bytes(16, "big")),
@@ -46,7 +46,7 @@ def partition(number: int) -> ApiMessageAndVersion[PartitionRecord]:
 
 @pytest.fixture
 def fresh():
-    """Gives a path that is not there each time it is called."""
+    """Return a new path at each call."""
     scratch = Path(__file__).parents[1] / "build" / "bench-metadata-log"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

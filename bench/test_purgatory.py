@@ -1,4 +1,4 @@
-"""Waiting operations: the core alone, as Kafka is timed, and one great step of a watermark."""
+"""Waiting operations: the core alone, timed like Kafka's, and one large step of a watermark."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,8 @@ def test_watch_and_complete(row, kafka):
 
 
 def worn(purgatory, token, random):
-    """Let half a million operations come and go in any order, and leave some: free slots are anywhere."""
+    """Let half a million operations come and go in any order, and leave some, so that free slots are
+    scattered."""
     keys = random.permutation(500_000)
     benchmarks.watch_offsets(purgatory, keys, np.ones_like(keys), DEADLINE_MS, token)
     benchmarks.complete_partitions(purgatory, random.permutation(500_000)[:490_000], 1)

@@ -1,7 +1,7 @@
 """Record batches: checksums, building, and reading a mapped segment as batches, records and columns.
 
-One thread. A segment is SEGMENT_BYTES of batches of 160 x 100 B in the directory for temporary files, mapped
-and in the page cache; every reading checks every CRC.
+One thread. A segment has SEGMENT_BYTES of batches of 160 x 100 B, in the temporary directory, mapped and in
+the page cache; every read checks every CRC.
 """
 
 import os
@@ -24,7 +24,7 @@ ARROW_ROWS = 32_768
 
 @pytest.fixture(scope="module")
 def segment(tmp_path_factory):
-    """A slice of a whole segment, and how many batches it has."""
+    """A slice of a whole segment, and its number of batches."""
     path = tmp_path_factory.mktemp("bench") / "00000000000000000000.log"
     batch = bytearray(BatchBuilder().build([os.urandom(100) for _ in range(RECORDS)], now_ms=1))
     count = SEGMENT_BYTES // len(batch)

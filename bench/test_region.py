@@ -1,7 +1,7 @@
-"""Regions: copying into a file that grows, beside the map at its best, at its worst, and pwrite.
+"""Regions: copying into a growing file, beside the map at its best, at its worst, and pwrite.
 
-One thread of Python, the prefault thread beside it unless the opposite is said, the file system that holds
-build/. Each round is 1 GiB, 64 times the prefault window.
+One Python thread, with the prefault thread unless the row says otherwise, on the file system of build/. Each
+round is 1 GiB, 64 times the prefault window.
 """
 
 from __future__ import annotations

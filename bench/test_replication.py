@@ -1,9 +1,9 @@
-"""Replication with RF 3 and acks=all: bytes, latency, waits that end at once, and idle partitions.
+"""Replication with RF 3 and acks=all: throughput, latency, many waits completed at once, idle partitions.
 
-Three brokers of ours run in this process, on the file system of build/ (never tmpfs), under a LocalNetwork;
-Kafka's three nodes run beside them on the same disk, each a process of its own, and its producer reaches them
-over loopback. So the figures do not compare the two engines alone: that no byte goes through a socket is
-what a library has over a server. KREPLICA_BENCH_BYTES sets how many bytes a round produces (256 MiB).
+Our three brokers run in this process, on the file system of build/ (never tmpfs), with a LocalNetwork.
+Kafka's three nodes run beside them on the same disk, each in its own process, and its producer connects over
+loopback. So the figures do not compare the engines alone: a library saves the sockets of a server.
+KREPLICA_BENCH_BYTES sets the bytes that a round produces (256 MiB).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.waiting import Led, delayed_requests
 
 MIB = 1 << 20
 ROUND_BYTES = int(os.environ.get("KREPLICA_BENCH_BYTES", 256 * MIB))
-# Each byte is in the page cache three times; memory that is at hand beyond that is of no use.
+# Each byte is in the page cache three times; more physical memory than that is not needed.
 WARM_BYTES = min(4 * ROUND_BYTES, 14 << 30)
 IN_FLIGHT = 64
 LATENCIES = 3_000
@@ -54,7 +54,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def peer(scratch: Path) -> Iterator[KafkaCluster | None]:
-    """Three nodes of Kafka, or None where they cannot run."""
+    """Three Kafka nodes, or None where they cannot run."""
     if reason := missing():
         LINES.append(reason)
         yield None
@@ -76,7 +76,7 @@ def batch_of(records: int, size: int) -> bytes:
 
 
 def write_thrice(directory: Path, batch: bytes, count: int) -> None:
-    """The limit: the same bytes by plain writes, as often as there are replicas."""
+    """Measure the limit: plain writes of the same bytes, once for each replica."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     files = [os.open(directory / str(number), os.O_WRONLY | os.O_CREAT) for number in range(3)]
@@ -146,7 +146,7 @@ def test_latency(row: Row, cluster: LocalCluster, peer: KafkaCluster | None) -> 
 
 
 class BusyThread:
-    """While it is entered, a thread computes in Python and gives the GIL up only when it is made to."""
+    """Runs a thread that computes in Python and gives up the GIL only when forced."""
 
     def __enter__(self) -> None:
         self._stops = False
@@ -163,7 +163,7 @@ class BusyThread:
         self._thread.join()
 
 
-# ---- waits that end at once --------------------------------------------------------------------------------
+# ---- many waits completed at once --------------------------------------------------------------------------
 
 
 def test_great_step_of_futures(row: Row) -> None:
@@ -202,7 +202,7 @@ def test_great_step_of_futures(row: Row) -> None:
 
 
 class Follower:
-    """Broker 2's fetch session with broker 1, over all of its partitions, played by hand."""
+    """Broker 2's fetch session with broker 1, over all of its partitions, driven by the test."""
 
     def __init__(self, cluster: LocalCluster, partitions: list[TopicPartition]) -> None:
         self._handle = cluster.brokers[1].handle
@@ -225,7 +225,7 @@ class Follower:
         assert self._id
 
     def fetch(self, topics: tuple[FetchTopic, ...] = ()) -> Any:
-        """Ask for what is new in the session, and take what there is without a wait."""
+        """Fetch what is new in the session without waiting."""
         request = FetchRequest(
             replica_state=self._state,
             max_wait=timedelta(0),

@@ -1,7 +1,7 @@
-"""What the state machines decide in memory: a broker that dies, topics that are made, a fail-over.
+"""The decisions of the state machines in memory: a broker dies, topics are created, a controller fails over.
 
-The time is the controller's alone: what is appended goes into a list. Beside each is the least that has to be
-done for it, which is to encode the records. To the answer, with the log: test_controller.py.
+Only the controller's time counts: appended records go into a list. Each figure is beside its minimum,
+encoding the records. test_controller.py has the times to the response, with the log.
 """
 
 import logging
@@ -28,7 +28,7 @@ def _quiet():
 
 
 class Stage(ControllerStage):
-    """One whose log keeps the records as they are."""
+    """A stage whose log keeps the records unencoded."""
 
     def append(self, _epoch, records):
         self.log += records

@@ -1,4 +1,5 @@
-"""Timers: the core alone, with a million pending that are due in one to thirty minutes, as Kafka is timed."""
+"""Timers: the core alone, with a million pending that are due in one to thirty minutes, timed like
+Kafka's."""
 
 import heapq
 import itertools
@@ -24,7 +25,7 @@ def filled():
 
 
 def beside_slots(row, order):
-    """The limit: as many slots of a timer's size, each touched once in the same order."""
+    """Add the limit: touching as many slots of a timer's size once, in the same order."""
     slots = np.zeros((PENDING + COUNT, SLOT_WORDS), np.int64)
     row.beside("touching a slot", lambda: benchmarks.touch_slots(slots, order), COUNT)
 

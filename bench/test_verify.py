@@ -1,4 +1,4 @@
-"""Verification and repair of a log that is in the page cache, beside the CRC of the same bytes."""
+"""Verify and repair a log that is in the page cache, beside the CRC of the same bytes."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ SIZES = pytest.mark.parametrize("size", [1000, 100])
 
 @pytest.fixture
 def path(size):
-    """A log of 1 GiB in segments of 256 MiB, of batches of 16 records of `size` bytes each."""
+    """A log of 1 GiB in segments of 256 MiB, with batches of 16 records of `size` bytes."""
     path = Path(__file__).parents[1] / "build" / "bench-verify" / "orders-0"
     shutil.rmtree(path.parent, ignore_errors=True)
     noise = np.random.default_rng(1)

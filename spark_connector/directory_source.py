@@ -2,10 +2,8 @@
 
 A plan ends at what the writer has published as committed, and a read never goes past its plan. The files of a
 partition stay mapped while it is read, so retention removes nothing under a read. Damaged records are an
-error
-that says where they are, or are skipped with a warning. Ownership: each lookup and each read opens its own
-log
-and closes it. Thread rule: one thread.
+error that says where they are, or are skipped with a warning. Ownership: each lookup and each read opens its
+own log and closes it. Thread rule: one thread.
 """
 
 from __future__ import annotations

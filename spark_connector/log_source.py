@@ -1,8 +1,7 @@
 """The port through which a read gets records, from directories and from a running cluster.
 
 A source is pickled and sent to the machines that read; it then holds names and no open files. Thread rule:
-one
-thread for a source.
+one thread for a source.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The columns of format("kafka"), and their conversion from a log's columns.
 
 A schema given with `.schema(...)` selects some of these columns, in any order; the others are not read.
-Thread
-rule: pure functions; a RowShape is immutable.
+Thread rule: pure functions; a RowShape is immutable.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Write into log directories and running clusters.
 
 A stream's batch is identified by (query, batch): tasks stage their rows, and the driver appends them when all
-are
-staged (see commit_log). So the batch is written once, however often Spark runs it. That needs a directory
-that
-all workers see: the one beside the logs, or for a cluster the stream's checkpoint.
+are staged (see commit_log). So the batch is written once, however often Spark runs it. That needs a directory
+that all workers see: the one beside the logs, or for a cluster the stream's checkpoint.
 
 A batch write into a cluster, and a stream whose checkpoint is on no mounted disk, have no such directory.
-Then
-each task appends its rows directly, as in Spark's own sink: nothing is lost, but a repeated task writes its
-rows again. A batch write into a directory appends all rows or none, unless the driver dies while it appends.
-Thread rule: as Spark's.
+Then each task appends its rows directly, as in Spark's own sink: nothing is lost, but a repeated task writes
+its rows again. A batch write into a directory appends all rows or none, unless the driver dies while it
+appends. Thread rule: as Spark's.
 """
 
 from __future__ import annotations

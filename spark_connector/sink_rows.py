@@ -1,9 +1,8 @@
 """Assign rows to partitions, and stage them in files.
 
 The columns are those of Spark's own Kafka sink: value, and optionally key, headers, topic and partition. A
-task
-stages one Arrow file for each partition it has rows for. The batches in the file have the size in which they
-will be appended. Thread rule: one thread for a Staging.
+task stages one Arrow file for each partition it has rows for. The batches in the file have the size in which
+they will be appended. Thread rule: one thread for a Staging.
 """
 
 from __future__ import annotations

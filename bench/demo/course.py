@@ -1,7 +1,7 @@
-"""The writing: all flights through three nodes, of which one is killed half-way and started again.
+"""Write all flights through three nodes; kill one node midway and restart it.
 
-The main thread does things to the cluster when so many flights are acknowledged; a producer and a watch have
-threads of their own. What happened is a Course, whose times are seconds since the first flight was sent.
+The main thread acts on the cluster at given numbers of acknowledged flights; a producer and a watch run in
+their own threads. The result is a Course, whose times are seconds since the first flight was sent.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ PARTITIONS = 4
 REPLICAS = 3
 MIN_IN_SYNC = 2
 CREATE_SECONDS = 30.0
-# When the stream begins, the leader dies, it is started again, and the stream has to have read something, as
-# parts of all flights.
+# The shares of all flights at which the stream begins, the leader is killed, the node restarts, and the
+# stream must have read something.
 STREAM_AT, KILL_AT, RESTART_AT, STREAMED_AT = 0.25, 0.5, 0.7, 0.95
 STREAM_SECONDS = 180.0
-# Longer than an election takes with the defaults of `kreplica serve`, on a busy machine too.
+# Longer than an election takes with the defaults of `kreplica serve`, even on a busy machine.
 FAILOVER_SECONDS = 60.0
 
 
 class Killed(NamedTuple):
-    """The node that was killed, the partitions that it led, and when."""
+    """The killed node, the partitions that it led, and the time."""
 
     node: int
     partitions: tuple[int, ...]
@@ -42,10 +42,13 @@ class Killed(NamedTuple):
 
 
 class Course(NamedTuple):
-    """What the cluster went through. `ends`: of each partition, behind the last acknowledged offset;
-    `is_exact`: as many were acknowledged as there are offsets below; `silence`: the longest time in which a
-    partition had no acknowledgement after the kill; `acknowledged`: how many, by partition and number of the
-    interval of producing.INTERVAL_SECONDS."""
+    """The history of the cluster during the run.
+
+    `ends`: for each partition, the offset after the last acknowledged one. `is_exact`: whether the number of
+    acknowledgements equals the number of offsets below. `silence`: the longest time after the kill in which a
+    partition had no acknowledgement. `acknowledged`: counts by partition and interval number of
+    producing.INTERVAL_SECONDS.
+    """
 
     offsets: Sequence[Offsets]
     isr_history: Sequence[IsrChange]
@@ -59,14 +62,15 @@ class Course(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether in the end all replicas were in sync and as long as what was acknowledged."""
+        """Whether at the end all replicas were in sync, and their logs ended where the acknowledgements
+        do."""
         states, ends = self.isr_history[-1].states, self.offsets[-1].ends
         return all(len(state.isr) == REPLICAS for state in states) and all(
             tuple(each) == tuple(self.ends) for each in ends.values()
         )
 
     def is_out(self, node: int) -> bool:
-        """Whether at some time since the kill the node was in sync in no partition."""
+        """Return whether at some time after the kill the node was in no ISR."""
         return any(
             all(node not in state.isr for state in change.states)
             for change in self.isr_history
@@ -75,7 +79,7 @@ class Course(NamedTuple):
 
 
 def create_topic(bootstrap: str) -> None:
-    """Make the topic of the flights. Raises KafkaException."""
+    """Create the topic of the flights. Raises KafkaException."""
     admin = AdminClient({"bootstrap.servers": bootstrap}, logger=LIBRDKAFKA)
     topic = NewTopic(TOPIC, PARTITIONS, REPLICAS, config={"min.insync.replicas": str(MIN_IN_SYNC)})
     admin.create_topics([topic])[TOPIC].result(CREATE_SECONDS)
@@ -91,9 +95,12 @@ def write_flights(
     is_streaming: Callable[[], bool],
     done: Callable[[], object],
 ) -> Course:
-    """Send them all; the topic is there. When STREAM_AT of them are acknowledged `begin_stream` is called
-    with the offsets behind them, and then the others are sent, the last ones once the stream has read some
-    (`is_streaming`); `done` is called as soon as all are acknowledged. Raises ProducingFailed, NotInTime."""
+    """Send all flights to the existing topic, with the kill and the restart in between.
+
+    When STREAM_AT of them are acknowledged, `begin_stream` is called with the offsets after them. The last
+    flights wait until the stream has read some (`is_streaming`). `done` is called as soon as all are
+    acknowledged. Raises ProducingFailed, NotInTime.
+    """
     total = table.num_rows
     with teller.bar(total) as show:
         producer = FlightProducer(
@@ -111,7 +118,7 @@ def write_flights(
             producer.start()
             with Watch(directories, nodes.bootstrap, TOPIC, PARTITIONS, producer.started) as watch:
                 producer.wait_for(int(total * STREAM_AT))
-                watch.tell("Spark's stream begins")
+                watch.record("Spark's stream begins")
                 begin_stream(tuple(producer.acknowledged.ends))
                 producer.go_on()
                 producer.wait_for(int(total * KILL_AT))
@@ -128,14 +135,14 @@ def write_flights(
 
 
 def _kill_a_leader(nodes: NodeProcesses, producer: FlightProducer, watch: Watch, teller: Teller) -> Killed:
-    """SIGKILL to the node that leads most partitions."""
-    watch.wait_until("the cluster tells who leads", lambda: bool(watch.isr_history))
+    """Send SIGKILL to the node that leads most partitions."""
+    watch.wait_until("the cluster reports its leaders", lambda: bool(watch.isr_history))
     leaders = [state.leader for state in watch.states]
     victim = Counter(leader for leader in leaders if leader >= 0).most_common(1)[0][0]
     led = tuple(partition for partition, leader in enumerate(leaders) if leader == victim)
     acknowledged = producer.acknowledged.count
     producer.acknowledged.forget_silences()
-    event = watch.tell(f"kill -9 of node {victim}")
+    event = watch.record(f"kill -9 of node {victim}")
     nodes.kill(victim)
     teller.say(
         f"[bold red]kill -9[/] of node {victim}, leader of {_names(led)}, "
@@ -145,14 +152,14 @@ def _kill_a_leader(nodes: NodeProcesses, producer: FlightProducer, watch: Watch,
 
 
 def _wait_for_new_leaders(producer: FlightProducer, watch: Watch, killed: Killed, teller: Teller) -> Silence:
-    """Return the longest time without an acknowledgement when all partitions have them again."""
+    """Wait until all partitions acknowledge again; return the longest time without an acknowledgement."""
 
     def moved() -> bool:
         return all(watch.states[partition].leader not in (-1, killed.node) for partition in killed.partitions)
 
-    watch.wait_until("what the dead node led has other leaders", moved, FAILOVER_SECONDS)
+    watch.wait_until("the dead node's partitions have new leaders", moved, FAILOVER_SECONDS)
     leaders = ", ".join(f"{TOPIC}-{p} by node {watch.states[p].leader}" for p in killed.partitions)
-    teller.say(f"led on: {leaders}")
+    teller.say(f"new leaders: {leaders}")
     before = list(producer.acknowledged.counts)
 
     def goes_on() -> bool:
@@ -174,10 +181,10 @@ def _wait_for_new_leaders(producer: FlightProducer, watch: Watch, killed: Killed
 
 def _restart(nodes: NodeProcesses, node: int, producer: FlightProducer, watch: Watch, teller: Teller) -> None:
     behind = sum(watch.offsets[-1].high_watermarks) - sum(watch.offsets[-1].ends[node])
-    watch.tell(f"node {node} started again")
+    watch.record(f"node {node} started again")
     nodes.start(node)
     teller.say(f"node {node} started again on its directories, {behind:,} records behind")
-    watch.wait_until("the node that was dead is in sync again", lambda: watch.all_in_sync(nodes.ids))
+    watch.wait_until("the restarted node is in sync again", lambda: watch.all_in_sync(nodes.ids))
     back = watch.isr_history[-1].seconds
     watch.events.append(Event(back, "all in sync again"))
     teller.say(
@@ -187,7 +194,7 @@ def _restart(nodes: NodeProcesses, node: int, producer: FlightProducer, watch: W
 
 
 def _wait_until_equal(nodes: NodeProcesses, producer: FlightProducer, watch: Watch, teller: Teller) -> None:
-    """Return when every replica ends where the acknowledgements do."""
+    """Wait until every replica ends where the acknowledgements do."""
     acknowledged = producer.acknowledged
     teller.say(
         f"{acknowledged.count:,} flights acknowledged in {producer.seconds:.1f} s, "

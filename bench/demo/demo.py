@@ -1,6 +1,6 @@
-"""The demo from its first node to its picture: what is done in which order, and what has to hold.
+"""The steps of the demo, from starting the nodes to drawing the picture, and its checks.
 
-Thread rule: the main thread; see `course` for those that run while flights are written.
+Thread rule: the main thread; `course` has its own threads while flights are written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN_DIFFERENCES = 5
 
 
 class Streaming:
-    """The stream that reads while flights are written: from where it began, and how far it was by then."""
+    """The stream that reads while flights are written: its start, and its progress when writing ended."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, directory: Path, teller: Teller) -> None:
         self._spark = spark
@@ -45,12 +45,12 @@ class Streaming:
 
     @property
     def stream(self) -> FlightStream:
-        """The query. It has begun."""
+        """The query; `begin` must have been called."""
         assert self._stream is not None
         return self._stream
 
     def begin(self, offsets: Sequence[int]) -> None:
-        """Read from these offsets on."""
+        """Start reading from these offsets."""
         self.start = tuple(offsets)
         frame = reading.stream(
             self._spark,
@@ -59,19 +59,19 @@ class Streaming:
             startingOffsets=offsets_json(TOPIC, offsets),
         )
         self._stream = FlightStream(self._spark, frame, self._directory)
-        self._teller.say(f"Spark streams what comes after {sum(offsets):,} flights, from the cluster")
+        self._teller.say(f"Spark streams from the cluster, starting after {sum(offsets):,} flights")
 
     def has_read(self) -> bool:
-        """Whether it has read any of them."""
+        """Return whether it has read any flights."""
         return self.stream.progress[1] > 0
 
     def note(self) -> None:
-        """All flights are written: remember how much was read by then."""
+        """Record the progress; called when all flights are written."""
         self.batches, self.records = self.stream.progress
 
 
 class Demo:
-    """See the module. `directory` has everything that is made but the picture."""
+    """One run of the demo; all files except the picture are in `directory`."""
 
     def __init__(
         self, table: pyarrow.Table, directory: Path, image: Path, teller: Teller, rate: float
@@ -85,7 +85,7 @@ class Demo:
         self._expected = route_sums(table)
 
     def run(self) -> bool:
-        """Do all of it; whether all of it held."""
+        """Run all steps. Returns whether all checks held."""
         with reading.session(self._directory / "spark") as spark:
             self._teller.say(
                 f"Spark {spark.version} runs in a JVM of its own, {spark.sparkContext.master}, "
@@ -116,16 +116,16 @@ class Demo:
             self._teller.say(f"three nodes are ready after {time.monotonic() - began:.1f} s: {ids}")
             yield nodes
             codes = [nodes.stop(node) for node in nodes.ids]
-            self._teller.check("the nodes ended in order", codes == [0] * len(codes))
+            self._teller.check("the nodes stopped cleanly", codes == [0] * len(codes))
         finally:
             nodes.close()
 
     # ---- writing -----------------------------------------------------------------------------------------
 
     def _write(self, nodes: NodeProcesses, streaming: Streaming) -> Course:
-        """Write the flights, kill a leader; what came of it is checked."""
-        pace = f"at most {self._rate:,.0f} a second" if self._rate else "as fast as it goes"
-        self._teller.say(f"{self._total:,} flights are sent with acks=all, {pace}")
+        """Write the flights, kill a leader, and check the result."""
+        pace = f"at most {self._rate:,.0f} a second" if self._rate else "as fast as possible"
+        self._teller.say(f"sending {self._total:,} flights with acks=all, {pace}")
         course = write_flights(
             nodes,
             self._table,
@@ -138,9 +138,9 @@ class Demo:
         self._teller.console.print(isr_table(course.isr_history, course.events))
         check = self._teller.check
         check("a leader was killed while flights were written", 0 < course.killed.seconds < course.seconds)
-        check("each flight acknowledged, at an offset of its own", self._is_complete(course))
+        check("each flight acknowledged at its own offset", self._is_complete(course))
         check("the dead node left the in-sync replicas", course.is_out(course.killed.node))
-        check("the dead node in sync again, all replicas equally long", course.is_whole)
+        check("the dead node is in sync again, all replicas are equally long", course.is_whole)
         return course
 
     def _is_complete(self, course: Course) -> bool:
@@ -152,7 +152,7 @@ class Demo:
         streaming.stream.finish()
         batches, records = streaming.stream.progress
         self._teller.say(
-            f"the stream read {records:,} flights in {batches} batches, of them {streaming.records:,} "
+            f"the stream read {records:,} flights in {batches} batches, {streaming.records:,} of them "
             f"in {streaming.batches} batches while others were written"
         )
         rest = self._total - sum(streaming.start)
@@ -164,7 +164,8 @@ class Demo:
         self._read("batch, and the stream from its end on", before.unionByName(streaming.stream.read()))
 
     def _read_replicas_and_cluster(self, spark: SparkSession, nodes: NodeProcesses) -> Reading:
-        """Each node's directories beside the node that writes them, then whoever leads; what those told."""
+        """Read each node's directories while the node runs, then the cluster's leaders; return the last
+        result."""
         for node in nodes.ids:
             replicas = reading.batch(spark, path=str(nodes.node_directory(node)), subscribe=TOPIC)
             self._read(f"directories of node {node}", replicas, tasks=PARTITIONS)
@@ -172,7 +173,7 @@ class Demo:
         return self._read("cluster", cluster, tasks=PARTITIONS)
 
     def _read(self, what: str, frame: DataFrame, *, tasks: int = 0) -> Reading:
-        """Count what is in the frame and compare it with the table."""
+        """Count the flights in the frame and compare them with the table."""
         began = time.monotonic()
         found = reading.read(frame)
         wrong = differences(found.sums, self._expected)
@@ -195,7 +196,7 @@ class Demo:
     # ---- the end -----------------------------------------------------------------------------------------
 
     def _verify(self, nodes: NodeProcesses) -> None:
-        """What the nodes left on the disk, by `kreplica verify` and `diff`."""
+        """Check the nodes' files on disk with `kreplica verify` and `diff`."""
         first, *others = (str(nodes.node_directory(node)) for node in nodes.ids)
         began = time.monotonic()
         verified = _run("verify", first, *others)
@@ -212,7 +213,7 @@ class Demo:
 
 
 def _run(*arguments: str) -> int:
-    """A `kreplica` command that prints only where it finds something; its exit code."""
+    """Run a `kreplica` command that prints only what it finds, and return its exit code."""
     ran = subprocess.run(
         [sys.executable, "-m", "kreplica", *arguments], check=False, capture_output=True, text=True
     )

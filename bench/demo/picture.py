@@ -1,4 +1,4 @@
-"""The picture: what the cluster went through, and what the flights say. It needs no display.
+"""Draw the picture of the run: the history of the cluster, and results of the flights. Needs no display.
 
 Thread rule: one thread.
 """
@@ -23,7 +23,7 @@ INK, MUTED, ALARM = "#222222", "#777777", "#c0392b"
 AIRPORTS = {"EWR": "Newark", "JFK": "John F. Kennedy", "LGA": "La Guardia"}
 AIRPORT_COLOURS = dict(zip(AIRPORTS, ("#7b3294", "#d7642c", "#2b8cbe"), strict=True))
 DPI = 100
-# What the small panel shows before and after the kill.
+# The time shown in the small panel before and after the kill.
 BEFORE_SECONDS, AFTER_SECONDS = 1.0, 2.0
 STYLE = {
     "axes.axisbelow": True,
@@ -42,7 +42,7 @@ STYLE = {
 
 
 def draw(path: Path, course: Course, sums: RouteSums) -> None:
-    """Write the picture as a PNG file. Raises OSError."""
+    """Write the picture to a PNG file. Raises OSError."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 9.5), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)

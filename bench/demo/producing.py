@@ -1,8 +1,8 @@
-"""The producing: every flight sent through librdkafka (confluent-kafka), and when each was acknowledged.
+"""Send every flight with librdkafka (confluent-kafka), and note when each is acknowledged.
 
-The producer is a stock client with acks=all and idempotence: what it has to send again after a fail-over is
-in the log once. Thread rule: one thread of its own sends and takes the acknowledgements; what the others read
-changes by single assignments. `close` ends it, whether it is done or not.
+The producer is a stock client with acks=all and idempotence, so a record retried after a failover is in the
+log once. Thread rule: one thread sends and handles acknowledgements; state that others read changes by single
+assignments. `close` ends it at any time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from confluent_kafka import KafkaError, Producer
 
 from bench.demo.flights import Message
 
-# Acknowledgements are taken and the pace is kept as often as this; without a pace, after so many records.
+# Interval of handling acknowledgements and pacing; without a pace, the number of records between them.
 BURST_SECONDS = 0.005
 BURST = 100
 SHOW_EVERY_SECONDS = 0.1
 FLUSH_SECONDS = 120.0
-# Acknowledgements are counted by intervals of this length.
+# Acknowledgements are counted in intervals of this length.
 INTERVAL_SECONDS = 0.05
 
 LIBRDKAFKA = logging.getLogger("bench.demo.librdkafka")
@@ -32,29 +32,29 @@ LIBRDKAFKA.propagate = False
 
 
 class ProducingFailed(RuntimeError):
-    """The producing could not go on."""
+    """The producer failed, or not all flights were acknowledged."""
 
 
 class Silence(NamedTuple):
-    """A time in which nothing was acknowledged; both in seconds, `began` since the start."""
+    """A time without acknowledgements; both fields in seconds, `began` since the start."""
 
     began: float
     seconds: float
 
 
 class Acknowledgements:
-    """Which partition has acknowledged how much, and the longest silence of each."""
+    """The acknowledgements of each partition, and its longest silence."""
 
     def __init__(self, partitions: int) -> None:
         self.count = 0
         self.counts = [0] * partitions
-        self.ends = [0] * partitions  # behind the greatest acknowledged offset
+        self.ends = [0] * partitions  # the offset after the highest acknowledged one
         self.intervals: Counter[tuple[int, int]] = Counter()  # by partition and number of the interval
         self.silences = [Silence(0.0, 0.0)] * partitions
         self._last: list[float | None] = [None] * partitions
 
     def add(self, partition: int, offset: int, seconds: float) -> None:
-        """A record of `partition` has been acknowledged at `offset`."""
+        """Record that a record of `partition` was acknowledged at `offset`."""
         last = self._last[partition]
         if last is not None and seconds - last > self.silences[partition].seconds:
             self.silences[partition] = Silence(last, seconds - last)
@@ -65,23 +65,25 @@ class Acknowledgements:
         self.count += 1
 
     def forget_silences(self) -> None:
-        """Count the longest silences from now on; one that lasts keeps its beginning."""
+        """Restart measuring the longest silences; a silence in progress keeps its beginning."""
         self.silences = [Silence(0.0, 0.0)] * len(self.silences)
 
     def sent_nothing(self) -> None:
-        """Until now nothing was sent, so what was not acknowledged meanwhile is no silence."""
+        """Restart current silences now, because nothing was sent until now."""
         self._last = [None] * len(self._last)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the acknowledged offsets are as many as the acknowledged records, without a gap."""
+        """Whether the acknowledged offsets have no gap: as many as acknowledged records."""
         return self.counts == self.ends
 
 
 class FlightProducer:
-    """See the module. `rate`: at most so many flights a second, 0 for no bound; after each number of flights
-    in `holds` it waits for a `go_on`. `show(count)` is called by its thread, with how many it has seen
-    acknowledged."""
+    """Sends all flights in its own thread.
+
+    `rate`: maximum flights per second, 0 for no limit. After each number of flights in `holds` it waits for
+    `go_on`. Its thread calls `show(count)` with the number of acknowledged flights.
+    """
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class FlightProducer:
         self._go_ons = threading.Semaphore(0)
         self._stopped = threading.Event()
         self._error: BaseException | None = None
-        # Murmur2 of the key, as Kafka's own clients have it.
+        # Kafka's clients use Murmur2 of the key as well.
         settings = {
             "bootstrap.servers": bootstrap,
             "acks": "all",
@@ -122,37 +124,37 @@ class FlightProducer:
         self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self.started = time.monotonic()
         self._thread.start()
 
     def go_on(self) -> None:
-        """Send what comes after those at which it waits, or will wait next."""
+        """Continue after the current hold, or after the next one."""
         self._go_ons.release()
 
     @property
     def has_nothing_under_way(self) -> bool:
-        """Whether all that was sent is acknowledged, or it has ended."""
+        """Whether all records sent are acknowledged, or the thread has ended."""
         return self.is_done or self.acknowledged.count == self._sent
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the thread has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def wait_for(self, count: int) -> None:
-        """Return when so many are acknowledged. Raises ProducingFailed where it ends before."""
+        """Wait until `count` flights are acknowledged. Raises ProducingFailed if the thread ends before."""
         while self.acknowledged.count < count and not self.is_done:
             self._thread.join(0.02)
         self._check(count)
 
     def wait_until_done(self) -> None:
-        """Return when all are acknowledged. Raises ProducingFailed."""
+        """Wait until all flights are acknowledged. Raises ProducingFailed."""
         self._thread.join()
         self._check(self._total)
 
     def close(self) -> None:
-        """End it; what is under way is given up."""
+        """End the thread and give up unacknowledged records."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -167,7 +169,7 @@ class FlightProducer:
         if self.acknowledged.count < count:
             raise ProducingFailed(f"only {self.acknowledged.count:,} flights were acknowledged")
 
-    # ---- its thread --------------------------------------------------------------------------------------
+    # ---- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -200,7 +202,7 @@ class FlightProducer:
             try:
                 self._producer.produce(self._topic, value, key, on_delivery=self._delivered)
             except BufferError:
-                # Its queue is full, as it is while a partition has no leader for long.
+                # The queue is full, which happens while a partition has no leader for long.
                 self._poll(SHOW_EVERY_SECONDS)
                 if self._stopped.is_set():
                     return
@@ -215,7 +217,7 @@ class FlightProducer:
         self._show(self.acknowledged.count)
 
     def _poll(self, patience_seconds: float) -> None:
-        """Take acknowledgements until the time has passed, at least those that are there."""
+        """Handle acknowledgements for this time, at least those already received."""
         until = time.monotonic() + patience_seconds
         while True:
             self._producer.poll(max(0.0, until - time.monotonic()))

@@ -1,7 +1,7 @@
-"""Spark's part: the flights read back by format("kreplica"), as batches and as a stream, and what it counts.
+"""Read the flights with Spark, by format("kreplica"), as batches and as a stream, and compute sums.
 
-Everything goes through the connector's public front (`spark_connector`). Figures are sums of whole numbers,
-so they compare exactly; Spark finds the worst routes by itself. Thread rule: one thread.
+Only the connector's public API is used (`spark_connector`). Figures are sums of whole numbers, so they
+compare exactly; Spark also computes the worst routes. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ FLIGHT = f"{NUMBER} int, carrier string, month int, origin string, dest string, 
 
 
 class Reading(NamedTuple):
-    """What Spark found. `tasks`: how many read side by side; `numbers`: those of the flights as often as they
-    came, in order; `misplaced`: records whose key is not the flight's tail number."""
+    """Spark's result.
+
+    `tasks`: tasks that read in parallel. `numbers`: the flights' numbers, sorted, with repetitions.
+    `misplaced`: the number of records whose key is not the flight's tail number.
+    """
 
     tasks: int
     numbers: Sequence[int]
@@ -43,26 +46,26 @@ class Reading(NamedTuple):
     worst: WorstRoutes
 
     def is_each_once(self, total: int) -> bool:
-        """Whether these are the flights 0 to `total` - 1, each once and under its key."""
+        """Return whether flights 0 to `total` - 1 are there, each once and under its key."""
         return self.misplaced == 0 and self.numbers == list(range(total))
 
 
 @contextlib.contextmanager
 def session(directory: Path) -> Iterator[SparkSession]:
-    """Spark in a JVM of its own, with scratch files below `directory`; the JVM has ended when this is left.
+    """Start Spark in its own JVM with scratch files in `directory`, and end the JVM afterwards.
 
-    What the JVM has to say is in `directory`/spark.log. After an error nothing is asked of it any more: a
-    call that was interrupted leaves its connection in the middle of an answer. Raises NoJavaRuntime.
+    The JVM logs to `directory`/spark.log. After an error the JVM gets no further requests, because an
+    interrupted call leaves its connection in the middle of a response. Raises NoJavaRuntime.
     """
     from pyspark.sql import SparkSession
 
     spark_connector.use_java()
     directory.mkdir(parents=True, exist_ok=True)
-    # Spark's workers are new processes, of this interpreter and with the packages of this tree.
+    # Spark's workers are new processes; they use this interpreter and this tree's packages.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     cores = min(max(os.cpu_count() or 1, FEWEST_CORES), MOST_CORES)
-    # Spark's own would ask the JVM to cancel its jobs.
+    # Spark's own handler would ask the JVM to cancel its jobs.
     handler = signal.getsignal(signal.SIGINT)
     with _stderr_in(directory / "spark.log"):
         spark = (
@@ -78,9 +81,9 @@ def session(directory: Path) -> Iterator[SparkSession]:
             .config("spark.sql.streaming.numRecentProgressUpdates", "10000")
             .config("spark.python.unix.domain.socket.enabled", "true")
             .config("spark.log.level", "ERROR")
-            # There are some thousand routes, which by default would be sorted instead of hashed.
+            # There are some thousand routes; by default Spark would sort them instead of hashing.
             .config("spark.sql.objectHashAggregate.sortBased.fallbackThreshold", "100000")
-            # For a minute's work a better compiler costs more than it gives.
+            # For a minute's work the optimizing compiler costs more than it saves.
             .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
             .getOrCreate()
         )
@@ -97,7 +100,7 @@ def session(directory: Path) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def _stderr_in(path: Path) -> Iterator[None]:
-    """Let processes that are started meanwhile write their errors to a file."""
+    """Make processes started meanwhile write stderr to a file."""
     sys.stderr.flush()
     kept = os.dup(2)
     with path.open("ab") as log:
@@ -110,7 +113,7 @@ def _stderr_in(path: Path) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The JVM ends by itself, and its workers with it, when its standard input does."""
+    """Close the JVM's standard input, which ends it and its workers, and wait."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -124,18 +127,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def offsets_json(topic: str, offsets: Sequence[int]) -> str:
-    """Offsets of all partitions, as options want them."""
+    """Return the JSON of the offsets of all partitions, in the form of the options."""
     return json.dumps({topic: {str(partition): offset for partition, offset in enumerate(offsets)}})
 
 
 def batch(spark: SparkSession, **options: str) -> DataFrame:
-    """The flights of a batch read; options as those of format("kreplica"), with underscores for dots."""
+    """Return the flights of a batch read; options of format("kreplica"), with underscores for dots."""
     reader = spark.read.format("kreplica")
     return flights(reader.options(**_named(options)).load())
 
 
 def stream(spark: SparkSession, **options: str) -> DataFrame:
-    """The flights as a stream; options as in `batch`."""
+    """Return the flights as a stream; options as in `batch`."""
     reader = spark.readStream.format("kreplica")
     return flights(reader.options(**_named(options)).load())
 
@@ -145,7 +148,7 @@ def _named(options: dict[str, str]) -> dict[str, str]:
 
 
 def flights(records: DataFrame) -> DataFrame:
-    """The records' values as columns, with the key and the task that read it."""
+    """Return the records' values as columns, with the key and the number of the reading task."""
     from pyspark.sql import functions as f
 
     parsed = f.from_json(f.col("value").cast("string"), FLIGHT).alias("flight")
@@ -154,7 +157,7 @@ def flights(records: DataFrame) -> DataFrame:
 
 
 def read(frame: DataFrame) -> Reading:
-    """Count the flights of a frame, in one pass over it."""
+    """Compute the Reading of a frame in one pass."""
     sums = _sums(frame).cache()
     rows = sums.toArrow().to_pylist()
     worst = _worst(sums).collect()
@@ -172,7 +175,7 @@ def read(frame: DataFrame) -> Reading:
 
 
 def _sums(frame: DataFrame) -> DataFrame:
-    """One row for each route, with the sums and what tells that nothing is lost or there twice."""
+    """Return a row for each route, with its sums and the data to detect lost and repeated flights."""
     from pyspark.sql import functions as f
 
     return frame.groupBy(*Route._fields).agg(
@@ -186,8 +189,11 @@ def _sums(frame: DataFrame) -> DataFrame:
 
 
 def _worst(sums: DataFrame) -> DataFrame:
-    """The first row of each carrier and month by mean delay; quotients of small whole numbers are equal as
-    doubles only where they are equal."""
+    """Return the route with the highest mean delay for each carrier and month.
+
+    Comparing means as doubles is exact: quotients of small whole numbers are equal only if they are equal as
+    doubles.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -203,9 +209,9 @@ def _worst(sums: DataFrame) -> DataFrame:
 
 
 class FlightStream:
-    """A streaming query that keeps the flights it reads as Parquet files, with its checkpoint beside them.
+    """A streaming query that stores the flights it reads as Parquet files, with its checkpoint beside them.
 
-    It waits for data when it is made. Raises StreamingQueryException.
+    The constructor waits until the query has started. Raises StreamingQueryException.
     """
 
     def __init__(self, spark: SparkSession, frame: DataFrame, directory: Path) -> None:
@@ -219,8 +225,8 @@ class FlightStream:
         self._query = self._started()
 
     def _started(self) -> StreamingQuery:
-        """Spark gives the worker that plans a stream 10 s to start, which a busy machine may not; it is
-        tried again then."""
+        """Start the query; retry if its planning worker does not start within Spark's 10 s, as on a busy
+        machine."""
         for attempt in range(ATTEMPTS):
             query = self._writer.start(self._files)
             while query.isActive and not query.status["message"].startswith("Waiting"):
@@ -234,15 +240,15 @@ class FlightStream:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many batches with flights it has finished, and how many flights were in them."""
+        """The number of finished batches with flights, and the number of flights in them."""
         rows = [int(each["numInputRows"]) for each in self._query.recentProgress]
         return sum(count > 0 for count in rows), sum(rows)
 
     def finish(self) -> None:
-        """Return when it has read all that is there, and has ended."""
+        """Wait until everything available is read, and end the query."""
         self._query.processAllAvailable()
         self._query.stop()
 
     def read(self) -> DataFrame:
-        """The flights that it has kept."""
+        """Return the flights that it has stored."""
         return self._spark.read.parquet(self._files)

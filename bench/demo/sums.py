@@ -1,4 +1,4 @@
-"""What is counted of the flights, in whole numbers, so that two ways to the same figure compare exactly."""
+"""Sums of the flights in whole numbers, so that results of two computations compare exactly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-# A mean of fewer departures is chance.
+# The mean of fewer departures is not meaningful.
 FEWEST_DEPARTURES = 10
 
 
@@ -20,7 +20,7 @@ class Route(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """`minutes`: the delays of all departures together, early ones below zero."""
+    """The sums of a route. `minutes`: total delay of all departures; early ones count as negative."""
 
     flights: int
     departures: int
@@ -28,22 +28,22 @@ class Sums(NamedTuple):
 
     @property
     def mean_minutes(self) -> Fraction | None:
-        """The mean delay of a departure, exactly; None without one."""
+        """The exact mean delay of a departure, None without departures."""
         return Fraction(self.minutes, self.departures) if self.departures else None
 
 
 RouteSums = dict[Route, Sums]
-# The route of the greatest mean delay, by carrier and month.
+# The route with the greatest mean delay, by carrier and month.
 WorstRoutes = dict[tuple[str, int], Route]
 
 
 def added(sums: Iterable[Sums]) -> Sums:
-    """All of them together."""
+    """Return the total of the sums."""
     return Sums(*map(sum, zip(Sums(0, 0, 0), *sums, strict=True)))
 
 
 def by_carrier(sums: Mapping[Route, Sums]) -> dict[str, Sums]:
-    """The sums of each carrier, by its code."""
+    """Return the sums of each carrier, by its code."""
     carriers = sorted({route.carrier for route in sums})
     return {
         carrier: added(each for route, each in sums.items() if route.carrier == carrier)
@@ -52,7 +52,7 @@ def by_carrier(sums: Mapping[Route, Sums]) -> dict[str, Sums]:
 
 
 def by_month(sums: Mapping[Route, Sums], origin: str) -> dict[int, Sums]:
-    """The sums of each month of those that left from `origin`."""
+    """Return the sums of each month for flights from `origin`."""
     months = sorted({route.month for route in sums})
     return {
         month: added(each for route, each in sums.items() if (route.month, route.origin) == (month, origin))
@@ -61,8 +61,10 @@ def by_month(sums: Mapping[Route, Sums], origin: str) -> dict[int, Sums]:
 
 
 def worst_routes(sums: Mapping[Route, Sums]) -> WorstRoutes:
-    """Of each carrier and month the route with the greatest mean delay, among those with FEWEST_DEPARTURES;
-    of two that are equal the first by name."""
+    """Return the route with the greatest mean delay of each carrier and month.
+
+    Only routes with FEWEST_DEPARTURES count; of equal ones, the first by name wins.
+    """
     worst: WorstRoutes = {}
     for route in sorted(sums):
         mean = sums[route].mean_minutes
@@ -77,7 +79,7 @@ def worst_routes(sums: Mapping[Route, Sums]) -> WorstRoutes:
 
 
 def differences(found: Mapping[Route, Sums], expected: Mapping[Route, Sums]) -> list[str]:
-    """What differs, each as a sentence; empty: every sum is equal."""
+    """Return a sentence for each difference; empty if all sums are equal."""
     return [
         f"{' '.join(map(str, route))}: {found.get(route)} where the table has {expected.get(route)}"
         for route in sorted(found.keys() | expected.keys())

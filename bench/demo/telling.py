@@ -1,7 +1,7 @@
-"""What is printed: sentences with the time they came, a bar of what is acknowledged, tables, what held.
+"""The output of the demo: sentences with the time, a progress bar, tables and the results of checks.
 
-Where nobody watches at a terminal the bar is a line now and then. Thread rule: sentences and tables are the
-main thread's; the bar is moved by the producer's.
+Without a terminal the bar is an occasional line. Thread rule: the main thread prints sentences and tables;
+the producer's thread moves the bar.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH_WITHOUT_TERMINAL = 120
 
 
 class Teller:
-    """See the module. `all_held` is whether every check has held until now."""
+    """Prints the output; `all_held` is whether every check so far has held."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -34,22 +34,22 @@ class Teller:
         self._checks: list[tuple[str, bool]] = []
 
     def say(self, text: str) -> None:
-        """A sentence, after the seconds since the start."""
+        """Print a sentence after the seconds since the start."""
         self.console.print(f"[dim]{time.monotonic() - self._started:6.1f} s[/]  {text}")
 
     def check(self, what: str, holds: bool) -> None:
-        """Note whether it holds; `sum_up` prints all of them."""
+        """Record whether a check held; `sum_up` prints all checks."""
         self._checks.append((what, holds))
         self.all_held = self.all_held and holds
 
     def sum_up(self) -> None:
-        """Print every check and whether it held."""
+        """Print every check and its result."""
         for what, holds in self._checks:
             self.console.print("[green]held  [/]" if holds else "[bold red]FAILED[/]", what)
 
     @contextlib.contextmanager
     def bar(self, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar that what is yielded moves to so many acknowledged flights."""
+        """Show a progress bar; yields a function that sets the number of acknowledged flights."""
         if not self.console.is_terminal:
             yield self._lines(total)
             return
@@ -65,25 +65,25 @@ class Teller:
             yield lambda count: progress.update(task, completed=count)
 
     def _lines(self, total: int) -> Callable[[int], None]:
-        told = 0
+        shown_percent = 0
 
         def show(count: int) -> None:
-            nonlocal told
+            nonlocal shown_percent
             percent = 100 * count // total
-            if percent // LINE_EVERY_PERCENT > told:
-                told = percent // LINE_EVERY_PERCENT
+            if percent // LINE_EVERY_PERCENT > shown_percent:
+                shown_percent = percent // LINE_EVERY_PERCENT
                 self.say(f"{count:,} of {total:,} flights acknowledged, {percent} %")
 
         return show
 
 
 def isr_table(history: Sequence[IsrChange], events: Sequence[Event]) -> Table:
-    """How leaders and ISRs changed, with what was done to the cluster between."""
+    """Return a table of the changes of leaders and ISRs, and of the actions on the cluster."""
     shown = Table(title="In-sync replicas of each partition over time; * leads", title_justify="left")
     shown.add_column("seconds", justify="right")
     for partition in range(len(history[0].states)):
         shown.add_column(f"flights-{partition}", no_wrap=True)
-    shown.add_column("what was done", no_wrap=True)
+    shown.add_column("action", no_wrap=True)
     before: IsrChange | None = None
     for each in sorted([*history, *events], key=lambda each: each.seconds):
         seconds = f"{each.seconds:.1f}"
@@ -102,7 +102,7 @@ def isr_table(history: Sequence[IsrChange], events: Sequence[Event]) -> Table:
 def carrier_table(
     found: RouteSums, worst: WorstRoutes, expected: RouteSums, names: Mapping[str, str]
 ) -> Table:
-    """What was counted of each carrier, and of its routes the worst of the worst month."""
+    """Return a table of each carrier's sums and its worst route of the worst month."""
     shown = Table(title="Per carrier, as Spark read it back from the cluster", title_justify="left")
     shown.add_column("carrier", no_wrap=True, max_width=26)
     for name in ("flights", "departures", "mean delay"):

@@ -1,8 +1,8 @@
-"""What the cluster looks like from outside while it is written to.
+"""Watch the cluster from outside while it is written to.
 
-Where the logs stand is read from the nodes' directories, as anybody may read them beside their writers, those
-of a dead node included; who leads and who is in sync is asked of the cluster by a stock client. Thread rule:
-two threads of its own look again and again, each with its own list, and only append to it; `close` ends both.
+Log ends are read from the nodes' directories, those of a dead node included; anyone may read them beside the
+writer. Leaders and ISRs come from the cluster, through a stock client. Thread rule: two threads look
+repeatedly; each appends to its own list. `close` ends both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ WAIT_SECONDS = 60.0
 
 
 class NotInTime(RuntimeError):
-    """Something did not happen that was waited for."""
+    """A condition did not become true in time."""
 
 
 class Offsets(NamedTuple):
-    """Where the logs stood: of each node the log end offset of each partition, and of each partition the
-    highest high watermark that a replica has published."""
+    """The positions of the logs at a time: each node's log end offset of each partition, and for each
+    partition the highest high watermark that a replica has published."""
 
     seconds: float
     ends: Mapping[int, tuple[int, ...]]
@@ -39,7 +39,7 @@ class Offsets(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """Who leads a partition, -1: nobody, and who is in sync."""
+    """The leader of a partition, -1 for none, and its ISR."""
 
     leader: int
     isr: tuple[int, ...]
@@ -56,15 +56,17 @@ class IsrChange(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that was done to the cluster."""
+    """An action on the cluster."""
 
     seconds: float
     text: str
 
 
 class Watch:
-    """See the module. `directories`: those of the nodes' logs, by node; times are since `started`
-    (time.monotonic)."""
+    """Records the cluster's states; `directories`: the log directories by node.
+
+    Times are since `started` (time.monotonic).
+    """
 
     def __init__(
         self, directories: Mapping[int, Path], bootstrap: str, topic: str, partitions: int, started: float
@@ -101,32 +103,33 @@ class Watch:
         """Seconds since the start."""
         return time.monotonic() - self._started
 
-    def tell(self, text: str) -> Event:
-        """Note that something is done to the cluster now."""
+    def record(self, text: str) -> Event:
+        """Record an action on the cluster at the current time."""
         self.events.append(Event(self.now(), text))
         return self.events[-1]
 
     @property
     def states(self) -> tuple[PartitionState, ...]:
-        """Those of all partitions as they were last seen."""
+        """The latest states of all partitions."""
         return self.isr_history[-1].states
 
     def wait_until(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
-        """Return when it holds. Raises NotInTime, which says `what` it was, and what a look failed with."""
+        """Wait for a condition. Raises NotInTime with `what`, and the error if a watching thread failed."""
         deadline = time.monotonic() + seconds
         while not holds():
             if self._error is not None:
                 raise self._error
             if time.monotonic() > deadline:
-                raise NotInTime(f"after {seconds:.0f} s still not: {what}")
+                raise NotInTime(f"not true after {seconds:.0f} s: {what}")
             self._stopped.wait(0.02)
 
     def all_in_sync(self, nodes: Sequence[int]) -> bool:
-        """Whether all of these nodes were in sync in all partitions when it was last asked."""
+        """Return whether the latest states have all of these nodes in all ISRs."""
         return bool(self.isr_history) and all(set(state.isr) == set(nodes) for state in self.states)
 
     def all_at(self, ends: Sequence[int]) -> bool:
-        """Whether each replica of each partition was last seen to end there, and to know it as committed."""
+        """Return whether each replica of each partition was last seen to end there, with all of it
+        committed."""
         last = self.offsets[-1] if self.offsets else None
         wanted = tuple(ends)
         return (
@@ -135,7 +138,7 @@ class Watch:
             and all(each == wanted for each in last.ends.values())
         )
 
-    # ---- its threads -------------------------------------------------------------------------------------
+    # ---- the threads -------------------------------------------------------------------------------------
 
     def _repeat(self, look: Callable[[], None]) -> None:
         while not self._stopped.wait(EVERY_SECONDS):

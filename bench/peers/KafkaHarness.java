@@ -40,13 +40,12 @@ import org.apache.kafka.storage.internals.utils.Throttler;
 import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 
 /**
- * Times Kafka's own classes in process, one thread, so that another engine can be timed beside them.
+ * Times Kafka's own classes in one thread, so that another engine can be compared with them.
  *
- * <p>The argument is a directory of a real file system. Each line of standard input is a JSON object that names a
- * measure and its parameters ({"measure": "append", "records": 16, "bytes": 1000, "rounds": 5}); each is answered by
- * one line, {"unit": ..., "rounds": [...]}, a figure for each round. A measure that was not asked for before with
- * these parameters runs some rounds first that do not count, for the compiler to have seen the code; so the caller may
- * ask for a round at a time, in turns with what it is compared with.
+ * <p>The argument is a directory on a real file system. Each line of standard input is a JSON object with a measure
+ * and its parameters ({"measure": "append", "records": 16, "bytes": 1000, "rounds": 5}). The answer is a line
+ * {"unit": ..., "rounds": [...]}, with a figure for each round. A measure with new parameters first runs rounds that
+ * do not count, to warm up the compiler. So the caller may ask for one round at a time, in turns with the other engine.
  */
 public final class KafkaHarness {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -132,13 +131,13 @@ public final class KafkaHarness {
         long start = System.nanoTime();
         for (long offset : offsets) {
             if (log.read(offset, 1, FetchIsolation.LOG_END, true).records.sizeInBytes() == 0) {
-                throw new IllegalStateException("nothing at " + offset);
+                throw new IllegalStateException("no records at offset " + offset);
             }
         }
         return (double) (System.nanoTime() - start) / reads;
     }
 
-    /** Opening a log of `total_bytes` that was never flushed nor closed, from page cache; bytes a second. */
+    /** Opening a log of `total_bytes` that was never flushed nor closed, from the page cache; bytes a second. */
     private double recovery(Question question) throws IOException {
         if (!prepared.containsKey(question.parameters)) {
             UnifiedLog log = open(newDirectory(), settings(), true);
@@ -156,8 +155,8 @@ public final class KafkaHarness {
     }
 
     /**
-     * One pass of the cleaner over all but the active segment of the partition directory `log`, which is changed by
-     * it: bytes of its log before, a second. Only one round makes sense; the caller asks for small logs first.
+     * One pass of the cleaner over all but the active segment of the partition directory `log`, which it changes; bytes
+     * of the log before the pass, a second. Only one round makes sense; the caller warms up with small logs.
      */
     private double compact(Question question) throws Exception {
         Properties settings = settings();
@@ -175,7 +174,7 @@ public final class KafkaHarness {
             cleaner.clean(new LogToClean(log, 0, log.activeSegment().baseOffset(), false));
         long took = System.nanoTime() - start;
         if (cleaned.getKey() != log.logEndOffset()) {
-            throw new IllegalStateException("one pass came only to offset " + cleaned.getKey());
+            throw new IllegalStateException("one pass of the cleaner stopped at offset " + cleaned.getKey());
         }
         log.close();
         return size * 1e9 / took;
@@ -211,7 +210,7 @@ public final class KafkaHarness {
         }
     }
 
-    /** The log wrote its offset into the batch: a producer's has 0 there, which is outside the CRC. */
+    /** Appends the batch again, after resetting the offset that the log wrote; the CRC does not cover it. */
     private static void appendAgain(UnifiedLog log, MemoryRecords batch) throws IOException {
         batch.buffer().putLong(0, 0L);
         log.appendAsLeader(batch, 0);
@@ -251,12 +250,12 @@ public final class KafkaHarness {
         public void run() {}
     }
 
-    /** Adding tasks to a timer that has `pending` of them; ns a task. */
+    /** Adding tasks to a timer with `pending` tasks; ns a task. */
     private double timerAdd(Question question) {
         return timer(question)[0];
     }
 
-    /** Cancelling tasks of a timer that has `pending` of them besides; ns a task. */
+    /** Cancelling tasks of a timer with `pending` other tasks; ns a task. */
     private double timerCancel(Question question) {
         return timer(question)[1];
     }
@@ -281,7 +280,7 @@ public final class KafkaHarness {
         return new double[] {(double) (added - start) / tasks.length, (double) (cancelled - added) / tasks.length};
     }
 
-    /** Tasks due in one to thirty minutes: none of them before the run ends. */
+    /** Tasks due in one to thirty minutes, so none is due before the run ends. */
     private Task[] tasks(int count) {
         Task[] tasks = new Task[count];
         for (int i = 0; i < count; i++) {
@@ -344,14 +343,14 @@ public final class KafkaHarness {
         return (double) took / completed;
     }
 
-    // ---- questions -----------------------------------------------------------------------------------------
+    // ---- requests ------------------------------------------------------------------------------------------
 
     @FunctionalInterface
     private interface Measure {
         double round(Question question) throws Exception;
     }
 
-    /** What one line asks for: its parameters, and how many rounds of it. */
+    /** A request: its parameters and the number of rounds. */
     private static final class Question {
         private final Map<String, Object> parameters;
         private final int rounds;

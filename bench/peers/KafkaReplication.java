@@ -16,9 +16,9 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 /**
  * Times Kafka's own producer against a cluster: bootstrap servers, measure, amount, bytes of a value.
  *
- * <p>"latency": so many records, one in flight; the answer has p50 and p99 in ns. "throughput": so many bytes of
- * values, with the producer's own number of requests in flight; the answer is ns for each batch of 16 records. Either
- * asks for acks=all, makes a topic of one partition with all brokers as replicas, and warms up first.
+ * <p>"latency": `amount` records, one in flight; the answer has p50 and p99 in ns. "throughput": `amount` bytes of
+ * values, with the producer's default number of requests in flight; the answer is ns for each batch of 16 records. Both
+ * use acks=all, create a topic of one partition with all brokers as replicas, and warm up first.
  */
 public final class KafkaReplication {
     private static final int RECORDS_OF_A_BATCH = 16;
@@ -88,7 +88,7 @@ public final class KafkaReplication {
         for (long i = 0; i < records; i++) {
             window.add(send());
             if (window.size() == WINDOW) {
-                // Half of them may still be on the way: the producer never runs dry.
+                // Half of them may still be in flight, so the producer is never idle.
                 for (Future<RecordMetadata> sent : window.subList(0, WINDOW / 2)) {
                     sent.get();
                 }

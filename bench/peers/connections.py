@@ -1,8 +1,8 @@
-"""Many connections at once, each with one small produce request under way: what a listener does a second.
+"""Produce requests over many connections at once, one in flight on each: the requests a listener serves.
 
-A client of our own over plain sockets, so that nothing gathers the records of different connections, in one
-event loop. Requests are Produce 9 (acks=all, one record of 100 B), written once: each goes with the same
-bytes, and an answer is looked at for its error alone.
+The client uses plain sockets in one event loop, so that no client gathers records of different connections.
+Every request has the same bytes (Produce 9, acks=all, one record of 100 B). Only the error of a response is
+checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMBER = 7
 
 
 def request_rate(host: str, port: int, topic: str, *, connections: int, requests: int) -> float:
-    """Requests answered each second, `requests` of them on each connection one after the other."""
+    """Return the requests answered per second, with `requests` of them on each connection in sequence."""
     frame = _frame(topic)
     loop = new_event_loop()
     try:

@@ -1,12 +1,12 @@
-"""A log that a program opens, beside lmdb, sqlite3 and RocksDB: `python -m bench.peers.embedded`.
+"""An embedded log beside lmdb, sqlite3 and RocksDB: `python -m bench.peers.embedded`.
 
-The same values into each store in turns, some rounds long, on the file system of build/, by one thread. What
-a store does not do at all is not in the table: a log has no keys to overwrite, the others no timestamps,
-no checksums of records, no replicas. Prints the table and writes build/bench-embedded.json.
+One thread writes the same values into each store, in turns for some rounds, on the file system of build/. The
+table has only what every store can do: a log has no keys to overwrite; the others have no timestamps, record
+checksums or replicas. Prints the table and writes build/bench-embedded.json.
 
-    --rounds N     of each row (3)
-    --rows a,b     only these
-    --scale F      so much of each row's records (1.0)
+ --rounds N     rounds of each row (3)
+ --rows a,b     only these rows
+ --scale F      share of each row's records (1.0)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.peers.rows import Row, asked_for, beside_table, tell, write
+from bench.peers.rows import Row, asked_for, beside_table, print_figure, write
 from bench.peers.stores import STORES, Store
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -29,12 +29,12 @@ DIRECTORY, RESULT = BUILD / "bench-embedded", BUILD / "bench-embedded.json"
 LIMIT = "write+fdatasync"
 LOOK_UPS = 5_000
 DURABLE = 500
-# As much of each value differs as would of real ones: nothing here compresses what it is given.
+# Values differ as much as real ones would; no store here compresses them.
 SEED = 7
 
 
 class Bench:
-    """The rows, and how each is measured."""
+    """The rows of the table, and their measurement."""
 
     def __init__(self, rounds: int, scale: float, names: list[str]) -> None:
         self._rounds = rounds
@@ -44,7 +44,7 @@ class Bench:
         self.rows: list[Row] = []
 
     def run(self) -> None:
-        """All rows that were asked for."""
+        """Measure the requested rows."""
         for size in (100, 1024):
             for count in (1, 16, 1000):
                 total = self._count(300_000 if count > 1 else 100_000)
@@ -79,12 +79,12 @@ class Bench:
         for _ in range(self._rounds):
             for who in STORES:
                 row.add(who, measure(who))
-                tell(row, who)
+                print_figure(row, who)
             if limit is not None:
                 row.add(LIMIT, limit())
-                tell(row, LIMIT)
+                print_figure(row, LIMIT)
 
-    # ---- what is measured ---------------------------------------------------------------------------------
+    # ---- measurements -------------------------------------------------------------------------------------
 
     def _append(self, who: str, size: int, count: int, total: int, *, durable: bool = False) -> float:
         values = [self._random.randbytes(size) for _ in range(count)]
@@ -96,7 +96,7 @@ class Bench:
             return total // count * count / (time.perf_counter() - began)
 
     def _synced_writes(self) -> float:
-        """As many records a second as the disk takes by itself."""
+        """Return the records per second that plain synced writes reach: the disk's limit."""
         with fresh_directory(LIMIT) as path:
             descriptor = os.open(path / "file", os.O_WRONLY | os.O_CREAT)
             value, total = self._random.randbytes(100), self._count(DURABLE)
@@ -110,7 +110,7 @@ class Bench:
 
     @contextmanager
     def _filled(self, size: int, total: int) -> Iterator[dict[str, Store]]:
-        """All stores with the same values in them, 1,000 an append."""
+        """Yield all stores, each with the same values, appended 1,000 at a time."""
         stores: dict[str, Store] = {}
         paths = {who: DIRECTORY / f"filled-{who}" for who in STORES}
         try:
@@ -134,7 +134,7 @@ class Bench:
         for who, path in paths.items():
             used = sum(each.stat().st_blocks * 512 for each in path.rglob("*") if each.is_file())
             row.add(who, used / total)
-            tell(row, who)
+            print_figure(row, who)
 
     def _look_up(self, store: Store) -> float:
         offsets = [self._random.randrange(self._count(1_000_000) // 1000 * 1000) for _ in range(LOOK_UPS)]
@@ -145,7 +145,7 @@ class Bench:
 
 
 def scan(store: Store) -> float:
-    """Records a second of one that is read from its start, each offset and value made a Python object."""
+    """Return records per second of a full read; each offset and value becomes a Python object."""
     began = time.perf_counter()
     count = last = 0
     for offset, _ in store.scan():
@@ -156,7 +156,7 @@ def scan(store: Store) -> float:
 
 @contextmanager
 def fresh_directory(name: str) -> Iterator[Path]:
-    """One that is gone afterwards."""
+    """Yield an empty directory, and delete it afterwards."""
     path = DIRECTORY / name
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -168,7 +168,7 @@ def fresh_directory(name: str) -> Iterator[Path]:
 
 @contextmanager
 def opened(who: str, *, durable: bool) -> Iterator[Store]:
-    """A store with nothing in it."""
+    """Yield an empty store."""
     with fresh_directory(who) as path:
         store = STORES[who](path, durable)
         try:

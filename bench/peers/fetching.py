@@ -1,7 +1,7 @@
-"""One fetch after the other, as librdkafka's consumer asks, and nothing done with the answers.
+"""Send fetch requests in sequence, as librdkafka's consumer does, and ignore the responses' contents.
 
-A client of our own over one plain socket. The requests (Fetch 12, one partition, 1 MiB at a time) are made
-in a first pass, which looks for the offsets to go on at; what is timed sends them and receives.
+The client uses one plain socket. A first pass builds the requests (Fetch 12, one partition, 1 MiB each) and
+finds the offsets to continue at. Only sending and receiving are timed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from kreplica.common.message_reader import MessageReader, read_message
 from kreplica.common.message_writer import request_frame
 
 FETCH_BYTES = 1 << 20
-# An answer has one batch at least, which may be larger.
+# A response has at least one batch, which may be larger.
 ANSWER_BYTES = 4 * FETCH_BYTES
 SIZE_BYTES = 4
 PASSES = 5
 
 
 def fetch_rate(host: str, port: int, topic: str, *, records: int) -> float:
-    """MiB of answers each second, while the first `records` of partition 0 are fetched some times."""
+    """Return MiB of responses per second while the first `records` of partition 0 are fetched PASSES
+    times."""
     with socket.create_connection((host, port)) as broker:
         broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         memory = memoryview(bytearray(ANSWER_BYTES))
@@ -64,7 +65,7 @@ def _frame(topic: str, offset: int) -> bytes:
 
 
 def _ask(broker: socket.socket, frame: bytes, memory: memoryview) -> int:
-    """The size of the answer, which is in `memory` then, its own size before it."""
+    """Read a response into `memory`, after its own size; return its size."""
     broker.sendall(frame)
     came, size = 0, SIZE_BYTES
     while came < size:
@@ -85,5 +86,5 @@ def _next_offset(answer: memoryview) -> int:
     data = response.responses[0].partitions[0]
     if data.error_code is not ErrorCode.none or not data.records:
         raise RuntimeError(f"a fetch was answered with {data.error_code!r}, without records")
-    # Kafka cuts the last batch where its bytes end.
+    # Kafka truncates the last batch at the byte limit.
     return max(batch.next_offset for batch in batches(data.records, partial=True))

@@ -1,11 +1,11 @@
-"""Three nodes of Kafka over loopback, and its own producer in a JVM of its own: the peer of replication.
+"""Three Kafka nodes over loopback and Kafka's own producer in its own JVM: the peer of replication.
 
     with KafkaCluster(directory) as kafka:      # or format(), start_all(), ..., close()
         kafka.latency_ns(records=2_000, size=100)       # p50 and p99 of one record in flight, acks=all
         kafka.batch_ns(total_bytes=256 << 20)           # a 16 x 1000 B batch, as many in flight as it likes
 
-The nodes are combined ones, on one disk, each with a heap of 1 GiB; the topic has one partition, three
-replicas and min.insync.replicas 2. `missing()` says why there is no Kafka here.
+Each node is broker and controller with a heap of 1 GiB; all share one disk. The topic has one partition,
+three replicas and min.insync.replicas 2. `missing()` says why Kafka is not available.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODES = (1, 2, 3)
 
 
 class KafkaCluster:
-    """Starts the nodes on entry; on exit they are killed and their files removed."""
+    """Starts the nodes on entry; on exit kills them and removes their files."""
 
     def __init__(self, directory: Path) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="kafka-cluster-", dir=directory))
@@ -48,12 +48,14 @@ class KafkaCluster:
         }
 
     def latency_ns(self, *, records: int, size: int) -> tuple[float, float]:
-        """(p50, p99) in ns of one record of `size` bytes at a time, linger 0, acks=all; warmed up before."""
+        """Return (p50, p99) in ns of one record of `size` bytes at a time, linger 0, acks=all, after a
+        warm-up."""
         figures = self._ask("latency", records, size)
         return figures["p50"], figures["p99"]
 
     def batch_ns(self, *, total_bytes: int) -> float:
-        """ns for each batch of 16 records of 1000 B, one producer, acks=all, its own number in flight."""
+        """Return ns per batch of 16 records of 1000 B: one producer, acks=all, its default number in
+        flight."""
         return self._ask("throughput", total_bytes, 1000)["batch"]
 
     def _ask(self, measure: str, amount: int, size: int) -> dict[str, float]:
@@ -63,15 +65,15 @@ class KafkaCluster:
         )
         return figures
 
-    # ---- lives --------------------------------------------------------------------------------------------
+    # ---- life cycle ---------------------------------------------------------------------------------------
 
     def format(self) -> None:
-        """Make the nodes' directories fresh ones of this cluster."""
+        """Format the nodes' directories for this cluster."""
         for node in self._nodes.values():
             node.format()
 
     def start_all(self) -> None:
-        """Start all nodes; they serve when this returns. Raises PeerError, and none runs then."""
+        """Start all nodes and wait until they serve. Raises PeerError, and then none is left running."""
         try:
             for node in self._nodes.values():
                 node.launch(heap="1g")
@@ -82,20 +84,20 @@ class KafkaCluster:
             raise
 
     def start(self, node_id: int) -> None:
-        """Start one node; it serves when this returns."""
+        """Start one node and wait until it serves."""
         self._nodes[node_id].launch(heap="1g")
         self._nodes[node_id].await_start()
 
     def kill(self, node_id: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to a node."""
         self._nodes[node_id].kill()
 
     def pid(self, node_id: int) -> int:
-        """The id of the node's process."""
+        """Return the node's process id."""
         return self._nodes[node_id].pid
 
     def close(self) -> None:
-        """Kill what runs, and remove all files."""
+        """Kill the running nodes, and remove all files."""
         for node in self._nodes.values():
             node.kill()
         shutil.rmtree(self._root, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""Kafka's own classes, timed in process beside ours: the Python end of KafkaHarness.java.
+"""Time Kafka's own classes in a JVM; the Python side of KafkaHarness.java.
 
     with KafkaHarness(directory) as kafka:
         kafka.measure("append", records=16, bytes=1000, rounds=5).median   # ns a batch
 
-One JVM serves all measures, and is warm from the first one that counts: ask for a round at a time, in turns
-with what it is compared with, and compare the medians. `python -m bench.peers.kafka_harness DIRECTORY` prints
-all measures once. `missing()` says why there is no Kafka here; a benchmark skips with that line.
+One JVM serves all measures and warms up before the first round that counts. To compare, ask for one round at
+a time in turns with the other side, and compare medians. `python -m bench.peers.kafka_harness DIRECTORY` runs
+all measures once. `missing()` says why Kafka is not available; a benchmark then skips with that line.
 
 Measures: append (records, bytes, total_bytes), read (records, bytes, total_bytes, reads), recovery (records,
 bytes, total_bytes), timer-add and timer-cancel (pending, tasks), purgatory (keys, waiting), fill (log, keys,
@@ -31,7 +31,7 @@ __all__ = ["KafkaHarness", "Measured", "file_system", "missing"]
 
 SOURCES = (Path(__file__).parent / "KafkaHarness.java",)
 
-# What the table of benchmarks asks of Kafka: name of the row, measure, parameters, rounds.
+# The rows for docs/BENCHMARKS: name, measure, parameters, rounds.
 ROWS: tuple[tuple[str, str, dict[str, object], int], ...] = (
     ("append 1 x 1000 B", "append", {"records": 1, "bytes": 1000}, 7),
     ("append 16 x 1000 B", "append", {"records": 16, "bytes": 1000}, 7),
@@ -46,7 +46,7 @@ ROWS: tuple[tuple[str, str, dict[str, object], int], ...] = (
 
 @dataclass(frozen=True)
 class Measured:
-    """The figures of some rounds, all in `unit`; their median is what to compare."""
+    """The figures of some rounds, all in `unit`; compare their median."""
 
     unit: str
     rounds: list[float]
@@ -57,15 +57,15 @@ class Measured:
 
 
 class KafkaHarness:
-    """A JVM that runs KafkaHarness.java on `directory`, where its logs go; they are deleted on exit.
+    """A JVM that runs KafkaHarness.java with its logs in `directory`; the logs are deleted on exit.
 
-    Raises PeerError if the JVM ends early, or if the directory is in memory: that is not a file system to
-    time.
+    Raises PeerError if the JVM ends early, or if the directory is in memory, where timing a log would be
+    meaningless.
     """
 
     def __init__(self, directory: Path, *, heap: str = "2g") -> None:
         if file_system(directory) in ("tmpfs", "ramfs"):
-            raise PeerError(f"{directory} is in memory: no place to time a log")
+            raise PeerError(f"{directory} is in memory; name a directory on a disk")
         self._logs = Path(tempfile.mkdtemp(prefix="kafka-harness-", dir=directory))
         command = java_command("KafkaHarness", str(self._logs), sources=SOURCES, heap=heap)
         self._complaints = self._logs / "complaints"
@@ -75,7 +75,7 @@ class KafkaHarness:
             )
 
     def measure(self, measure: str, *, rounds: int = 1, **parameters: object) -> Measured:
-        """Time so many rounds; a measure with new parameters warms up before the first."""
+        """Time `rounds` rounds; a measure with new parameters warms up first."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"measure": measure, "rounds": rounds, **parameters}) + "\n")
@@ -98,7 +98,7 @@ class KafkaHarness:
 
 
 def file_system(directory: Path) -> str:
-    """The type of the file system that `directory` is on, as Linux names it; "unknown" elsewhere."""
+    """Return the type of the file system of `directory`, as Linux names it; "unknown" elsewhere."""
     mounts = Path("/proc/self/mounts")
     if not mounts.exists():
         return "unknown"
@@ -108,7 +108,7 @@ def file_system(directory: Path) -> str:
 
 
 def main(directory: Path) -> int:
-    """Print every row once, as JSON lines; 0 also where Kafka is missing, with the reason."""
+    """Print every row once, as JSON lines. Returns 0 also without Kafka, after printing the reason."""
     if reason := missing():
         print(f"skipped: {reason}")
         return 0

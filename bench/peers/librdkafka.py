@@ -1,7 +1,7 @@
-"""What a client of librdkafka sees of a cluster, whoever's it is: rates, latencies, silence after a kill.
+"""Measure a cluster with librdkafka: rates, latencies, and the silence after a kill.
 
-Every function makes a client of its own, of the same settings for every cluster, and leaves nothing behind
-but records. Rates are per second, times in us unless a name says otherwise.
+Every function creates a client with the same settings for every cluster, and leaves only records behind.
+Rates are per second, times in us unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WAIT_S = 60.0
 QUEUED_RECORDS, QUEUED_KB = 1_000_000, 1 << 20
 BATCH_BYTES = 1 << 20
 SERVED_EVERY = 1024
-# Of one call, by which a consumer takes what was fetched.
+# Maximum records taken from a consumer in one call.
 CONSUMED = 10_000
 WARM_UP = 200
 SEND_EVERY_S = 0.005
@@ -25,11 +25,11 @@ SETTLED_S = 2.0
 
 
 class SilentCluster(Exception):
-    """Nothing came within a minute."""
+    """The cluster did not answer within a minute."""
 
 
 def create_topic(bootstrap: str, topic: str) -> int:
-    """One partition, three replicas, min.insync.replicas 2; the id of its leader."""
+    """Create a topic with one partition, three replicas, min.insync.replicas 2; return its leader's id."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     asked = NewTopic(topic, 1, 3, config={"min.insync.replicas": "2"})
     admin.create_topics([asked])[topic].result(WAIT_S)
@@ -37,7 +37,7 @@ def create_topic(bootstrap: str, topic: str) -> int:
 
 
 def leader_of(bootstrap: str, topic: str) -> int:
-    """Who leads the topic's partition now, once somebody does."""
+    """Return the id of the topic's leader, waiting until there is one."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
@@ -45,11 +45,11 @@ def leader_of(bootstrap: str, topic: str) -> int:
         if partitions and partitions[0].leader >= 0 and len(partitions[0].isrs) == 3:
             return int(partitions[0].leader)
         time.sleep(0.05)
-    raise SilentCluster(f"nobody leads {topic}")
+    raise SilentCluster(f"{topic} has no leader after {WAIT_S:.0f} s")
 
 
 def produce_rate(bootstrap: str, topic: str, *, records: int, size: int) -> float:
-    """Records acknowledged each second: acks=all, linger 5 ms, batches of up to 1 MiB."""
+    """Return acknowledged records per second: acks=all, linger 5 ms, batches of up to 1 MiB."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -74,12 +74,12 @@ def produce_rate(bootstrap: str, topic: str, *, records: int, size: int) -> floa
         if not number % SERVED_EVERY:
             producer.poll(0)
     if producer.flush(WAIT_S):
-        raise SilentCluster(f"{topic}: not all records were acknowledged")
+        raise SilentCluster(f"{topic}: not all records were acknowledged within {WAIT_S:.0f} s")
     return records / (time.perf_counter() - began)
 
 
 def latencies_us(bootstrap: str, topic: str, *, records: int) -> tuple[float, float]:
-    """p50 and p99 of one record of 100 B in flight: acks=all, no linger."""
+    """Return p50 and p99 of one record of 100 B in flight: acks=all, no linger."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
     producer.list_topics(topic, timeout=WAIT_S)
     value = os.urandom(100)
@@ -103,7 +103,7 @@ def latencies_us(bootstrap: str, topic: str, *, records: int) -> tuple[float, fl
 
 
 def consume_rate(bootstrap: str, topic: str, *, records: int) -> float:
-    """Records taken each second, from the first that come to the last of so many."""
+    """Return consumed records per second, from the first ones received to the last of `records`."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -120,7 +120,7 @@ def consume_rate(bootstrap: str, topic: str, *, records: int) -> float:
         while found < records:
             came = len(consumer.consume(min(CONSUMED, records - found), WAIT_S))
             if not came:
-                raise SilentCluster(f"{topic}: {found} records of {records} came")
+                raise SilentCluster(f"{topic}: received only {found} of {records} records")
             found += came
         return (found - first) / (time.perf_counter() - began)
     finally:
@@ -128,7 +128,7 @@ def consume_rate(bootstrap: str, topic: str, *, records: int) -> float:
 
 
 class _Silence:
-    """The longest time between two acknowledgements, and when it ended."""
+    """Measures the longest time between two acknowledgements, and when it ended."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -143,14 +143,16 @@ class _Silence:
         self.last = now
 
     def is_over(self) -> bool:
-        """Whether records have been flowing again for a while."""
+        """Return whether records have been flowing again for a while."""
         now = time.monotonic()
         return now - self.ended > SETTLED_S and now - self.last < SETTLED_S / 10
 
 
 def silence_ms(bootstrap: str, topic: str, kill: Callable[[], object]) -> float:
-    """The longest time without an acknowledgement after `kill()`, of a producer of default settings that
-    sends a record every 5 ms."""
+    """Return the longest time without an acknowledgement after `kill()`.
+
+    The producer has default settings and sends a record every 5 ms.
+    """
     producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
     seen = _Silence()
 
@@ -166,6 +168,6 @@ def silence_ms(bootstrap: str, topic: str, kill: Callable[[], object]) -> float:
     while time.monotonic() < killed + SETTLED_S or not seen.is_over():
         write()
         if time.monotonic() > killed + WAIT_S:
-            raise SilentCluster(f"{topic}: silent for a minute after a kill")
+            raise SilentCluster(f"{topic}: no acknowledgements for a minute after a kill")
     producer.flush(WAIT_S)
     return seen.longest_s * 1000

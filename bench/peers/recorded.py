@@ -1,14 +1,14 @@
-"""Answers of a cluster, played again: how fast a client is with a server that does nothing but send.
+"""Replay a cluster's recorded responses, to find how fast a client is with a server that only sends.
 
     with Recorded(cluster.bootstrap) as recorded:
-        consume_rate(recorded.bootstrap, topic, ...)   # asks the cluster, and keeps what it answers
-        consume_rate(recorded.bootstrap, topic, ...)   # the same bytes, from memory: the client's own limit
+         consume_rate(recorded.bootstrap, topic, ...)   # forwards to the cluster, and records its responses
+         consume_rate(recorded.bootstrap, topic, ...)   # the same bytes, from memory: the client's own limit
 
-A process of its own listens once for each broker, so that a client has as many connections as it has to the
-cluster. A request that came before, byte for byte but its correlation id, gets the answer from then; any
-other goes on to the broker. All Produce requests count as one: what they write is read and dropped. An answer
-that the broker held back, as a fetch at the log's end, is held back as long again: a client that is told at
-once would only ask all the time.
+A separate process listens once for each broker, so that a client has as many connections as to the cluster. A
+request equal to an earlier one except for its correlation id gets the recorded response; any other request is
+forwarded to the broker. All Produce requests count as equal: their records are read and dropped. A response
+that the broker delayed, such as a fetch at the end of the log, is delayed as long again; without the delay a
+client would send fetches continuously.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 from types import TracebackType
 
 HOST = "127.0.0.1"
-# The size of a frame, and where in a request its API key, its version and its correlation id are.
+# The size of a frame, and the positions of API key, version and correlation id in a request.
 SIZE_BYTES, API, KIND, NUMBER = 4, slice(0, 2), slice(0, 4), slice(4, 8)
 PRODUCE = (0).to_bytes(2, "big")
-# Records are in larger answers; in those below, brokers' addresses become this process's.
+# Larger responses contain records; in smaller ones, brokers' addresses are replaced by this process's.
 SMALL_BYTES = 65_536
 HELD_BACK_S = 0.1
 
@@ -33,7 +33,7 @@ Address = tuple[str, int]
 
 
 class Recorded:
-    """See the module; the process ends on exit."""
+    """Starts the replaying process, and ends it on exit."""
 
     def __init__(self, bootstrap: str) -> None:
         command = [sys.executable, "-m", "bench.peers.recorded", bootstrap]
@@ -57,15 +57,15 @@ class Recorded:
 
 
 class _Tape:
-    """What the brokers have answered: by port and request, the answer and after how many seconds it came."""
+    """The recorded responses: by port and request, the response and its delay in seconds."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[int, bytes], tuple[bytes, float]] = {}
-        # A broker's port as messages hold it, and the port that stands for it here.
+        # A broker's port in its wire form, and the port that replaces it.
         self.ports: dict[bytes, bytes] = {}
 
     def moved(self, answer: bytes) -> bytes:
-        """The answer with our ports in place of the brokers'."""
+        """Return the response with our ports in place of the brokers'."""
         if len(answer) < SMALL_BYTES:
             for theirs, ours in self.ports.items():
                 answer = answer.replace(HOST.encode() + theirs, HOST.encode() + ours)
@@ -80,7 +80,7 @@ def _serve(listener: socket.socket, broker: Address, tape: _Tape) -> None:
 
 
 def _answer(client: socket.socket, broker: Address, tape: _Tape) -> None:
-    """All requests of one connection, in their order."""
+    """Answer all requests of one connection, in order."""
     upstream: socket.socket | None = None
     with client:
         while (request := _frame(client)) is not None:
@@ -94,7 +94,7 @@ def _answer(client: socket.socket, broker: Address, tape: _Tape) -> None:
                 answer = _frame(upstream)
                 if answer is None:
                     return
-                # Without the correlation id, which every answer begins with.
+                # Every response begins with the correlation id, which is left out.
                 known = tape.answers[key] = tape.moved(bytes(answer[4:])), time.monotonic() - began
             elif known[1] > HELD_BACK_S:
                 time.sleep(known[1])
@@ -114,7 +114,7 @@ def _send(to: socket.socket, *parts: bytes | memoryview) -> None:
 
 
 def _frame(of: socket.socket) -> memoryview | None:
-    """The next frame without its size; None where the other end is gone."""
+    """Read the next frame without its size; None if the other end has closed."""
     size = _exactly(of, SIZE_BYTES)
     return None if size is None else _exactly(of, int.from_bytes(size, "big"))
 
@@ -133,7 +133,7 @@ def _exactly(of: socket.socket, size: int) -> memoryview | None:
 
 
 def main(bootstrap: str) -> None:
-    """Serve until stdin ends; the first line of stdout says where."""
+    """Serve until stdin ends; print the addresses as the first line of stdout."""
     tape = _Tape()
     listeners = []
     for each in bootstrap.split(","):

@@ -1,6 +1,6 @@
-"""A line of a table that holds us beside peers: figures by who reached them, medians, and what to reach.
+"""The rows of a comparison with peers: figures by system, medians, ratios and goals.
 
-What measures fills rows, round by round; `table_of` shows them, `write` keeps them as JSON, from which
+A benchmark adds figures round by round. `table_of` formats the rows, `write` stores them as JSON, from which
 bench/page.py draws docs/BENCHMARKS.
 """
 
@@ -17,16 +17,18 @@ from rich.table import Table
 
 OURS, KAFKA, LIMIT = "kreplica", "kafka", "client"
 NEARLY = 0.85
-# What a machine or a client does by itself stands in the table, and is no peer.
+# Limits of the machine or of a client: shown in the table, but not peers.
 NO_PEERS = (OURS, LIMIT, "write+fdatasync")
 
 
 @dataclass
 class Row:
-    """One line of the table. `reach`: the ratio, ours to Kafka's, that is to be reached; a limit of our own
-    figure where `is_absolute`; None where nothing is asked. `best_of_others`: the ratio is to the best of all
-    others, not to Kafka's. `LIMIT` among the figures: what the client can do by itself, of which nearly
-    all is as good."""
+    """A row of the table.
+
+    `reach`: the goal for the ratio of our figure to Kafka's, or for our figure if `is_absolute`; None without
+    a goal. `best_of_others`: the ratio is to the best of the others instead of Kafka. The figure of `LIMIT`
+    is what the client can do at most; reaching NEARLY all of it counts as reaching the goal.
+    """
 
     name: str
     unit: str
@@ -45,7 +47,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours by Kafka's, or by the best of all others."""
+        """Our median divided by Kafka's, or by the best of the others."""
         ours, theirs = self.median(OURS), self._best() if self.best_of_others else self.median(KAFKA)
         return ours / theirs if ours is not None and theirs else None
 
@@ -55,7 +57,7 @@ class Row:
 
     @property
     def is_reached(self) -> bool | None:
-        """None where there is nothing to compare."""
+        """Whether the goal is reached, None if there is nothing to compare."""
         measured = self.median(OURS) if self.is_absolute else self.ratio
         if measured is None or self.reach is None:
             return None
@@ -66,8 +68,8 @@ class Row:
 
 
 def asked_for(description: str | None) -> tuple[int, float, list[str]]:
-    """What a table's command line asks for: rounds of each row, a share of its records, and the rows' names,
-    none for all of them."""
+    """Parse a table's command line: rounds of each row, share of its records, and names of rows (empty:
+    all)."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,8 +80,8 @@ def asked_for(description: str | None) -> tuple[int, float, list[str]]:
     return given.rounds, given.scale, [name for name in given.rows.split(",") if name]
 
 
-def tell(row: Row, who: str) -> None:
-    """One figure, as soon as it is there."""
+def print_figure(row: Row, who: str) -> None:
+    """Print a new figure."""
     print(
         f"{row.name}: {who} {row.figures[who][-1]:,.1f} {row.unit} (load {os.getloadavg()[0]:.1f})",
         flush=True,
@@ -87,8 +89,8 @@ def tell(row: Row, who: str) -> None:
 
 
 def table_of(rows: list[Row]) -> Table:
-    """The medians and their ratios."""
-    table = Table("what", "unit", OURS, "Kafka", "ratio", "to reach", "", "client's limit")
+    """Return a table of the medians and their ratios."""
+    table = Table("what", "unit", OURS, "Kafka", "ratio", "goal", "", "client's limit")
     for row in rows:
         ours, theirs, ratio, limit = row.median(OURS), row.median(KAFKA), row.ratio, row.median(LIMIT)
         sign = ">=" if row.more_is_better else "<="
@@ -106,7 +108,7 @@ def table_of(rows: list[Row]) -> Table:
 
 
 def beside_table(rows: list[Row], peers: list[str]) -> Table:
-    """The medians of all that have figures, and our ratio to the best of the others."""
+    """Return a table of the medians, and of our ratio to the best of the others."""
     table = Table("what", "unit", *peers, "ratio to the best other")
     for row in rows:
         medians = [row.median(who) for who in peers]
@@ -116,6 +118,6 @@ def beside_table(rows: list[Row], peers: list[str]) -> Table:
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    """Keep the rows with the machine's load as JSON."""
-    told = [{**asdict(row), "ratio": row.ratio, "is_reached": row.is_reached} for row in rows]
-    path.write_text(json.dumps({"load": os.getloadavg(), "rows": told}, indent=1) + "\n")
+    """Write the rows and the machine's load as JSON."""
+    stored = [{**asdict(row), "ratio": row.ratio, "is_reached": row.is_reached} for row in rows]
+    path.write_text(json.dumps({"load": os.getloadavg(), "rows": stored}, indent=1) + "\n")

@@ -1,13 +1,12 @@
-"""Both of Spark's readers beside parquet, Spark's own Kafka source on real Kafka, and rows that cost nothing.
+"""Compare both of our Spark readers with parquet, Spark's Kafka source on real Kafka, and free rows.
 
     python -m bench.peers.spark --rounds 3 [--kafka] [--cpu] [--rows 6000000]
 
-The same records in each place, all in the page cache; in a round every query runs at every place in turn,
-and the first WARM_UP rounds only let the JVM compile. A line has million rows per second, of wall time or,
-with --cpu, of the processor time that the JVM and its Python workers took, which a busy machine stretches
-less. There are so many records that it tells how they are read: Spark plans any query for 50 ms, and looks
-at parquet's schema for as long. The table is kept in build/bench-spark.json. Needs Java; --kafka needs
-Maven, too.
+Each source has the same records, all in the page cache. In a round every query reads every source in turn;
+the first WARM_UP rounds only warm up the JVM. A row has million rows per second of wall time or, with --cpu,
+of the processor time of the JVM and its Python workers, which a busy machine affects less. The number of
+records is large, because Spark plans any query for 50 ms, and reads parquet's schema for as long. The table
+is written to build/bench-spark.json. Needs Java; --kafka needs Maven, too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from rich.console import Console
 
 import kreplica
 import spark_connector
-from bench.peers.rows import KAFKA, OURS, Row, table_of, tell, write
+from bench.peers.rows import KAFKA, OURS, Row, print_figure, table_of, write
 from spark_connector.jvm_reader import CHECKPOINTS_SETTING
 from tests.conformance.kafka_peer import Node, missing, spark_jars
 
@@ -48,7 +47,7 @@ MADE_WITHIN_S = 30.0
 PYTHON, PARQUET = "python reader", "parquet"
 T0_MS = 1_700_000_000_000
 
-# By query: what the JVM reader has to reach beside parquet of 100 B and of 1 KiB.
+# By query: the JVM reader's goal as a ratio to parquet, with records of 100 B and of 1 KiB.
 REACH = {"noop": (3.0, 3.0), "sum(length)": (2.3, 3.5), "group by key": (0.9, 0.7)}
 QUERIES: dict[str, Callable[[DataFrame], Any]] = {
     "noop": lambda frame: frame.write.format("noop").mode("overwrite").save(),
@@ -62,7 +61,7 @@ Place = Callable[[], DataFrame]
 
 
 def records(size: int, partition: int, count: int) -> Iterator[list[kreplica.Record]]:
-    """Batches of records whose values cannot be compressed."""
+    """Yield batches of records with incompressible values."""
     source = random.Random(f"{size} {partition}")
     step = max(1, BATCH_BYTES // size)
     for first in range(0, count, step):
@@ -102,12 +101,12 @@ def fill_kafka(bootstrap: str, size: int, rows: int) -> None:
     producer.flush()
 
 
-# ---- a session, and what it costs ----------------------------------------------------------------------
+# ---- sessions and their costs ---------------------------------------------------------------------------
 
 
 @contextmanager
 def session(cores: int, jars: list[str]) -> Iterator[SparkSession]:
-    """Spark as a user would start it, its Python workers over a Unix socket."""
+    """Start Spark as a user would, with its Python workers on a Unix socket."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     builder = (
         SparkSession.builder.master(f"local[{cores}]")
@@ -131,7 +130,7 @@ def session(cores: int, jars: list[str]) -> Iterator[SparkSession]:
 
 
 def processes() -> list[tuple[int, list[str]]]:
-    """Every process that descends from this one, with the fields of its /proc/<pid>/stat behind its name."""
+    """Return all descendants of this process, with the fields of /proc/<pid>/stat after the name."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -149,13 +148,13 @@ def processes() -> list[tuple[int, list[str]]]:
 
 
 def cpu_s() -> float:
-    """The processor time of the JVM and of its workers, those that have ended with it."""
+    """Return the processor time of the JVM and its workers, including ended ones."""
     ticks = sum(int(tick) for _, fields in processes() for tick in fields[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def workers_mib() -> float:
-    """The resident memory of the Python workers, without the JVM."""
+    """Return the resident memory of the Python workers, without the JVM."""
     pages = 0
     for pid, fields in processes():
         if "python" in Path(f"/proc/{pid}/comm").read_text():
@@ -164,7 +163,7 @@ def workers_mib() -> float:
 
 
 class Clock:
-    """What a query took, in seconds of the wall or of the processor."""
+    """Measures a call in seconds of wall time or of processor time."""
 
     def __init__(self, of_cpu: bool) -> None:
         self._now = cpu_s if of_cpu else time.perf_counter
@@ -217,13 +216,13 @@ def reads(spark: SparkSession, rounds: int, rows: int, bootstrap: str | None, cl
 
 
 def note(who: str, figure: float, beside: Row, source: Row, python: Row) -> None:
-    """A place's figure into the rows that it belongs to."""
+    """Add a source's figure to the rows it belongs to."""
     if who == KAFKA:
         source.add(who, figure)
         python.add(who, figure)
-        tell(source, who)
+        print_figure(source, who)
         return
-    # The best other is parquet; the rest stands beside it to be seen.
+    # The best other source is parquet; the rest are shown beside it.
     (beside if who in (OURS, PARQUET) else python).add(OURS if who == PYTHON else who, figure)
     if who == OURS:
         source.add(who, figure)
@@ -231,8 +230,10 @@ def note(who: str, figure: float, beside: Row, source: Row, python: Row) -> None
 
 
 def micro_batches(spark: SparkSession) -> list[Row]:
-    """How long a batch of STREAM_ROWS takes, from its trigger to its commit, the median of those behind the
-    first; beside a source that costs nothing, with the checkpoints of `register` and with those of Hadoop."""
+    """Measure a micro-batch of STREAM_ROWS from its trigger to its commit, as the median after the first.
+
+    The peer is a source that costs nothing, with the checkpoints of `register` and with Hadoop's.
+    """
     by = spark.readStream.format("kreplica").options(subscribe=f"t{SIZES[0]}", startingOffsets="earliest")
     logs = by.option("maxOffsetsPerTrigger", str(STREAM_ROWS))
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", STREAM_ROWS)
@@ -260,12 +261,12 @@ def micro_batch(place: Place, who: str, limit: float | None) -> Row:
     for progress in query.recentProgress[3:]:
         row.add(OURS, progress.durationMs["triggerExecution"])
     query.stop()
-    tell(row, OURS)
+    print_figure(row, OURS)
     return row
 
 
 def scaling(jars: list[str], rounds: int, rows: int) -> list[Row]:
-    """By how much two cores are faster than one. Wall time: this line needs a machine that is idle."""
+    """Measure the speed-up of two cores over one, in wall time; this needs an idle machine."""
     figures: dict[str, dict[int, float]] = {"jvm": {}, "python": {}}
     for cores in (1, 2):
         with session(cores, jars) as spark:
@@ -283,13 +284,13 @@ def scaling(jars: list[str], rounds: int, rows: int) -> list[Row]:
     for reader, reach in (("jvm", 1.6), ("python", None)):
         row = Row(f"local[2] by local[1], {reader} reader", "x", reach, is_absolute=True)
         row.add(OURS, figures[reader][2] / figures[reader][1])
-        tell(row, OURS)
+        print_figure(row, OURS)
         table.append(row)
     return table
 
 
 def memory(spark: SparkSession, rounds: int) -> Row:
-    """By how much the Python workers grow while they read the same again."""
+    """Measure the growth of the Python workers while they repeat a read."""
     row = Row("growth of the Python workers in a read", "MiB", 32.0, is_absolute=True, more_is_better=False)
     by = spark.read.format("kreplica").option("subscribe", f"t{SIZES[1]}").option("reader", "python")
     QUERIES["noop"](by.load(str(SCRATCH / "logs")))
@@ -297,7 +298,7 @@ def memory(spark: SparkSession, rounds: int) -> Row:
         before = workers_mib()
         QUERIES["noop"](by.load(str(SCRATCH / "logs")))
         row.add(OURS, max(0.0, workers_mib() - before))
-    tell(row, OURS)
+    print_figure(row, OURS)
     return row
 
 
@@ -306,12 +307,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=6_000_000, help="of 100 B; of 1 KiB a fifth")
+    parser.add_argument("--rows", type=int, default=6_000_000, help="records of 100 B; a fifth of 1 KiB")
     parser.add_argument("--kafka", action="store_true", help="Spark's own source on real Kafka, too")
     parser.add_argument("--cpu", action="store_true", help="rows per second of processor time")
     asked = parser.parse_args()
     if asked.kafka and (reason := missing()):
-        raise SystemExit(f"no Kafka here: {reason}")
+        raise SystemExit(f"Kafka is not available: {reason}")
     spark_connector.use_java()
     shutil.rmtree(SCRATCH, ignore_errors=True)
     SCRATCH.mkdir(parents=True)

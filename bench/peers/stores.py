@@ -1,8 +1,8 @@
-"""What a program would open instead of a log: lmdb, sqlite3, rocksdict, each told to keep numbered values.
+"""Embedded stores as alternatives to a log: lmdb, sqlite3 and rocksdict, each storing numbered values.
 
-A store keeps values under offsets that it gives itself, 0 and up, and reads them back in that order or by
-offset. `durable` is a promise about a power cut: an append returns when its values are on the disk. Without
-it an append survives the death of the process, in all four. Each has the settings its manual names for that.
+A store assigns offsets from 0 to values, and reads them in order or by offset. With `durable` an append
+returns when its values survive a power cut. Without it an append survives the death of the process, in all
+four. Each store has the settings that its manual names for that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAP_BYTES = 16 << 30
 
 
 class Store(Protocol):
-    """One of them, open."""
+    """An open store."""
 
     def append(self, values: Sequence[bytes]) -> None: ...
 
@@ -88,7 +88,7 @@ class LmdbStore:
 
 
 class SqliteStore:
-    """A table with the offset as its row id, behind a write-ahead log."""
+    """A table with the offset as its row id, and a write-ahead log."""
 
     def __init__(self, path: Path, durable: bool) -> None:
         self._database = sqlite3.connect(path / "values.sqlite", isolation_level=None)

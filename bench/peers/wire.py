@@ -1,13 +1,13 @@
-"""Three nodes as processes beside three of Kafka: `make bench-peers`, or `python -m bench.peers.wire`.
+"""Compare three of our processes with three of Kafka's: `make bench-peers`, or `python -m bench.peers.wire`.
 
-The same machine, the same clients with the same settings, in turns: each row is measured on one cluster, then
-on the other, some rounds long, and told as the two medians and their ratio. Both clusters stand all the time,
-and one of them works. Prints a table and writes build/bench-peers.json. Where Java or Maven is missing only
-our own side is measured, and a line says so.
+Both run on the same machine, with the same clients and settings, in turns: each row is measured on one
+cluster and then on the other, for some rounds. The result is both medians and their ratio. Both clusters are
+up all the time, but only one works. Prints a table and writes build/bench-peers.json. Without Java or Maven
+only kreplica is measured, and a line says so.
 
-    --rounds N     of each row (3)
-    --rows a,b     only these
-    --scale F      so much of each row's records (1.0)
+ --rounds N     rounds of each row (3)
+ --rows a,b     only these rows
+ --scale F      share of each row's records (1.0)
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from bench.peers.librdkafka import (
     silence_ms,
 )
 from bench.peers.recorded import Recorded
-from bench.peers.rows import KAFKA, LIMIT, OURS, Row, asked_for, table_of, tell, write
+from bench.peers.rows import KAFKA, LIMIT, OURS, Row, asked_for, print_figure, table_of, write
 from tests.support.node_processes import NodeProcesses
 
 BUILD = Path(__file__).parents[2] / "build"
 DIRECTORY, RESULT = BUILD / "bench-peers", BUILD / "bench-peers.json"
-# Until a cluster that has just started, or got a node back, does nothing any more.
+# The time until a cluster is idle after a start or a restart of a node.
 SETTLE_S = 3.0
 CONNECTIONS = 200
 
@@ -56,10 +56,10 @@ class Bench:
         self.rows: list[Row] = []
 
     def run(self) -> None:
-        """All rows that were asked for."""
+        """Measure the requested rows."""
         reason = missing()
         if reason:
-            print(f"Kafka's side is skipped: {reason}")
+            print(f"Kafka is not measured: {reason}")
         sides = [OURS] if reason else [OURS, KAFKA]
         shutil.rmtree(DIRECTORY, ignore_errors=True)
         DIRECTORY.mkdir(parents=True)
@@ -103,22 +103,22 @@ class Bench:
             for who, cluster in self._clusters.items():
                 for row, figure in zip(rows, measure(cluster), strict=True):
                     row.add(who, figure)
-                    tell(row, who)
+                    print_figure(row, who)
 
     def _is_wanted(self, row: Row) -> bool:
         return not self._names or any(name in row.name for name in self._names)
 
     def _topic(self, cluster: Any) -> str:
-        """A new topic, which costs nothing that is measured."""
+        """Create a topic; the time for it is not measured."""
         self._topics += 1
         name = f"bench-{self._topics}"
         create_topic(cluster.bootstrap, name)
         return name
 
-    # ---- rows of their own --------------------------------------------------------------------------------
+    # ---- rows with their own method ------------------------------------------------------------------------
 
     def _starts(self, sides: list[str]) -> None:
-        """Start each cluster anew some times, and leave the last of each standing."""
+        """Restart each cluster some times, and leave the last one of each running."""
         start = Row("start, three nodes", "s", 2.0, is_absolute=True, more_is_better=False)
         idle = Row("memory of an idle node", "MB", 100.0, is_absolute=True, more_is_better=False)
         rounds = self._rounds if self._is_wanted(start) or self._is_wanted(idle) else 1
@@ -134,8 +134,8 @@ class Bench:
                 start.add(who, time.perf_counter() - began)
                 time.sleep(SETTLE_S)
                 idle.add(who, statistics.mean(resident_mb(cluster.pid(node)) for node in cluster.ids))
-                tell(start, who)
-                tell(idle, who)
+                print_figure(start, who)
+                print_figure(idle, who)
 
     def _produce(self, cluster: Any, row: Row, *, records: int, size: int) -> list[float]:
         topic = self._topic(cluster)
@@ -144,7 +144,7 @@ class Bench:
             with Recorded(cluster.bootstrap) as recorded:
                 produce_rate(recorded.bootstrap, topic, records=1, size=size)
                 row.add(LIMIT, produce_rate(recorded.bootstrap, topic, records=records, size=size))
-            tell(row, LIMIT)
+            print_figure(row, LIMIT)
         return [rate]
 
     def _consume(self, cluster: Any, row: Row) -> list[float]:
@@ -155,7 +155,7 @@ class Bench:
             with Recorded(cluster.bootstrap) as recorded:
                 consume_rate(recorded.bootstrap, topic, records=records)
                 row.add(LIMIT, consume_rate(recorded.bootstrap, topic, records=records))
-            tell(row, LIMIT)
+            print_figure(row, LIMIT)
         return [rate]
 
     def _fetch(self, cluster: Any) -> list[float]:
@@ -183,20 +183,20 @@ class Bench:
                 topic = self._topic(cluster)
                 with killed_node(cluster, leader_of(cluster.bootstrap, topic)) as kill:
                     row.add(who, silence_ms(cluster.bootstrap, topic, kill))
-                tell(row, who)
+                print_figure(row, who)
                 leader_of(cluster.bootstrap, topic)
 
 
 @contextmanager
 def killed_node(cluster: Any, node_id: int) -> Iterator[Callable[[], None]]:
-    """What kills the node, which is started again at the end."""
+    """Yield a function that kills the node; restart the node at the end."""
     yield lambda: cluster.kill(node_id)
     cluster.start(node_id)
     time.sleep(SETTLE_S)
 
 
 def new_cluster(who: str, number: int) -> Any:
-    """A formatted one, whose nodes do not run yet."""
+    """Create a formatted cluster whose nodes do not run yet."""
     directory = DIRECTORY / f"{who}-{number}"
     if who == OURS:
         return NodeProcesses(directory, min_insync_replicas=2)
@@ -207,7 +207,7 @@ def new_cluster(who: str, number: int) -> Any:
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process."""
     line = next(each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in each)
     return int(line.split()[1]) / 1024
 
