@@ -1,4 +1,6 @@
-"""pytest plugin: a fixture with a real cluster, whose invariants are checked after the test.
+"""Tools for tests: a pytest fixture with a real cluster, and replay() for scripts on a simulated one.
+
+The fixture checks the cluster's invariants after the test:
 
     def test_orders(kreplica_cluster):
         kreplica_cluster.create_topic("orders")
@@ -12,7 +14,7 @@
 The marker takes the arguments of `kreplica.Cluster`. After the test, running nodes are resumed and connected
 again, and the cluster must settle: a test fails if it passed but the cluster violated an invariant. pytest
 finds the plugin automatically where kreplica is installed. Nothing else is imported until the fixture is
-used.
+used or a script is replayed.
 """
 
 from __future__ import annotations
@@ -25,6 +27,26 @@ import pytest
 
 if TYPE_CHECKING:
     from kreplica.cluster import Cluster
+
+
+__all__ = ["kreplica_cluster", "replay"]
+
+
+def replay(script: str) -> str:
+    """Run a script on a simulated cluster and return it with the output that its commands print now.
+
+    A script has blocks of command lines, and under a line `----` what they print; docs/SIMULATOR.md lists the
+    commands. The same script gives the same output in any process, so a test compares:
+
+        assert replay(script) == script
+
+    The clock is simulated, and all invariants are checked after every event. Raises InvariantViolated (an
+    AssertionError) if one is violated, and ScriptError (a ValueError) with the number of the line if a
+    command is unknown or cannot be run.
+    """
+    from kreplica.sim.transcript.simulated import replay_simulated
+
+    return replay_simulated(script)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kreplica.sim.control_mutants import CONTROL_MUTANTS
-from kreplica.sim.history_mutants import HISTORY_MUTANTS
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.mutants import MUTANTS, built_in
-from kreplica.sim.quorum.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
 from kreplica.sim.transcript.simulated import replay_simulated
+from tests.mutants.control_mutants import CONTROL_MUTANTS
+from tests.mutants.history_mutants import HISTORY_MUTANTS
+from tests.mutants.mutants import MUTANTS, built_in
+from tests.mutants.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
 
 ALL_MUTANTS = {
     **MUTANTS,

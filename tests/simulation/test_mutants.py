@@ -12,8 +12,8 @@ from kreplica.sim.driver import RandomDriver
 from kreplica.sim.invariants.checker import INVARIANTS
 from kreplica.sim.invariants.committed import LogMatching
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.mutants import MUTANTS, switched_on
 from kreplica.sim.transactions import READ_COMMITTED
+from tests.mutants.mutants import MUTANTS, switched_on
 
 EVENTS = 1_500
 PINS = Path(__file__).with_name("pinned_seeds.txt")

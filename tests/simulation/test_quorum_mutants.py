@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.mutants import built_in
 from kreplica.sim.quorum.quorum_driver import QuorumDriver
-from kreplica.sim.quorum.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
+from tests.mutants.mutants import built_in
+from tests.mutants.quorum_mutants import QUORUM_HISTORY_MUTANTS, QUORUM_MUTANTS
 from tests.unit.raft import test_kafka_raft_client as scripts
 from tests.unit.raft import test_voter_changes as voter_scripts
 

@@ -1,14 +1,20 @@
-"""The pytest plugin: a cluster for each test, held to its promises afterwards."""
+"""The tools for tests: a cluster for each test, which is checked afterwards, and replayed scripts."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from kreplica.cluster import checked_cluster, promises
 from kreplica.cluster.checked_cluster import CheckedCluster
 from kreplica.cluster.promises import BrokenPromise
+from kreplica.testing import replay
+from tests.mutants.mutants import switched_on
 
 pytest_plugins = ["pytester"]
+
+TRANSCRIPTS = Path(__file__).parents[1] / "interaction" / "transcripts"
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -82,3 +88,20 @@ def test_a_task_that_failed_is_told(cluster):
     cluster.failures.append(("a loop", ValueError("why")))
     with pytest.raises(BrokenPromise, match="why"):
         cluster.check()
+
+
+def test_a_script_is_returned_with_what_its_commands_print_now():
+    commands = "# A broker of its own.\nbrokers 1\ntopic orders 1\nproduce m1\n"
+    printed = "----\nm1: acknowledged at offset 0\n"
+    assert replay(commands) == replay(commands + "----\nwhat it printed before\n") == commands + printed
+
+
+def test_a_script_that_cannot_run_is_refused_with_its_line():
+    with pytest.raises(ValueError, match=r"line 2, 'dance': there is no command 'dance'"):
+        replay("brokers 1\ndance\n")
+
+
+def test_a_script_that_breaks_an_invariant_fails():
+    script = TRANSCRIPTS / "kip_101_truncation_to_the_high_watermark.txt"
+    with switched_on("cut_to_the_mark"), pytest.raises(AssertionError, match="LeaderCompleteness"):
+        replay(script.read_text())

@@ -23,8 +23,8 @@ COMMENT = "#"
 RunCommand = Callable[[str], Sequence[str]]
 
 
-class ScriptError(Exception):
-    """A script that cannot be run: an unknown command, a missing argument. Says the line's number."""
+class ScriptError(ValueError):
+    """A script that cannot be run: an unknown command, a missing argument. Names the line's number."""
 
 
 def first_command(text: str) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kreplica.cli import sim
 from kreplica.cli.app import app
-from kreplica.sim.mutants import switched_on
+from tests.mutants.mutants import switched_on
 
 
 def run(*arguments):

@@ -21,7 +21,7 @@ from kreplica.common.errors import (
 )
 from kreplica.common.types import TopicPartition
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.mutants import switched_on
+from tests.mutants.mutants import switched_on
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from kreplica.sim.mutants import switched_on
 from kreplica.sim.nodes.driver import NodeDriver
 from kreplica.sim.reduction import AllBut, reduced, run_brokers, run_nodes
+from tests.mutants.mutants import switched_on
 
 EVENTS = 600
 LEAST_ACTIONS = 30

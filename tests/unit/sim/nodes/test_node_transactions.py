@@ -10,10 +10,10 @@ import pytest
 
 from kreplica.common.types import TopicPartition
 from kreplica.sim.invariants.violation import InvariantViolated
-from kreplica.sim.mutants import MUTANTS, built_in
 from kreplica.sim.nodes.node_checker import NodeChecker
 from kreplica.sim.nodes.node_cluster import NodeCluster
 from kreplica.sim.nodes.node_transactions import NodeTransactions
+from tests.mutants.mutants import MUTANTS, built_in
 
 AT = TopicPartition("t", 0)
 

@@ -3,8 +3,6 @@
 Kept apart from `mutants.MUTANTS`, of which each is caught in random runs. Thread rule: as there.
 """
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 import dataclasses
@@ -28,8 +26,8 @@ from kreplica.replica.replica import UNKNOWN_BROKER_EPOCH, Replica
 from kreplica.replica.replica_fetcher import ReplicaFetcher
 from kreplica.replica.replica_fetcher_manager import ReplicaFetcherManager
 from kreplica.replica.replica_manager import ReplicaManager
-from kreplica.sim.mutants import Mutant, Replacement
 from kreplica.sim.storage import TEMPORARY_SUFFIX, SimStorage
+from tests.mutants.mutants import Mutant, Replacement
 
 HISTORY_MUTANTS: dict[str, Mutant] = {}
 

@@ -1,10 +1,8 @@
 """Mutants of the quorum: known ways to lose its data or its peace, for the invariants to catch.
 
-As sim.mutants; all are caught in random runs of the quorum alone, each of QUORUM_HISTORY_MUTANTS by the
-script of the history that it is the bug of, too. Thread rule: as there.
+Random runs of the quorum alone catch all of them. The script of its history catches each of
+QUORUM_HISTORY_MUTANTS too. Thread rule: as in mutants.py.
 """
-
-# mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from kreplica.raft.replica_progress import ReplicaProgress
 from kreplica.raft.resigned_state import ResignedState
 from kreplica.raft.unattached_state import UnattachedState
 from kreplica.raft.voter_changes import VoterChanges
-from kreplica.sim.mutants import Mutant, Replacement
+from tests.mutants.mutants import Mutant, Replacement
 
 QUORUM_MUTANTS: dict[str, Mutant] = {}
 QUORUM_HISTORY_MUTANTS: dict[str, Mutant] = {}

@@ -1,10 +1,8 @@
 """Mutants of the control plane: each is the bug of one history that a script of whole nodes replays.
 
-As sim.history_mutants, with its thread rule. Where one thing guards behind another, each has its mutant, and
-only both together are the bug.
+Where a second mechanism would hide the bug, each mechanism has its mutant, and only both together are the
+bug. Thread rule: as in mutants.py.
 """
-
-# mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from kreplica.controller.alter_partition_control import AlterPartitionControl
 from kreplica.controller.broker_change import BrokerChange
 from kreplica.controller.partition_change_builder import PartitionChangeBuilder
 from kreplica.replica import isr_policy, partition
-from kreplica.sim.mutants import Mutant, Replacement
+from tests.mutants.mutants import Mutant, Replacement
 
 CONTROL_MUTANTS: dict[str, Mutant] = {}
 
