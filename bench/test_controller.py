@@ -96,7 +96,7 @@ def test_leaders_of_a_dead_broker(row: Row, cluster: LocalControllers) -> None:
 def _let_it_lead_again(term: Any) -> None:
     term.machines.broker_change.on_broker_startup([1])
     for partition in term.context.partitions.values():
-        change = term.machines.batch.add_leader_and_isr_request_for_brokers(partition)
+        change = term.machines.batch.change_of(partition)
         change.elect(1, tuple(partition.registration.replicas), unclean=False, min_isr=1)
 
 

@@ -69,7 +69,6 @@ from kreplica.common.metrics import MetricRegistry
 from kreplica.common.ports import DirectoryLock, Loop
 from kreplica.common.types import Uuid
 from kreplica.controller.feature_control import METADATA_VERSION, SUPPORTED_FEATURES
-from kreplica.controller.listeners import register_listeners
 from kreplica.controller.quorum_controller import QuorumController
 from kreplica.metadata.control_records import VoterEndpoint
 from kreplica.metadata.image_writer import ImageWriter
@@ -279,14 +278,7 @@ class Node:
         )
         self.raft.watch_commits(self.controller.on_commit)
         self._controller_apis = ControllerApis(self.controller)
-        image, event = self._image, self.controller.append_write_event
-        assert image is not None
-        listener = register_listeners(
-            image,
-            loader.metadata.topics,
-            lambda name, operation: event(name, lambda term: operation(term.machines)),
-        )
-        loader.install_publishers([self.controller, listener])
+        loader.install_publishers([self.controller])
 
     def _registration(self) -> ControllerRegistrationManager:
         config, ports = self.config, self._ports

@@ -145,7 +145,7 @@ class AlterPartitionControl:
                 )
 
     def _change(self, partition: PartitionContext, asked: Asked) -> None:
-        change = self._batch.add_leader_and_isr_request_for_brokers(partition)
+        change = self._batch.change_of(partition)
         before = change.isr
         change.leader_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
         change.set_isr(

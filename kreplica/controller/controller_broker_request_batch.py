@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kreplica.common.errors import OperationNotAttempted, StaleControllerEpoch, UnknownTopicOrPartition
+from kreplica.common.errors import OperationNotAttempted, UnknownTopicOrPartition
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_context import ControllerContext, PartitionContext
 from kreplica.controller.leader_selectors import LeaderSelection
@@ -55,26 +55,23 @@ class ControllerBrokerRequestBatch:
     # ---- a batch ------------------------------------------------------------------------------------------
 
     def new_batch(self) -> None:
-        """Begin. Raises OperationNotAttempted where one is open: its requests would be mixed up."""
+        """Begin. Raises OperationNotAttempted if a batch is open: their records would be mixed up."""
         if self._is_open:
-            raise OperationNotAttempted("the controller's batch of requests is not sent yet")
+            raise OperationNotAttempted("the controller's open batch is not appended yet")
         self._is_open = True
         self._context.begin()
 
-    def send_requests_to_brokers(self, epoch: int) -> int | None:
-        """Append all records; the offset of the last, None where there are none.
+    def append_records(self) -> int | None:
+        """Append all records and return the offset of the last; None if there are no records.
 
-        Raises StaleControllerEpoch where the controller has been replaced, and what the append raises; then
-        all is as it was when the batch began.
+        Raises what the append raises, such as NotController if another controller has taken over. Then the
+        context and all states are as they were when the batch began.
         """
         context = self._context
         try:
-            newest = max(context.epoch, context.stored_controller_epoch)
-            if epoch != newest:
-                raise StaleControllerEpoch(f"the controller's epoch is {newest}, not {epoch}")
             records, partitions = self._collect()
             if records:
-                self.last_offset = self._append(epoch, records)
+                self.last_offset = self._append(context.epoch, records)
         except BaseException as error:
             self.give_up(error)
             raise
@@ -110,12 +107,12 @@ class ControllerBrokerRequestBatch:
         except BaseException as error:
             self.give_up(error)
             raise
-        self.send_requests_to_brokers(self._context.epoch)
+        self.append_records()
 
     # ---- what it collects ---------------------------------------------------------------------------------
 
-    def add_leader_and_isr_request_for_brokers(self, partition: PartitionContext) -> PartitionChangeBuilder:
-        """What the partition becomes, to be changed further; its replicas are told."""
+    def change_of(self, partition: PartitionContext) -> PartitionChangeBuilder:
+        """Return the partition's change in this batch, to be changed further; begin one if there is none."""
         change = partition.change
         if change is None:
             self._require_open()
@@ -125,16 +122,11 @@ class ControllerBrokerRequestBatch:
             self._changed.append(partition)
         return change
 
-    def update_leader_and_isr(
-        self, partition: PartitionContext, selection: LeaderSelection, expected_version: int
-    ) -> bool:
-        """Compare and set: False, and nothing is changed, where the partition is of another version."""
-        if partition.leader_and_isr.partition_epoch != expected_version:
-            return False
-        change = self.add_leader_and_isr_request_for_brokers(partition)
+    def update_leader_and_isr(self, partition: PartitionContext, selection: LeaderSelection) -> None:
+        """Make the selection the partition's leader and ISR."""
+        change = self.change_of(partition)
         min_isr = self._context.min_isr(partition.topic_partition.topic)
         change.elect(selection.leader, selection.isr, unclean=selection.unclean, min_isr=min_isr)
-        return True
 
     def add_partition(
         self,
@@ -148,21 +140,6 @@ class ControllerBrokerRequestBatch:
         partition = self._context.add_partition(topic_partition, topic_id, replicas, directories)
         self._changed.append(partition)
         return partition
-
-    def add_stop_replica_request_for_brokers(
-        self, replicas: Sequence[tuple[PartitionContext, int]], *, delete_partition: bool
-    ) -> None:
-        """The brokers stop the replicas, and delete them where their topic goes or their assignment does.
-
-        What makes them do so is in the records of the partitions; here it is only told to people, and only of
-        those that are deleted: any other is told by its state already.
-        """
-        if delete_partition:
-            self._logger.trace(
-                "stops and deletes replica %d of %s",
-                [broker_id for _, broker_id in replicas],
-                [partition.topic_partition for partition, _ in replicas],
-            )
 
     def add_topic_removal(self, topic_id: Uuid) -> None:
         """The topic goes, and with it all that the batch says of its partitions."""

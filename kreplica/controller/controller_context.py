@@ -99,9 +99,8 @@ class ControllerContext:
 
     `live_broker_ids`: registered, not fenced, not shutting down; `shutting_down_broker_ids`: not fenced, and
     about to leave. `offline_directories`: of each broker that has any. `metadata_offsets`: the last record
-    that each broker has told to have carried out. `stored_controller_epoch`: the newest
-    that anybody told; where it is above `epoch`, this controller has been replaced.
-    `unclean_leader_election_enable`: as its node is configured, for topics without a setting.
+    that each broker has reported as applied. `unclean_leader_election_enable`: as the controller's node is
+    configured, for topics without a setting.
     """
 
     def __init__(
@@ -114,7 +113,6 @@ class ControllerContext:
     ) -> None:
         self.metadata = metadata
         self.epoch = epoch
-        self.stored_controller_epoch = epoch
         self.settings = TopicSettings(
             metadata, last_offset, unclean_leader_election_enable=unclean_leader_election_enable
         )

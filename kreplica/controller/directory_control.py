@@ -89,7 +89,7 @@ class DirectoryControl:
             for replica, held in zip(current.replicas, current.directories, strict=True)
         )
         if changed != current.directories:
-            change = self._machines.batch.add_leader_and_isr_request_for_brokers(partition)
+            change = self._machines.batch.change_of(partition)
             change.directories = changed
         if lost is not None:
             lost.append(partition)

@@ -117,7 +117,7 @@ class PartitionReassignment:
         before, isr = current.replicas, current.isr
         gone = [replica for replica in before if replica not in replicas]
         come = [replica for replica in replicas if replica not in before]
-        change = self._batch.add_leader_and_isr_request_for_brokers(partition)
+        change = self._batch.change_of(partition)
         change.set_assignment(
             replicas,
             adding=adding,

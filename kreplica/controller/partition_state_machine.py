@@ -27,10 +27,6 @@ from kreplica.controller.leader_selectors import (
 from kreplica.controller.state_change_logger import StateChangeLogger
 from kreplica.controller.states import PREVIOUS_PARTITION_STATES, PartitionState
 
-# A selector changes nothing, so the version it decided on is the version found; an election that still finds
-# another one each time would go on for ever.
-MAX_ELECTION_ATTEMPTS = 8
-
 
 class PartitionStateMachine:
     """See the module."""
@@ -171,37 +167,28 @@ class PartitionStateMachine:
                 f"{partition.topic_partition}: none of its replicas {list(current.replicas)} is alive; alive "
                 f"are {sorted(context.live_broker_ids)}"
             )
-        self._batch.update_leader_and_isr(partition, LeaderSelection(live[0], live), current.partition_epoch)
+        self._batch.update_leader_and_isr(partition, LeaderSelection(live[0], live))
 
     def _take_leader_away(self, partition: PartitionContext, _selector: PartitionLeaderSelector) -> None:
         current = partition.leader_and_isr
         is_going = self._context.is_topic_queued_up_for_deletion(partition.topic_id)
         if current.leader != NO_LEADER and not is_going:
-            self._batch.add_leader_and_isr_request_for_brokers(partition).set_leader(NO_LEADER)
+            self._batch.change_of(partition).set_leader(NO_LEADER)
 
     def elect_leader(self, partition: PartitionContext, selector: PartitionLeaderSelector) -> bool:
-        """Let the selector's choice lead, in the open batch; False where no election is needed.
+        """Make the selector's choice the leader, in the open batch; return False if no election is needed.
 
-        Compare and set: the choice counts only for the version that it was made on. Raises StateChangeFailed
-        where nobody can lead, and where another controller has taken over.
+        Raises StateChangeFailed if no replica can lead. The choice needs no compare-and-set: nothing changes
+        the partition between the choice and the batch, and a replaced controller cannot append the batch.
         """
-        context = self._context
-        if context.stored_controller_epoch > context.epoch:
-            raise StateChangeFailed(
-                f"aborted the election of {partition.topic_partition}: another controller has epoch "
-                f"{context.stored_controller_epoch}, this one {context.epoch}"
+        try:
+            selection = selector.select_leader(partition)
+        except ElectionNotNeeded:
+            return False
+        self._batch.update_leader_and_isr(partition, selection)
+        if selection.unclean:
+            self._logger.trace(
+                "elected leader %d of partition %s UNCLEANLY: what was committed may be lost",
+                *([selection.leader], [partition.topic_partition]),
             )
-        for _ in range(MAX_ELECTION_ATTEMPTS):
-            version = partition.leader_and_isr.partition_epoch
-            try:
-                selection = selector.select_leader(partition)
-            except ElectionNotNeeded:
-                return False
-            if self._batch.update_leader_and_isr(partition, selection, version):
-                if selection.unclean:
-                    self._logger.trace(
-                        "elected leader %d of partition %s UNCLEANLY: what was committed may be lost",
-                        *([selection.leader], [partition.topic_partition]),
-                    )
-                return True
-        raise StateChangeFailed(f"{partition.topic_partition} changes while its leader is elected")
+        return True

@@ -268,8 +268,8 @@ class QuorumController:
     def _on_controller_failover(self, epoch: int, metadata: ClusterMetadata, in_transaction: bool) -> None:
         """Become the active controller, in the ZooKeeper-era controller's order.
 
-        Its epoch; the context, from what is committed (where the listeners had their place: from here on each
-        commit comes as an event behind this one); the end of a transaction of the log that was left open; the
+        Its epoch; the context, from what is committed (each later commit comes as an event behind this one);
+        the end of a transaction of the log that was left open; the
         replicas' states, then the partitions', which elects leaders where there are none; reassignments that
         were under way; sessions, so that brokers are told from dead ones; the timers. A deletion needs
         nothing: brokers delete what the metadata lacks.

@@ -66,10 +66,6 @@ class ReplicaStateMachine:
                 [partition.topic_partition for partition, _ in replicas],
                 before,
             )
-            if target in (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED):
-                self._batch.add_stop_replica_request_for_brokers(
-                    replicas, delete_partition=target is ReplicaState.DELETION_STARTED
-                )
 
     def _check(self, replicas: list[Replica], target: ReplicaState) -> None:
         previous = PREVIOUS_REPLICA_STATES[target]
@@ -98,7 +94,7 @@ class ReplicaStateMachine:
         is_eligible = unclean_shutdown and broker_id in current.elr
         if broker_id not in current.isr and not is_eligible:
             return
-        change = self._batch.add_leader_and_isr_request_for_brokers(partition)
+        change = self._batch.change_of(partition)
         change.set_isr(
             tuple(replica for replica in current.isr if replica != broker_id),
             min_isr=context.min_isr(partition.topic_partition.topic),

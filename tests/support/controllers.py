@@ -139,7 +139,7 @@ class ControllerStage:
         """As if the leader had asked for it."""
         partition = self.partition(topic, number)
         with self.machines.batch.collected():
-            change = self.machines.batch.add_leader_and_isr_request_for_brokers(partition)
+            change = self.machines.batch.change_of(partition)
             change.set_isr(tuple(isr), min_isr=self.context.min_isr(topic))
             self.machines.reassignment.complete_if_possible(partition)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kreplica.common.errors import BufferExhausted, OperationNotAttempted, StaleControllerEpoch
+from kreplica.common.errors import BufferExhausted, OperationNotAttempted
 from kreplica.metadata.records import NoOpRecord, PartitionChangeRecord, PartitionRecord, TopicRecord
 from tests.support.controllers import ControllerStage
 
@@ -16,8 +16,8 @@ def test_one_append_and_one_record_for_each_partition() -> None:
     with batch.collected():
         batch.add_record(NoOpRecord(), 0)
         with batch.collected():
-            batch.add_leader_and_isr_request_for_brokers(partition).set_isr((0, 1), min_isr=1)
-        batch.add_leader_and_isr_request_for_brokers(partition).set_isr((0,), min_isr=1)
+            batch.change_of(partition).set_isr((0, 1), min_isr=1)
+        batch.change_of(partition).set_isr((0,), min_isr=1)
         assert partition.registration is not None
         assert partition.registration.isr == (0, 1, 2)
     assert stage.batches[-1] == 2
@@ -37,8 +37,8 @@ def test_nothing_to_append() -> None:
     (partition,) = stage.create("orders", (0, 1, 2))
     batch, appended = stage.machines.batch, len(stage.log)
     batch.new_batch()
-    batch.add_leader_and_isr_request_for_brokers(partition)
-    assert batch.send_requests_to_brokers(3) is None
+    batch.change_of(partition)
+    assert batch.append_records() is None
     assert len(stage.log) == appended
     assert partition.change is None
 
@@ -50,19 +50,6 @@ def test_one_batch_at_a_time() -> None:
     batch.new_batch()
     with pytest.raises(OperationNotAttempted):
         batch.new_batch()
-
-
-def test_another_epoch_appends_nothing() -> None:
-    stage = ControllerStage()
-    appended = len(stage.log)
-    for epoch in (2, 4):
-        stage.machines.batch.new_batch()
-        stage.machines.batch.add_record(NoOpRecord(), 0)
-        with pytest.raises(StaleControllerEpoch):
-            stage.machines.batch.send_requests_to_brokers(epoch)
-    assert len(stage.log) == appended
-    stage.machines.batch.new_batch()
-    assert stage.machines.batch.send_requests_to_brokers(3) is None
 
 
 def test_an_exception_within_gives_the_batch_up() -> None:

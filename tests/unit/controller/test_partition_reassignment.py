@@ -179,7 +179,7 @@ def test_a_broker_that_is_back_lets_it_end() -> None:
     stage.shut_down(2)
     change_isr = stage.machines.batch
     with change_isr.collected():
-        change_isr.add_leader_and_isr_request_for_brokers(partition).set_isr((0, 1, 2), min_isr=1)
+        change_isr.change_of(partition).set_isr((0, 1, 2), min_isr=1)
         assert not stage.machines.reassignment.complete_if_possible(partition)
     stage.unfence(2)
     assert (stage.state("orders").replicas, stage.state("orders").leader) == ((2,), 2)

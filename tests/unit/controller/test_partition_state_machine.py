@@ -10,13 +10,10 @@ from kreplica.common.errors import (
     BufferExhausted,
     IllegalStateTransition,
     NoReplicaOnline,
-    StaleControllerEpoch,
-    StateChangeFailed,
 )
 from kreplica.common.leader_and_isr import NO_LEADER
 from kreplica.common.types import TopicPartition, Uuid
 from kreplica.controller.controller_context import PartitionContext
-from kreplica.controller.leader_selectors import LeaderSelection
 from kreplica.controller.states import PartitionState
 from kreplica.metadata.records import PartitionRecord, TopicRecord
 from kreplica.metadata.serde import ApiMessageAndVersion
@@ -103,7 +100,7 @@ def test_a_new_partition_that_has_a_leader_record_is_refused() -> None:
     stage = ControllerStage()
     stage.machines.batch.new_batch()
     partition = partition_in(stage, NEW)
-    change = stage.machines.batch.add_leader_and_isr_request_for_brokers(partition)
+    change = stage.machines.batch.change_of(partition)
     change.set_leader(1)
     failures = stage.machines.partitions.handle_state_changes([partition], ONLINE)
     assert "has a leader and ISR already" in str(failures[partition.topic_partition])
@@ -189,54 +186,6 @@ def test_a_failed_append_makes_no_topic() -> None:
     stage.refuses = False
     stage.create("orders", (0, 1, 2))
     assert stage.state("orders").leader == 0
-
-
-class ChangesItself:
-    """A selector that meets another change of the partition, so many times."""
-
-    def __init__(self, stage: ControllerStage, times: int) -> None:
-        self.stage, self.left, self.asked = stage, times, 0
-
-    def select_leader(self, partition: PartitionContext) -> LeaderSelection:
-        self.asked += 1
-        isr = partition.leader_and_isr.isr
-        if self.left:
-            self.left -= 1
-            change = self.stage.machines.batch.add_leader_and_isr_request_for_brokers(partition)
-            change.set_isr(isr[1:] or isr, min_isr=1)
-        return LeaderSelection(isr[0], isr)
-
-
-def test_an_election_counts_only_for_the_version_it_was_made_on() -> None:
-    stage = ControllerStage()
-    (partition,) = stage.create("orders", (0, 1, 2))
-    selector = ChangesItself(stage, times=1)
-    assert stage.machines.partitions.handle_state_changes([partition], ONLINE, selector) == {}
-    assert selector.asked == 2
-    assert (stage.state("orders").leader, stage.state("orders").isr) == (1, (1, 2))
-
-
-def test_an_election_whose_partition_never_rests_ends() -> None:
-    stage = ControllerStage()
-    (partition,) = stage.create("orders", (0, 1, 2))
-    failures = stage.machines.partitions.handle_state_changes(
-        [partition], ONLINE, ChangesItself(stage, times=1_000)
-    )
-    assert "changes while its leader is elected" in str(failures[partition.topic_partition])
-
-
-def test_no_election_once_another_controller_has_a_newer_epoch() -> None:
-    stage = ControllerStage()
-    (partition,) = stage.create("orders", (0, 1, 2))
-    appended = len(stage.log)
-    stage.context.stored_controller_epoch = 9
-    machine = stage.machines.partitions
-    stage.machines.batch.new_batch()
-    with pytest.raises(StateChangeFailed, match="another controller has epoch 9, this one 3"):
-        machine.elect_leader(partition, machine.offline_partition_selector)
-    with pytest.raises(StaleControllerEpoch, match="epoch is 9, not 3"):
-        stage.machines.batch.send_requests_to_brokers(3)
-    assert len(stage.log) == appended
 
 
 def test_an_election_that_is_not_needed_changes_nothing() -> None:

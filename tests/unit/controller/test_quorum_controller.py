@@ -362,7 +362,7 @@ def unclean_allowed(kind: int, name: str) -> IncrementalAlterConfigsRequest:
 
 def _rejoin(term: ControllerTerm) -> None:
     (partition,) = term.context.partitions.values()
-    change = term.machines.batch.add_leader_and_isr_request_for_brokers(partition)
+    change = term.machines.batch.change_of(partition)
     change.set_isr((1, 2), min_isr=1)
 
 
