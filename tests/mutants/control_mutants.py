@@ -44,10 +44,10 @@ def reassign_within_an_epoch(set_assignment: Replacement) -> Replacement:
 def remember_who_went(_: Replacement) -> Replacement:
     """A leader keeps what it knew of a replica that went and came back (bug history "reassignment ABA")."""
 
-    def nobody(*_: Any) -> tuple[int, ...]:
+    def no_nodes(*_: Any) -> tuple[int, ...]:
         return ()
 
-    return nobody
+    return no_nodes
 
 
 @control_mutant(BrokerChange, "on_unclean_shutdown")

@@ -1,6 +1,6 @@
 """Mutants that a random run meets too rarely, or never: each is the bug of one history that a script replays.
 
-Kept apart from `mutants.MUTANTS`, of which each is caught in random runs. Thread rule: as there.
+Random runs catch each of `mutants.MUTANTS`, so those are kept apart. Thread rule: as in mutants.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def join_below_the_log_start(_: Replacement) -> Replacement:
 
 @history_mutant(CachedPartition, "begin_epoch")
 def tell_marks_once(_: Replacement) -> Replacement:
-    """A leader does not repeat in a new leader epoch what a follower was told, and dropped, in the last."""
+    """A leader does not send again in a new leader epoch what a follower got and dropped in the last."""
 
     def begin(cached: Any, leader_epoch: int) -> None:
         cached.current_leader_epoch = leader_epoch
@@ -114,8 +114,8 @@ def cut_what_has_left_the_fetcher(fetched: Replacement) -> Replacement:
 
     def take(fetcher: Any, response: Any) -> None:
         for topic_id, number, answer in fetch_answers(response):
-            for topic_partition, told in fetcher._session.sent.items():
-                is_meant = (told.topic_id, topic_partition.partition) == (topic_id, number)
+            for topic_partition, sent in fetcher._session.sent.items():
+                is_meant = (sent.topic_id, topic_partition.partition) == (topic_id, number)
                 partition = fetcher._partitions.get(topic_partition)
                 if partition is not None and is_meant and answer.diverging_epoch.end_offset >= 0:
                     # A leader refuses, and so does a disk that fails.
@@ -197,7 +197,7 @@ def cut_where_any_epoch_ends(truncation_state: Replacement) -> Replacement:
 
 @history_mutant(Partition, "_term_in_epoch")
 def answer_in_any_epoch(log_with_epoch: Replacement) -> Replacement:
-    """A leader answers whoever asks, also one who knows of a later leader epoch (KIP-320)."""
+    """A leader answers every replica, also one that knows of a later leader epoch (KIP-320)."""
 
     def log_in_any_epoch(partition: Any, _: int | None, only_leader: bool) -> Any:
         return log_with_epoch(partition, None, only_leader)
@@ -211,13 +211,13 @@ def trust_the_same_leader(follow: Replacement) -> Replacement:
 
     leaders: dict[Any, int] = {}
 
-    def go_on(manager: Any, partition: Any, told: Any) -> None:
-        follow(manager, partition, told)
+    def go_on(manager: Any, partition: Any, decided: Any) -> None:
+        follow(manager, partition, decided)
         fetcher = manager.fetcher_of(partition.topic_partition)
-        if fetcher is not None and leaders.get(partition) == told.leader:
+        if fetcher is not None and leaders.get(partition) == decided.leader:
             state = fetcher.state_of(partition.topic_partition)
             fetcher._states.put(state._replace(state=ReplicaState.FETCHING))
-        leaders[partition] = told.leader
+        leaders[partition] = decided.leader
 
     return go_on
 
@@ -344,9 +344,9 @@ def apply_stale_answers(take_answer: Replacement) -> Replacement:
 
     def take(fetcher: Any, topic_partition: Any, answer: Any) -> None:
         state, sent = fetcher.state_of(topic_partition), fetcher._session.sent
-        told = sent.get(topic_partition)
-        if told is not None:
-            now = told._replace(fetch_offset=state.fetch_offset, leader_epoch=state.leader_epoch)
+        last_sent = sent.get(topic_partition)
+        if last_sent is not None:
+            now = last_sent._replace(fetch_offset=state.fetch_offset, leader_epoch=state.leader_epoch)
             sent[topic_partition] = now
         take_answer(fetcher, topic_partition, answer)
 

@@ -133,7 +133,7 @@ def lead_and_follow(_: Replacement) -> Replacement:
 
 @mutant(partition, "_diverging_epoch")
 def never_diverge(_: Replacement) -> Replacement:
-    """A leader does not tell followers that their logs part from its own (KIP-279, KIP-595)."""
+    """A leader does not report to followers that their logs diverge from its own (KIP-279, KIP-595)."""
 
     def diverging_epoch(*_: Any) -> None:
         return None
@@ -185,7 +185,7 @@ def show_open_transactions(upper_bound: Replacement) -> Replacement:
 
 @mutant(UnifiedLog, "aborted_transactions")
 def keep_quiet_about_aborts(_: Replacement) -> Replacement:
-    """Readers are not told which transactions were aborted."""
+    """Readers do not learn which transactions were aborted."""
 
     def none(*_: Any) -> list[Any]:
         return []

@@ -52,7 +52,7 @@ history_mutant = _registers(QUORUM_HISTORY_MUTANTS)
 
 @quorum_mutant(ResignedState, "__init__")
 def announce_what_is_over(init: Replacement) -> Replacement:
-    """A leader that was restarted tells that it leads, though it has resigned (KAFKA-17333)."""
+    """A restarted leader announces that it leads, though it has resigned (KAFKA-17333)."""
 
     def claim(state: Any, *arguments: Any, **named: Any) -> None:
         init(state, *arguments, **named)
@@ -63,7 +63,7 @@ def announce_what_is_over(init: Replacement) -> Replacement:
 
 @quorum_mutant(Membership, "__init__")
 def let_brokers_vote(init: Replacement) -> Replacement:
-    """Whoever is added votes, and may be elected, with the role of a controller or without it."""
+    """Every added node votes and may be elected, with the role of a controller or without it."""
 
     def forget_roles(member: Any, **named: Any) -> None:
         init(member, **{**named, "can_be_voter": True, "is_controller": lambda _: True})
@@ -73,7 +73,7 @@ def let_brokers_vote(init: Replacement) -> Replacement:
 
 @quorum_mutant(MembershipRequests, "poll")
 def ask_for_nothing(_: Replacement) -> Replacement:
-    """No observer joins by itself, and no voter tells where it listens now."""
+    """No observer joins automatically, and no voter reports its new endpoints."""
     return lambda *_: NEVER_MS
 
 
@@ -115,7 +115,7 @@ def count_the_page_cache(_: Replacement) -> Replacement:
 
 @quorum_mutant(KafkaMetadataLog, "flush")
 def flush_nothing(_: Replacement) -> Replacement:
-    """Nobody flushes: a fetch says more than what is on disk."""
+    """No replica flushes: a fetch reports more than what is on disk."""
 
     def flush(_: Any) -> None:
         return None
@@ -136,7 +136,7 @@ def forget_votes(write: Replacement) -> Replacement:
 
 @quorum_mutant(RaftContext, "is_up_to_date")
 def elect_anybody(_: Replacement) -> Replacement:
-    """A vote goes to whoever asks first, whatever his log lacks."""
+    """A vote goes to the first candidate that asks, whatever its log lacks."""
 
     def is_up_to_date(_: Any, __: Any) -> bool:
         return True
@@ -197,10 +197,10 @@ def come_back_without_memory(_: Replacement) -> Replacement:
 def lead_nobody(_: Replacement) -> Replacement:
     """A leader that is cut off from its voters leads on for ever (KAFKA-15489)."""
 
-    def nobody(_: Any) -> int:
+    def no_nodes(_: Any) -> int:
         return 0
 
-    return nobody
+    return no_nodes
 
 
 @history_mutant(ReplicaProgress, "note_fetch")
@@ -217,7 +217,7 @@ def refuse_who_was_wiped(note_fetch: Replacement) -> Replacement:
 
 @history_mutant(KafkaMetadataLog, "truncate_to_end_offset")
 def cut_what_is_committed(_: Replacement) -> Replacement:
-    """A follower cuts below its high watermark if it is told to (KAFKA-12460)."""
+    """A follower truncates below its high watermark if the leader says so (KAFKA-12460)."""
 
     def cut(log: Any, end: Any) -> Any:
         log.log.truncate_to(end.offset)
