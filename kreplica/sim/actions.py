@@ -1,8 +1,8 @@
-"""Actions: what a random run does to its cluster, one by one, so that the same run can be had without some.
+"""Actions: the numbered steps of a random run, so that the run can be repeated without some of them.
 
-Each operation of a client and each fault has a number, and chance of its own, drawn from the seed and that
-number: one that is left out changes nothing of what the others draw. So a run that fails can be reduced to
-those it takes (kreplica.sim.reduction). Thread rule: one thread.
+Each client operation and each fault has a number, and its own random numbers drawn from the seed and that
+number. Leaving one out does not change what the others draw, so a failing run can be reduced to the actions
+it needs (kreplica.sim.reduction). Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Callable, Container
 
 
 class Actions:
-    """Of the run of `seed`; those with a number in `without` are left out. `number`: of the last one."""
+    """The actions of the run of `seed`; those numbered in `without` are skipped. `number`: the last one."""
 
     def __init__(self, seed: int, without: Container[int] = ()) -> None:
         self.number = 0
-        # What an action draws, and what it puts off until later.
+        # The random numbers of an action, also for what it postpones.
         self.random = random.Random(f"{seed}/action 0")
         self._seed = seed
         self._without = without
         self._moments = random.Random(f"{seed}/moments")
 
     def run(self, action: Callable[[], None]) -> None:
-        """The next action."""
+        """Run the next action, unless it is to be left out."""
         self.number += 1
         if self.number not in self._without:
             self.random.seed(f"{self._seed}/action {self.number}")
             action()
 
     def delay_ms(self, mean_ms: float) -> float:
-        """How long it is until the next action of a kind."""
+        """Draw the time until the next action of a kind."""
         return self._moments.expovariate(1 / mean_ms)

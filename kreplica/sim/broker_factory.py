@@ -1,4 +1,4 @@
-"""Makes real brokers on simulated machines, or on any that offer BrokerPorts. No state; any thread."""
+"""Create real brokers on simulated machines, or on any that offer BrokerPorts. No state; any thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kreplica.sim.disk import SimDisk
 from kreplica.sim.node import BrokerPorts
 
 CLUSTER_ID = "simulated-cluster-----"
-# Small enough that thousands of logs fit, large enough that segments roll only where a test wants that.
+# Small enough for thousands of logs, large enough that segments roll only where a test wants it.
 LONGEST_APPEND_MS = 6
 LOG_CONFIG = LogConfig(segment_bytes=65_536, segment_index_bytes=4_096)
 
@@ -22,7 +22,7 @@ LOG_CONFIG = LogConfig(segment_bytes=65_536, segment_index_bytes=4_096)
 def broker_factory(
     replica_config: ReplicaConfig | None = None, *, with_disks: bool = False
 ) -> Callable[[BrokerPorts, ScriptedController], Broker]:
-    """What a cluster makes its brokers with. `with_disks`: appends are made aside, some ms later."""
+    """Return a function that creates brokers. `with_disks`: appends run on a disk thread, some ms later."""
 
     def make_broker(ports: BrokerPorts, controller: ScriptedController) -> Broker:
         broker = Broker(

@@ -1,6 +1,6 @@
-"""BrokerStory: what happens in a random run of brokers under a scripted controller, told in lines.
+"""BrokerStory: a readable account of a random run of brokers under a scripted controller.
 
-As sim.story, with what the controller decides and what clients ask for. Thread rule: one thread.
+As sim.story, plus the controller's decisions and the clients' requests. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kreplica.sim.story import Story
 
 
 class BrokerStory(Story):
-    """Of `driver`, from now on; it has not run yet."""
+    """Records the story of `driver`, which has not run yet."""
 
     def __init__(self, driver: RandomDriver) -> None:
         super().__init__(driver.cluster)

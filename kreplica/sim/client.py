@@ -1,6 +1,6 @@
-"""What a client of a simulated cluster sends and understands: produce and fetch requests, and their answers.
+"""Requests of a client of a simulated cluster, produce and fetch, and the meaning of the responses.
 
-The answers are told as what they mean, errors as exceptions of kreplica. No state; any thread.
+Errors are returned as exceptions of kreplica. No state; any thread.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -26,14 +26,14 @@ from kreplica.common.wire import error_of
 from kreplica.record.control import ControlRecordType
 
 FETCH_BYTES = 1 << 20
-# More than a script lasts: its produces end because of what happens, not because time is up.
+# Longer than a script: its produce requests end because of events, not by a timeout.
 PATIENCE_MS = 3_600_000
 
 
 class Produced(NamedTuple):
-    """What became of a produce: its first record's offset, or an error. With acks=0 nothing is known: -1.
+    """The result of a produce request: the first record's offset, or an error. With acks=0 the offset is -1.
 
-    `leader_epoch`: the one in which it was appended, -1 where that is not known.
+    `leader_epoch`: the epoch in which the records were appended, -1 if unknown.
     """
 
     base_offset: int
@@ -42,8 +42,10 @@ class Produced(NamedTuple):
 
 
 class Consumed(NamedTuple):
-    """What a consumer got: (offset, leader epoch, value) of each record, the bound of what it may see, an
-    error; `next_offset`: what was told goes up to there."""
+    """The result of a fetch: (offset, leader epoch, value) of each record, the high watermark, an error.
+
+    `next_offset`: the offset to continue at.
+    """
 
     records: Sequence[tuple[int, int, bytes | None]]
     high_watermark: int
@@ -53,9 +55,11 @@ class Consumed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProduceRequest:
-    """Appends one batch of `values`; travels as any request, and is carried out by the broker's own
-    method. `batch`: the batch as an idempotent producer, or a coordinator (`origin`), built it; a plain one
-    leaves that to the broker."""
+    """Appends one batch of `values`; the broker's own method carries the request out.
+
+    `batch`: a batch built by an idempotent producer or a coordinator (`origin`); by default the broker builds
+    it.
+    """
 
     topic_partition: TopicPartition
     values: Sequence[bytes]
@@ -65,14 +69,14 @@ class ProduceRequest:
     origin: AppendOrigin = AppendOrigin.CLIENT
 
     def run(self, broker: Any) -> Future[Produced]:
-        """Do it, at the broker that it has come to."""
+        """Carry the request out on the broker that received it."""
         answer: Future[Produced] = Future()
         replicas, at = broker.replica_manager, self.topic_partition
         partition = replicas.partitions.get(at)
         epoch = -1 if partition is None else partition.leader_epoch
         batch = self.batch
         if batch is None and partition is not None and partition.log is not None and partition.log.queue:
-            # Only ready batches can be appended aside.
+            # The disk thread appends only ready batches.
             batch = BatchBuilder().build(self.values, now_ms=partition.log.time_ms())
         if batch is None:
             append = partial(replicas.append_values, at, self.values)
@@ -85,14 +89,14 @@ class ProduceRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRecords:
-    """Drops the records below `offset`, as an administrator does; answered when all replicas have."""
+    """Deletes the records below `offset`, as an administrator does; completes when all replicas have."""
 
     topic_partition: TopicPartition
     offset: int
     timeout_ms: int
 
     def run(self, broker: Any) -> Future[Any]:
-        """Do it, at the broker that it has come to."""
+        """Carry the request out on the broker that received it."""
         deleted: Future[Any] = broker.replica_manager.delete_records(
             {self.topic_partition: self.offset}, self.timeout_ms
         )
@@ -107,7 +111,7 @@ def _produced(done: Future[Any], acks: int, leader_epoch: int) -> Produced:
 
 
 def produced(answer: Future[Produced]) -> Produced:
-    """What became of a ProduceRequest whose answer, or the news that none will come, is there."""
+    """Return the result of a ProduceRequest whose future is done."""
     error = answer.exception()
     return answer.result() if error is None else Produced(-1, error)
 
@@ -115,7 +119,7 @@ def produced(answer: Future[Produced]) -> Produced:
 def fetch_request(
     topic_id: Uuid, partition: int, offset: int, *, read_committed: bool = False, leader_epoch: int = -1
 ) -> FetchRequest:
-    """A consumer's request that does not wait."""
+    """Return a consumer's fetch request that does not wait."""
     asked = FetchPartition(
         partition=partition,
         current_leader_epoch=leader_epoch,
@@ -132,7 +136,7 @@ def fetch_request(
 
 
 def consumed(answer: Future[FetchResponse], offset: int) -> Consumed:
-    """What the answer to `fetch_request` from `offset` on, which has come, says."""
+    """Return the result of a `fetch_request` from `offset` on, whose future is done."""
     error = answer.exception()
     if error is None:
         error = error_of(answer.result().error_code)
@@ -146,7 +150,7 @@ def consumed(answer: Future[FetchResponse], offset: int) -> Consumed:
     try:
         records, next_offset = records_in(partition.records, offset, aborted)
     except CorruptMessage as corrupt:
-        # A broker looks at what it reads, so this one has given away what rotted.
+        # A broker checks what it reads from disk, so it has returned damaged records.
         return Consumed((), partition.high_watermark, corrupt)
     return Consumed(records, partition.high_watermark, None, next_offset)
 
@@ -154,9 +158,9 @@ def consumed(answer: Future[FetchResponse], offset: int) -> Consumed:
 def records_in(
     data: Any, offset: int, aborted: Sequence[tuple[int, int]] = ()
 ) -> tuple[list[tuple[int, int, bytes | None]], int]:
-    """(offset, leader epoch, value) of the records from `offset` on in whole batches, and where those end.
+    """Return (offset, leader epoch, value) of the records from `offset` on in whole batches, and their end.
 
-    Left out are control records and those of `aborted` transactions: (first offset, producer id) of each.
+    Control records are skipped, and records of `aborted` transactions: (first offset, producer id) of each.
     """
     records: list[tuple[int, int, bytes | None]] = []
     if data is None or not len(data):

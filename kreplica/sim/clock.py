@@ -1,17 +1,18 @@
-"""VirtualClock: the Clock port for machines whose time a simulation turns.
+"""VirtualClock: the Clock port of simulated machines.
 
-All machines of a simulation share one monotonic time, which only the scheduler moves; each has a date of its
-own, which a test may set forward or back as an administrator or a time server would. Thread rule: one thread.
+All machines of a simulation share one monotonic time, which only the scheduler advances. Each has its own
+date, which a test may set forward or back, as an administrator or a time server would. Thread rule: one
+thread.
 """
 
 from __future__ import annotations
 
-# The date on which a simulation begins, in milliseconds: 2020-09-13, easy to tell from a forgotten zero.
+# The date at which a simulation begins, in milliseconds: 2020-09-13, so that a forgotten zero is obvious.
 START_DATE_MS = 1_600_000_000_000
 
 
 class VirtualTime:
-    """The monotonic time that all machines have in common, in nanoseconds from the simulation's start."""
+    """The monotonic time shared by all machines, in nanoseconds since the simulation's start."""
 
     __slots__ = ("now_ns",)
 
@@ -19,7 +20,7 @@ class VirtualTime:
         self.now_ns = 0
 
     def advance_to(self, moment_ns: int) -> None:
-        """Let time pass until `moment_ns`; nothing happens if that is over."""
+        """Advance the time to `moment_ns`; does nothing if that is past."""
         self.now_ns = max(self.now_ns, moment_ns)
 
 
@@ -33,13 +34,13 @@ class VirtualClock:
         self._date_offset_ms = date_ms - self.time.now_ns // 1_000_000
 
     def time_ms(self) -> int:
-        """The date: milliseconds since 1970. Goes back where `jump_date` says so."""
+        """Return the date in milliseconds since 1970. `jump_date` can set it back."""
         return self.time.now_ns // 1_000_000 + self._date_offset_ms
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since the simulation's start. Never goes back."""
+        """Return nanoseconds since the simulation's start. Never goes back."""
         return self.time.now_ns
 
     def jump_date(self, by_ms: int) -> None:
-        """Set this machine's date forward, or back; the monotonic time does not notice."""
+        """Set this machine's date forward or back; the monotonic time does not change."""
         self._date_offset_ms += by_ms

@@ -1,4 +1,4 @@
-"""SimCluster: brokers, the network between them and the controller's word, under one virtual clock.
+"""SimCluster: brokers, their network and a scripted controller under one virtual clock.
 
 Thread rule: one thread.
 """
@@ -16,14 +16,14 @@ from kreplica.sim.network import LinkConditions, SimEndpoint
 from kreplica.sim.node import BrokerPorts, MakeBroker, SimBroker
 from kreplica.sim.scheduler import Incarnation
 
-# Clients have no broker's id either.
+# A client's id, which no broker has.
 CLIENT_ID = 2000
 
 
 class SimCluster(SimMachines):
-    """A cluster without brokers; `add_broker` makes them.
+    """A cluster without brokers; `add_broker` adds them.
 
-    `make_broker(ports, controller)` makes a broker's program. Otherwise as SimMachines.
+    `make_broker(ports, controller)` creates a broker's program. Otherwise as SimMachines.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class SimCluster(SimMachines):
         self.client: SimEndpoint = endpoint
 
     def add_broker(self, broker_id: int) -> SimBroker:
-        """A new machine with an empty disk; it is not started."""
+        """Add a machine with an empty disk, without starting it."""
         return self.add_machine(broker_id, self._make_broker, partial(self.controller.register, broker_id))
 
     def send(self, broker_id: int, request: Any, *, timeout_ms: int) -> Future[Any]:
-        """Send a client's request."""
+        """Send a request as a client."""
         return self.client.send(broker_id, request, timeout_ms=timeout_ms)
 
 

@@ -1,9 +1,9 @@
-"""ScriptedController: the cluster's word about partitions where a script or a random driver has it.
+"""ScriptedController: a stand-in for the controller that a script or a random driver operates.
 
-It elects nobody by itself. It keeps what was decided, which brokers are registered in which epoch, and
-answers AlterPartition as the active controller does: by its checks, in their order; or as it is told, by
-refusing, or by holding the requests until somebody decides. Thread rule: any thread may call; `_lock` guards
-everything, and futures are resolved outside it.
+It never elects a leader on its own. It keeps the decisions and the epochs of registered brokers. It answers
+AlterPartition like the active controller, with the same checks in the same order, or, if so configured,
+refuses requests or holds them until a decision. Thread rule: any thread may call; `_lock` guards everything,
+and futures are resolved outside it.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -33,7 +33,7 @@ NO_BROKER_EPOCH = -1
 
 
 class AlterPartitionWaiting(NamedTuple):
-    """A request that waits for somebody's decision."""
+    """A held AlterPartition request, which waits for a decision."""
 
     request: AlterPartitionRequest
     future: Future[AlterPartitionResponse]
@@ -47,16 +47,17 @@ class Topic(NamedTuple):
 
 
 class ScriptedController:
-    """See the module; also what brokers know of the cluster (replica.metadata_cache.MetadataCache).
+    """The scripted controller, which is also the brokers' metadata cache
+    (replica.metadata_cache.MetadataCache).
 
-    `on_change(leader_and_isr)` is told each ISR that a broker's request has changed; `on_handover(broker_id,
-    topic_partition)` each wish of a leader for another one.
+    `on_change(leader_and_isr)` is called for each ISR that a broker's request has changed, and
+    `on_handover(broker_id, topic_partition)` when a leader asks to be replaced.
     """
 
     def __init__(self, on_change: Callable[[LeaderAndIsr], None] = lambda _: None) -> None:
         self.on_change = on_change
         self.on_handover: Callable[[int, TopicPartition], object] = lambda *_: None
-        # KIP-903; switched off to see what becomes of a cluster whose controller does not look.
+        # KIP-903; disabled to show what happens without the controller's check.
         self.checks_broker_epochs = True
         self._lock = RLock()
         # Guarded by _lock:
@@ -75,7 +76,7 @@ class ScriptedController:
     # ---- brokers ------------------------------------------------------------------------------------------
 
     def register(self, broker_id: int) -> int:
-        """A broker has started: its new epoch."""
+        """Register a broker that has started; return its new epoch."""
         with self._lock:
             self._last_broker_epoch += 1
             self.broker_epochs[broker_id] = self._last_broker_epoch
@@ -84,43 +85,43 @@ class ScriptedController:
             return self._last_broker_epoch
 
     def is_broker_fenced(self, broker_id: int) -> bool:
-        """Whether the broker may not lead; of an unknown one, False."""
+        """Return whether the broker must not lead; False for an unknown one."""
         return broker_id in self.fenced
 
     def rack(self, broker_id: int) -> str | None:
         return None if broker_id in self.fenced else self.racks.get(broker_id)
 
     def address(self, broker_id: int) -> tuple[str, int] | None:
-        """Simulated brokers listen nowhere: the name of one, and no port."""
+        """Return a name and no port; simulated brokers listen on no address."""
         return f"broker-{broker_id}", 0
 
     def is_broker_shutting_down(self, broker_id: int) -> bool:
         return broker_id in self.shutting_down
 
     def get_alive_broker_epoch(self, broker_id: int) -> int | None:
-        """The epoch in which the broker is registered; None for one that is fenced or unknown."""
+        """Return the epoch of the broker's registration, None for a fenced or unknown one."""
         return None if broker_id in self.fenced else self.broker_epochs.get(broker_id)
 
     # ---- topics -------------------------------------------------------------------------------------------
 
     def add_topic(self, topic: str, config: LogConfig) -> Topic:
-        """A new topic without partitions; its id is the number of topics so far."""
+        """Add a topic without partitions; its id is the number of topics so far."""
         with self._lock:
             added = Topic(Uuid((len(self.topics) + 1).to_bytes(Uuid.SIZE, "big")), config)
             self.topics[topic] = added
             return added
 
     def configs(self) -> dict[str, LogConfig]:
-        """The configuration of each topic's logs."""
+        """Return the configuration of each topic's logs."""
         with self._lock:
             return {name: topic.config for name, topic in self.topics.items()}
 
     def contains(self, topic_partition: TopicPartition) -> bool:
-        """Whether the cluster has such a partition."""
+        """Return whether the cluster has such a partition."""
         return topic_partition in self.partitions
 
     def leader(self, topic_partition: TopicPartition) -> int | None:
-        """The partition's leader; None where there is none, or no such partition."""
+        """Return the partition's leader, None if it has no leader or does not exist."""
         state = self.partitions.get(topic_partition)
         return None if state is None or state.leader == NO_LEADER else state.leader
 
@@ -135,7 +136,7 @@ class ScriptedController:
     # ---- decisions ----------------------------------------------------------------------------------------
 
     def create(self, topic_partition: TopicPartition, replicas: Sequence[int]) -> LeaderAndIsr:
-        """A new partition of a topic, led by its first replica, all of them in sync."""
+        """Create a partition of a topic, led by its first replica, with all replicas in sync."""
         state = LeaderAndIsr(
             topic_partition=topic_partition,
             topic_id=self.topics[topic_partition.topic].topic_id,
@@ -151,7 +152,7 @@ class ScriptedController:
         return state
 
     def decide(self, topic_partition: TopicPartition, **changes: Any) -> LeaderAndIsr:
-        """Change fields of what is known of the partition, and its partition epoch, unless that is given."""
+        """Change fields of the partition's state; the partition epoch grows unless it is given."""
         with self._lock:
             state = self.partitions[topic_partition]
             changes.setdefault("partition_epoch", state.partition_epoch + 1)
@@ -167,7 +168,7 @@ class ScriptedController:
         *,
         unclean: bool = False,
     ) -> LeaderAndIsr:
-        """Let `leader` lead in the next leader epoch, with the ISR as it is or as given."""
+        """Elect `leader` in the next leader epoch, with the current ISR or the given one."""
         with self._lock:
             state = self.partitions[topic_partition]
             recovery = LeaderRecoveryState.RECOVERING if unclean else state.leader_recovery_state
@@ -180,7 +181,7 @@ class ScriptedController:
             )
 
     def handover_wanted(self, broker_id: int, topic_partition: TopicPartition) -> None:
-        """The broker was to lead the partition and cannot: somebody has to decide."""
+        """Record that the broker cannot lead the partition, so another leader has to be elected."""
         with self._lock:
             if (broker_id, topic_partition) not in self.handovers:
                 self.handovers.append((broker_id, topic_partition))
@@ -189,7 +190,7 @@ class ScriptedController:
     # ---- AlterPartition -----------------------------------------------------------------------------------
 
     def handle(self, request: Any) -> Future[Any]:
-        """Answer a broker's request; the Handler of the controller's node."""
+        """Answer a broker's request; this is the handler of the controller's node."""
         if not isinstance(request, AlterPartitionRequest):
             return failed(UnsupportedVersion(f"the controller takes no {type(request).__name__}"))
         waiting = AlterPartitionWaiting(request, Future())
@@ -201,7 +202,7 @@ class ScriptedController:
         return waiting.future
 
     def answer(self, error: ErrorCode | None = None) -> int:
-        """Decide on all requests that wait: by the rules, or refuse their partitions with `error`."""
+        """Decide all held requests: by the rules, or refuse their partitions with `error`."""
         with self._lock:
             waiting, self.waiting = self.waiting, []
         for request, future in waiting:
@@ -209,7 +210,7 @@ class ScriptedController:
         return len(waiting)
 
     def about_to_join(self) -> list[int]:
-        """The brokers that requests which wait would take into an ISR."""
+        """Return the brokers that the held requests would add to an ISR."""
         joining: set[int] = set()
         with self._lock:
             for request, _ in self.waiting:
@@ -283,7 +284,7 @@ class ScriptedController:
         return None
 
     def _objection(self, broker_id: int, state: LeaderAndIsr, asked: Asked) -> ErrorCode | None:
-        # In the order of Kafka's ReplicationControlManager, which decides what the leader does next.
+        # The order of Kafka's ReplicationControlManager; the error decides what the leader does next.
         isr = [broker.broker_id for broker in asked.new_isr_with_epochs]
         if asked.leader_epoch > state.leader_epoch or asked.partition_epoch > state.partition_epoch:
             return ErrorCode.not_controller

@@ -1,8 +1,8 @@
-"""SimDisk: the disk thread of a simulated node, whose jobs are events of its loop like everything else.
+"""SimDisk: the disk thread of a simulated node; its jobs are events of the node's loop.
 
-A job is performed some time after it was submitted, and whoever submitted it hears of it in a later event,
-so that all that a node does may come in between. With no loop nothing happens by itself: `perform_next` and
-`tell` are then the test's to call. Thread rule: one thread.
+A job is performed some time after it is submitted, and its owner is notified in a later event, so other
+events of the node may come in between. Without a loop the test itself calls `perform_next` and `tell`. Thread
+rule: one thread.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ Done = Callable[[DiskJob], object]
 
 
 class SimDisk:
-    """Implements `kreplica.common.ports.Disk`. `delay_ms()`: how long the next job takes until it is
-    performed."""
+    """Implements `kreplica.common.ports.Disk`. `delay_ms()`: the time until the next job is performed."""
 
     def __init__(self, loop: Loop | None = None, delay_ms: Callable[[], int] | None = None) -> None:
         self._loop = loop
         self._delay_ms = delay_ms or (lambda: 0)
         self._jobs: deque[tuple[DiskJob, Done, Lane | None]] = deque()
         self._performed: deque[tuple[DiskJob, Done]] = deque()
-        # How many were performed before their step came, since somebody waited for them.
+        # The number of jobs performed before their event, because a caller waited for them.
         self._ahead = 0
         self._held: set[Lane] = set()
         self._missed = 0
@@ -34,12 +33,12 @@ class SimDisk:
         self.waiting_ms = 0.0
 
     def __len__(self) -> int:
-        """How many jobs are not performed."""
+        """Return the number of jobs not yet performed."""
         return len(self._jobs)
 
     @property
     def untold(self) -> int:
-        """How many jobs are performed of which nobody has heard."""
+        """The number of performed jobs whose owner is not notified yet."""
         return len(self._performed)
 
     def submit(
@@ -50,26 +49,26 @@ class SimDisk:
         *,
         lazily: bool = False,  # noqa: ARG002
     ) -> None:
-        """As the port."""
+        """Submit a job; see the port."""
         self._jobs.append((job, done, lane))
         if self._loop is not None:
             self._loop.post_later(self._step, self._delay_ms())
 
     def settle(self, lane: Lane) -> None:
-        """As the port: what was submitted before the lane's last job is performed, too."""
+        """Perform the lane's jobs now, and all jobs submitted before its last one; see the port."""
         while any(each is lane for _, _, each in self._jobs):
             self.perform_next()
 
     def is_finished(self, job: DiskJob) -> bool:
-        """As the port."""
+        """Return whether the job was performed; see the port."""
         return all(each is not job for each, _, _ in self._jobs)
 
     def free(self, lane: Lane) -> None:
-        """As the port."""
+        """Release the lane; see the port."""
         self._held.discard(lane)
 
     def aside(self, task: Callable[[], None], done: Callable[[], None]) -> None:
-        """As the port."""
+        """Run a task on the side; see the port."""
         task()
         if self._loop is None:
             self._aside.append(done)
@@ -77,21 +76,21 @@ class SimDisk:
             self._loop.post_later(done, self._delay_ms())
 
     def stall(self, waiting_ms: float) -> None:
-        """Do nothing any more, and tell that it has been so for `waiting_ms`."""
+        """Stop performing jobs, and report that a job has waited for `waiting_ms`."""
         self.is_stalled, self.waiting_ms = True, waiting_ms
 
     def go_on(self) -> None:
-        """Do what is left, and go on."""
+        """Perform the remaining jobs, and continue."""
         assert self._loop is not None
         self.is_stalled, self.waiting_ms = False, 0.0
         for _ in range(self._missed):
             self._loop.post(self._step)
         self._missed = 0
 
-    # ---- its events ---------------------------------------------------------------------------------------
+    # ---- events -------------------------------------------------------------------------------------------
 
     def perform_next(self) -> None:
-        """Perform the oldest job; nobody hears of it yet."""
+        """Perform the oldest job, without notifying its owner."""
         job, done, lane = self._jobs.popleft()
         if lane is not None and lane in self._held:
             job.hold()
@@ -104,20 +103,20 @@ class SimDisk:
 
     @property
     def has_aside(self) -> bool:
-        """Whether something was done aside of which nobody has heard."""
+        """Whether a task on the side has finished and its owner is not notified yet."""
         return bool(self._aside)
 
     def tell_aside(self) -> None:
-        """Tell of the oldest task that was done aside."""
+        """Notify the owner of the oldest finished task on the side."""
         self._aside.popleft()()
 
     def tell(self) -> None:
-        """Tell of the oldest job that was performed."""
+        """Notify the owner of the oldest performed job."""
         job, done = self._performed.popleft()
         done(job)
 
     def _step(self) -> None:
-        # Each job that was submitted brings one step, and each step tells of one.
+        # Each submitted job adds one step, and each step notifies the owner of one.
         assert self._loop is not None
         if self.is_stalled:
             self._missed += 1

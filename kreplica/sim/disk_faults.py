@@ -1,7 +1,7 @@
-"""DiskFaults: disks of a random run that have no room left, or that fail.
+"""DiskFaults: disks of a random run that are full or fail.
 
-A full disk has room again after a while; a broker must go on by itself then. A failing one takes the broker's
-directory offline, and the machine is started anew with a disk that works, without what was not flushed.
+A full disk has room again after a while, and the broker must then continue without help. A failing disk takes
+the broker's directory offline; the machine is restarted with a working disk, without what was not flushed.
 Thread rule: one thread.
 """
 
@@ -21,7 +21,7 @@ FLUSHES = ("flush", "sync_directory")
 
 
 class DiskFaults:
-    """Of `cluster`; `counts` is the observer's."""
+    """The disk faults of `cluster`; `counts` is the observer's."""
 
     def __init__(self, cluster: SimCluster, counts: Counter[str], random: Random) -> None:
         self._cluster = cluster
@@ -31,7 +31,7 @@ class DiskFaults:
     # ---- room ---------------------------------------------------------------------------------------------
 
     def fill(self, broker_id: int) -> None:
-        """No file of the broker can grow any more."""
+        """Make the broker's disk full: no file can grow."""
         self._counts["full disks"] += 1
         self._cluster.brokers[broker_id].storage.full = True
 
@@ -41,13 +41,13 @@ class DiskFaults:
     # ---- failures -----------------------------------------------------------------------------------------
 
     def fail(self, broker_id: int) -> None:
-        """The disk refuses all changes, or flushes, too."""
+        """Make the disk refuse all changes, in some runs flushes as well."""
         self._counts["broken disks"] += 1
         refused = CHANGES if self._random.randrange(2) else (*CHANGES, *FLUSHES)
         self._cluster.brokers[broker_id].disk_fault = partial(_refuse, refused)
 
     def fail_once(self, broker_id: int) -> None:
-        """The disk refuses one or two changes or flushes, of any file or of one log's, and seems to be well
+        """Make the disk refuse one or two changes or flushes, of any file or of one log's, and then work
         again."""
         self._counts["passing disk errors"] += 1
         refused = self._random.choice((CHANGES, FLUSHES, (*CHANGES, *FLUSHES)))
@@ -57,8 +57,10 @@ class DiskFaults:
         self._cluster.brokers[broker_id].disk_fault = _Passing(refused, where, times)
 
     def fail_a_flush(self, broker_id: int) -> None:
-        """The disk refuses to flush a segment, of a log that is flushed before an append is acknowledged, and
-        seems to be well again; what it has lost of other pages than those written next stays lost."""
+        """Make the disk refuse to flush a segment of a log that is flushed before appends are acknowledged.
+
+        The disk then works again. Pages it lost stay lost, except those written next.
+        """
         logs = [log for log in self._cluster.program(broker_id).log_manager.logs() if _is_flushed(log)]
         if not logs or self.is_failing(broker_id):
             return
@@ -70,13 +72,15 @@ class DiskFaults:
         return self._cluster.brokers[broker_id].disk_fault is not None
 
     def replace(self, broker_id: int) -> None:
-        """The machine, which is off, has a disk that works."""
+        """Give the machine, which is off, a working disk."""
         self._cluster.brokers[broker_id].disk_fault = None
 
 
 class _Passing:
-    """Refuses so many of the operations on paths with `where` in them, and this suffix; what a flush has lost
-    then stays lost."""
+    """Refuses `times` of the operations on paths that contain `where` and end in `suffix`.
+
+    What a refused flush has lost stays lost.
+    """
 
     def __init__(self, refused: tuple[str, ...], where: str, times: int, suffix: str = "") -> None:
         self._refused = refused

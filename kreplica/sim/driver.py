@@ -1,7 +1,7 @@
-"""RandomDriver: a cluster under load and faults, all drawn from one seed, with every invariant checked.
+"""RandomDriver: a cluster under random load and faults from one seed, with every invariant checked.
 
-A run is rounds of faults; after each everything is healed, and within a bounded time all must become well:
-leaders, full ISRs, equal replicas, and nobody who waits any more. Thread rule: one thread.
+A run has rounds of faults. After each, all faults are repaired, and within a bounded time the cluster must be
+healthy: leaders, full ISRs, equal replicas, and no operation left waiting. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from kreplica.sim.will import ControllersWill
 from kreplica.sim.workload import Workload, draw_workload
 
 ROUNDS = 2
-# Longer than any deadline of a client, so that whoever still waits after it was forgotten.
+# Longer than any client's deadline, so an operation that still waits after it was forgotten.
 HEALED_WITHIN_MS = 3_000
 
 
 class RandomDriver:
-    """One run. `counts` tells what has happened in it, under the observer's names.
+    """One random run. `counts` has what happened in it, under the observer's names.
 
-    `without`: the numbers of the actions that are left out. `with_disks`: see
+    `without`: the numbers of the actions to leave out. `with_disks`: see
     broker_factory.
     """
 
@@ -68,16 +68,16 @@ class RandomDriver:
         self.load = Load(
             self.cluster, self.checker, self.counts, self.actions.random, self.workload.value_bytes
         )
-        # When each round of faults has ended, so far.
+        # The times at which the rounds of faults ended, so far.
         self.round_ends_ns: list[int] = []
         self.is_in_round = False
         self._begin()
 
     @rare_collections()
     def run(self, events: int = 2_000, *, round_ends_ns: Sequence[int] = ()) -> None:
-        """Let so many events happen, and see that all becomes well. Raises InvariantViolated.
+        """Run this number of events, and check that the cluster recovers. Raises InvariantViolated.
 
-        `round_ends_ns`: when each round of faults ends, instead, in virtual time.
+        `round_ends_ns`: end the rounds of faults at these virtual times instead.
         """
         for number in range(len(round_ends_ns) or ROUNDS):
             self.faults.begin()
@@ -93,13 +93,13 @@ class RandomDriver:
             self._heal()
         self.observer.finish()
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _pass_events(self, until: int) -> None:
         while self.cluster.scheduler.events < until:
             if self.cluster.scheduler.step() is None:
                 raise AssertionError("nothing is left to happen")
-        # The moment ends, so that a run which goes by time is the same.
+        # Finish the current moment, so that a run limited by time is the same run.
         self._pass_time(self.cluster.time.now_ns)
 
     def _pass_time(self, until_ns: int) -> None:
@@ -138,7 +138,7 @@ class RandomDriver:
         self.cluster.scheduler.add(kind, summary, action, delay_ns=int(delay_ms * NANOSECONDS_PER_MS))
 
     def _heal(self) -> None:
-        # As an event, so that every invariant sees what it does.
+        # Run it as an event, so that every invariant is checked after it.
         scheduler = self.cluster.scheduler
         scheduler.add("fault", "heal", self.faults.heal)
         scheduler.run_until(lambda: self.faults.is_calm)
@@ -160,7 +160,7 @@ class RandomDriver:
         return not any(self._what_ails(view) for view in self.checker.view.partitions.values())
 
     def _waiting(self) -> int:
-        """The operations in purgatories, but for followers' fetches, which always wait."""
+        """Count the operations in purgatories, without followers' fetches, which always wait."""
         count = len(self.cluster.controller.waiting)
         for broker in self.cluster.brokers.values():
             delayed = broker.program.replica_manager.delayed
@@ -169,7 +169,7 @@ class RandomDriver:
         return count
 
     def _what_ails(self, view: PartitionView) -> str | None:
-        """What keeps the partition from being well, in words; None where it is."""
+        """Return what is wrong with the partition, None if it is healthy."""
         leader, decided = view.leader, view.decided
         if leader is None or decided is None:
             return f"no leader; {view}"
@@ -180,7 +180,7 @@ class RandomDriver:
         offsets = {(replica.log_end, replica.high_watermark) for replica in view.replicas.values()}
         if offsets != {(leader.log_end, leader.log_end)}:
             return f"the replicas do not end together; {view}"
-        # What another replica has deleted is not to be had any more.
+        # Records that another replica has deleted can no longer be fetched.
         start = max(replica.log_start for replica in view.replicas.values())
         if any(each.stop_offset > start for replica in view.replicas.values() for each in replica.damages):
             return f"a range is damaged; {view}"

@@ -1,8 +1,8 @@
-"""Faults: what goes wrong in a random run, drawn from its seed, and goes right again after a while.
+"""Faults: the faults of a random run, drawn from its seed, and their repair after a while.
 
-Brokers are killed and cut from power, one or all; they stall, their disks become slow, full, or fail; bits
-rot; links are cut, in one direction or both, or slow; dates jump; leaders change for no reason. Thread rule:
-one thread.
+Brokers are killed or lose power, one or all. They stall; their disks become slow or full, or fail; bits rot.
+Links are cut, in one direction or both, or become slow. Dates jump, and leaders change for no reason. Thread
+rule: one thread.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ SESSION_TIMEOUT_MS = 80
 REPAIR_MS = 150
 RESTART_MS = 10
 RETRY_MS = 30
-# After the faults, until somebody looks at what does not become well by itself.
+# The time after the faults until an operator looks at what does not recover without help.
 OPERATOR_MS = 1_500
 
 
 class Faults:
-    """Of `cluster`; the controller hears of them by `will`. `weights`: how often each kind is drawn;
-    `straggling`: the chance that a message takes long."""
+    """The faults of `cluster`; `will` notifies the controller. `weights`: how often each kind is drawn.
+
+    `straggling`: the chance that a message takes long.
+    """
 
     def __init__(
         self,
@@ -85,12 +87,12 @@ class Faults:
         self._drawn = list(weights), list(weights.values())
 
     def begin(self) -> None:
-        """From now on things go wrong."""
+        """Start the faults."""
         self.is_calm = self._will.is_calm = False
         self._cluster.network.set_conditions(self._conditions)
 
     def strike(self) -> None:
-        """One fault, of a broker drawn by chance."""
+        """Inject one fault, on a random broker."""
         broker_id = self._any_broker()
         broker = self._cluster.brokers[broker_id]
         if not broker.is_alive or broker.is_paused:
@@ -99,12 +101,12 @@ class Faults:
         self._kinds[self._random.choices(kinds, weights)[0]](broker_id)
 
     def heal(self) -> None:
-        """Nothing goes wrong any more, and what did is repaired now."""
+        """Stop the faults, and repair everything now."""
         self.is_calm = self._will.is_calm = True
         self._cluster.network.set_conditions(CALM)
         for broker_id, broker in self._cluster.brokers.items():
             broker.flush_us = 0
-            # Who waits for an answer that was lost learns it now, not after its timeout.
+            # Callers waiting for a lost answer are notified now, not after their timeout.
             self._cluster.network.disconnect(broker_id)
             self._disks.make_room(broker_id)
             if broker.is_alive and broker.is_paused:
@@ -122,7 +124,7 @@ class Faults:
         self._cluster.scheduler.add("fault", "an operator looks", self._look_for_loss, delay_ns=delay_ns)
 
     def healed(self) -> None:
-        """All is well again."""
+        """Start over after the cluster has recovered."""
         self._bits.forget_healed()
 
     def _is_offline(self, broker_id: int) -> bool:
@@ -133,7 +135,7 @@ class Faults:
 
     def _kill(self, broker_id: int) -> None:
         if self._disks.is_failing(broker_id):
-            # A process that comes after would read from memory what the disk has lost.
+            # A process started afterwards would read from memory what the disk has lost.
             self._power_cut(broker_id)
             return
         self._counts["kills"] += 1
@@ -146,12 +148,12 @@ class Faults:
         storage = self._cluster.brokers[broker_id].storage
         self._counts["lost pages"] += storage.lost_pages
         self._counts["torn pages"] += storage.torn_pages
-        # It must not lead, or count, before it has fetched again what it lost (KIP-966).
+        # It must not lead or count before it has fetched again what it lost (KIP-966).
         self._will.fence(broker_id)
         self._later(REPAIR_MS, f"start {broker_id}", partial(self._start, broker_id))
 
     def _restart(self, broker_id: int) -> None:
-        """It is gone, with what was not flushed or without, and there again at once."""
+        """Kill the broker, with or without its unflushed data, and restart it at once."""
         if not self._cluster.brokers[broker_id].is_alive:
             return
         self._counts["quick restarts"] += 1
@@ -194,7 +196,7 @@ class Faults:
         if broker.is_alive:
             return
         if broker_id not in self._controller.fenced:
-            # Its session has not ended, but the next life has another epoch: the one before is over.
+            # Its session has not ended, but its next life registers in another epoch, so the old one is over.
             self._will.fence(broker_id)
         self._disks.replace(broker_id)
         try:
@@ -202,7 +204,7 @@ class Faults:
         except KreplicaError:
             if not broker.storage.full:
                 raise
-            # Its directory is full still, and a recovered log's checkpoints find no room.
+            # Its directory is still full, and the recovered log's checkpoints have no room.
             self._counts["starts without room"] += 1
             self._later(RETRY_MS, f"start {broker_id}", partial(self._start, broker_id))
             return
@@ -221,13 +223,13 @@ class Faults:
         self._later(REPAIR_MS, f"room for {broker_id}", partial(self._disks.make_room, broker_id))
 
     def _break_disk(self, broker_id: int) -> None:
-        """Its broker goes on without the log directory, until somebody takes the machine down."""
+        """Break the disk. The broker continues without the log directory until the machine is taken down."""
         self._disks.fail(broker_id)
         life = self._cluster.brokers[broker_id].life
         self._later(REPAIR_MS, f"another disk for {broker_id}", partial(self._take_down, broker_id, life))
 
     def _fail_once(self, broker_id: int) -> None:
-        """Its disk fails for a moment, which is enough."""
+        """Make the disk fail for a moment, which is enough to take its directory offline."""
         self._disks.fail_once(broker_id)
         self._replace_disk_later(broker_id)
 
@@ -259,7 +261,7 @@ class Faults:
         self._leaders.cut(broker_id, other, 300)
 
     def _slow_link(self, broker_id: int) -> None:
-        """A follower is slow: what it asks and gets takes its time, and comes in any order."""
+        """Slow a follower's link: its requests and responses take long, and arrive in any order."""
         self._counts["slow links"] += 1
         network = self._cluster.network
         others = [each for each in self._cluster.brokers if each != broker_id]
@@ -280,11 +282,13 @@ class Faults:
         self._counts["date jumps"] += 1
         self._cluster.jump_date(broker_id, self._random.randrange(20_000) - 10_000)
 
-    # ---- what administrators do ---------------------------------------------------------------------------
+    # ---- administrators -----------------------------------------------------------------------------------
 
     def _isolate(self, broker_id: int) -> None:
-        """One broker hears nothing of the others until it is out of all ISRs; often they go down then, and
-        it is the only one there is."""
+        """Cut a broker off from the others until it is out of all ISRs.
+
+        Often the others then go down, so that it is the only broker left.
+        """
         others = [each for each in self._cluster.brokers if each != broker_id]
         network = self._cluster.network
         for other in others:
@@ -301,7 +305,7 @@ class Faults:
                 self._kill(other)
 
     def _configure(self, _: int) -> None:
-        """Change how many must be in sync."""
+        """Change min.insync.replicas."""
         self._counts["config changes"] += 1
         name = self._random.choice(list(self._controller.topics))
         topic = self._controller.topics[name]
@@ -312,11 +316,11 @@ class Faults:
                 broker.program.log_manager.configs.change({name: config})
 
     def _look_for_loss(self) -> None:
-        """An operator has to choose where rot took what no replica can give any more.
+        """Act as an operator, who has to choose where rot destroyed what no replica can provide.
 
-        A log whose recovery stopped there cannot lead: where it is alone in the ISR, another one is elected
-        uncleanly. A leader that runs, which an unclean election made the only one that had not deleted the
-        range, has its records deleted up to there.
+        A log whose recovery stopped at the rot cannot lead. If it is alone in the ISR, another replica is
+        elected uncleanly. If the leader runs, and is the only one that had not deleted the range (after an
+        unclean election), its records are deleted up to there.
         """
         for state in list(self._controller.partitions.values()):
             at = state.topic_partition
@@ -330,11 +334,11 @@ class Faults:
                 self._cluster.program(state.leader).replica_manager.delete_records({at: offset})
 
     def _retain(self, broker_id: int) -> None:
-        """The broker deletes what is too much for its topics."""
+        """Apply the topics' retention on the broker."""
         self._counts["retention rounds"] += 1
         self._cluster.program(broker_id).log_manager.delete_old_segments()
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _any_broker(self) -> int:
         return 1 + self._random.randrange(len(self._cluster.brokers))

@@ -1,8 +1,8 @@
-"""What clients did and were told: the history that the checker holds a cluster to.
+"""History: what clients did, and the responses they got; the checker compares it with a log's guarantees.
 
-A process is one client that does one operation after the other. An operation is `ok` where it was answered,
-`fail` where it certainly did not happen, `info` where nobody knows. Values are unique in a history. The
-messages are immutable; a History belongs to one thread.
+A process is a client that does one operation after the other. An operation is `ok` if it was answered, `fail`
+if it certainly did not happen, `info` if the outcome is unknown. Values are unique in a history. The messages
+are immutable; a History belongs to one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Status = Literal["ok", "info", "fail"]
 
 
 class Sent(NamedTuple):
-    """One value of a send; `offset` is None where it is not known."""
+    """A value of a send; `offset` is None if unknown."""
 
     partition: TopicPartition
     value: Hashable
@@ -25,7 +25,7 @@ class Sent(NamedTuple):
 
 
 class Polled(NamedTuple):
-    """One record of a poll, in the order it was delivered."""
+    """A record of a poll, in the order of delivery."""
 
     partition: TopicPartition
     offset: int
@@ -52,9 +52,9 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """A process begins to read elsewhere: what it polls next has no order with what it polled before.
+    """A process starts to read at other positions: its next polls have no order with the earlier ones.
 
-    `partitions`: those that it begins anew with; None stands for all.
+    `partitions`: those it starts anew; None means all.
     """
 
     process: Hashable
@@ -66,9 +66,9 @@ Operation = Send | Poll | Assign
 
 @dataclass(slots=True)
 class History:
-    """Operations in the order they ended, and the values that reading each partition to its end gave.
+    """Operations in the order they ended, and the final contents of each partition.
 
-    `final`: by partition the records from its start to its end, read after everything was healed.
+    `final`: by partition, the records from its start to its end, read after all faults were repaired.
     """
 
     operations: list[Operation] = field(default_factory=list)

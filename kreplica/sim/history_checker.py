@@ -1,16 +1,16 @@
-"""The history checker: which promises of a log a history shows to be broken.
+"""The history checker: which guarantees of a log a history violates.
 
-The anomalies have the names that Jepsen's workload for Kafka gives them. All of them are found from what
-clients saw, so the checker works for any cluster: a simulated one, real processes, another's.
+The anomalies have the names of Jepsen's workload for Kafka. All are derived from what clients saw, so the
+checker works for any cluster: simulated, real processes, or another implementation.
 
-    inconsistent-offsets   one offset held two values
-    G1a                    a poll returned the value of a send that had failed
-    lost-write             a value that was acknowledged, or read, lies below what was read and is gone
-    duplicate              a value is at two offsets
-    unseen                 acknowledged, and not there when all was read at the end
-    poll-skip              a process was not given a record between two that it was given
-    nonmonotonic-poll      a process was given a record after a later one
-    nonmonotonic-send      a process's later value got an earlier offset
+     inconsistent-offsets   one offset held two values
+     G1a                    a poll returned the value of a failed send
+     lost-write             an acknowledged or read value below the highest read offset is gone
+     duplicate              a value is at two offsets
+     unseen                 an acknowledged value is missing in the final read
+     poll-skip              a process did not get a record between two records that it got
+     nonmonotonic-poll      a process got a record after a later one
+     nonmonotonic-send      a process's later value got an earlier offset
 
 No state; any thread.
 """
@@ -28,7 +28,7 @@ from kreplica.sim.history import Assign, History, Poll, Polled, Send, Sent
 
 
 class Anomaly(NamedTuple):
-    """A broken promise: its name, where, and what was seen."""
+    """A violated guarantee: its name, its partition, and the evidence."""
 
     name: str
     partition: TopicPartition
@@ -36,7 +36,7 @@ class Anomaly(NamedTuple):
 
 
 class _Partition:
-    """What all of a history says about one partition."""
+    """Everything a history says about one partition."""
 
     __slots__ = ("acknowledged", "failed", "offsets_of", "polled_offsets_of", "values_at")
 
@@ -58,10 +58,10 @@ def check(
     log_starts: Mapping[TopicPartition, int] | None = None,
     may_duplicate: Callable[[Hashable], bool] = lambda _: False,
 ) -> list[Anomaly]:
-    """Every anomaly of the history, in the order of the table above.
+    """Return every anomaly of the history, in the order of the table above.
 
-    `log_starts`: below these offsets records were deleted on purpose, and none of them is missed.
-    `may_duplicate(value)`: its producer was not idempotent, so what it sent again may be there twice.
+    `log_starts`: records below these offsets were deleted on purpose and may be missing.
+    `may_duplicate(value)`: whether its producer was not idempotent, so that a retry may have duplicated it.
     """
     partitions = _collect(history)
     starts = log_starts or {}
@@ -78,7 +78,7 @@ def check(
     return found
 
 
-# ---- what the history says ------------------------------------------------------------------------------
+# ---- collecting -----------------------------------------------------------------------------------------
 
 
 def _collect(history: History) -> dict[TopicPartition, _Partition]:
@@ -91,7 +91,7 @@ def _collect(history: History) -> dict[TopicPartition, _Partition]:
             _note_polled(partitions, operation.records)
     for at, records in history.final.items():
         _note_polled(partitions, records)
-        partitions[at]  # one that is empty counts, too
+        partitions[at]  # an empty one counts, too
     return dict(partitions)
 
 
@@ -111,7 +111,7 @@ def _note_polled(partitions: dict[TopicPartition, _Partition], records: Iterable
         partition.polled_offsets_of[value].add(offset)
 
 
-# ---- what a partition holds -----------------------------------------------------------------------------
+# ---- the contents of a partition ------------------------------------------------------------------------
 
 
 def _inconsistent_offsets(at: TopicPartition, partition: _Partition) -> Iterator[Anomaly]:
@@ -150,23 +150,23 @@ def _unseen(
     if final is None:
         return
     there = {record.value for record in final}
-    # What was read once was committed, so it must last as what was acknowledged.
+    # A value that was read was committed, so it must survive just as an acknowledged one.
     promised: dict[Hashable, int | None] = {
         value: max(offsets) for value, offsets in partition.polled_offsets_of.items()
     }
     for value, offset in partition.acknowledged.items():
-        # Who heard only that it was there already has no offset; a reader may have told it.
+        # A producer that only learned of a duplicate has no offset; a reader may have one.
         if offset is not None or value not in promised:
             promised[value] = offset
     for value, offset in promised.items():
-        # Of what was there already, and read by nobody, it cannot be said whether it lay below the start.
+        # A duplicate without any reader has no offset, so it may have been below the start.
         is_deleted = start > (0 if offset is None else offset)
         if value not in there and not is_deleted:
             how = "acknowledged" if value in partition.acknowledged else "read"
             yield Anomaly("unseen", at, f"{value!r} was {how} at {offset}, and is not there at the end")
 
 
-# ---- what a process saw ---------------------------------------------------------------------------------
+# ---- what a process observed ----------------------------------------------------------------------------
 
 
 def _poll_anomalies(history: History, partitions: Mapping[TopicPartition, _Partition]) -> Iterator[Anomaly]:

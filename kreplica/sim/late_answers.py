@@ -1,9 +1,9 @@
-"""LateAnswers: leaders that change while an answer is on its way which says where two logs part.
+"""LateAnswers: leader changes while a response with the point of divergence of two logs is in flight.
 
-A leader writes what another replica does not hear of, follows that one for a moment, leads again, and follows
-somebody once more; only then the answer of the first moment comes, which speaks of records that are committed
-by now (KAFKA-13207). Hardly ever does that happen by chance alone, so each step waits for what it needs, and
-gives up where that does not come. Thread rule: one thread.
+A leader writes records that another replica does not get, follows that replica for a moment, leads again, and
+follows once more. Only then the first response arrives; it points below records that are committed by now
+(KAFKA-13207). Chance alone hardly ever produces this, so each step waits for its condition, and gives up if
+it does not come true. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kreplica.sim.cluster import SimCluster
 from kreplica.sim.network import Message, SimNetwork
 from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 
-# How often, and for how long at most, a step looks whether it can go on: shorter than a follower waits.
+# How often, and for how long at most, a step checks its condition: shorter than a follower waits.
 LOOK_MS = 2
 WAITS_MS = 120
 
@@ -28,7 +28,8 @@ Waiting = Generator[None, None, bool]
 
 
 class LateAnswers:
-    """Of `cluster`. `elect(partition, broker_id)` lets one lead that is in sync and runs, if it does."""
+    """The late answers of `cluster`. `elect(partition, broker_id)` elects a running replica that is in
+    sync."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class LateAnswers:
         self._story: Generator[None, None, None] | None = None
 
     def strike(self, _: int) -> None:
-        """Let it happen to one partition, if it does not happen to another."""
+        """Start the sequence on one partition, unless it is running on another."""
         state = self._random.choice(list(self._cluster.controller.partitions.values()))
         others = [each for each in state.isr if each != state.leader]
         if self._story is None and state.leader in state.isr and others:
@@ -52,12 +53,12 @@ class LateAnswers:
             self._go_on()
 
     def heal(self) -> None:
-        """What is held comes now."""
+        """Deliver what is held."""
         if self._story is not None:
             self._story.close()
             self._story = None
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _late(self, state: LeaderAndIsr, other: int) -> Generator[None, None, None]:
         at, leader = state.topic_partition, state.leader
@@ -97,7 +98,7 @@ class LateAnswers:
         except StopIteration:
             self._story = None
             return
-        # Nothing happens by that.
+        # This event changes nothing.
         self._cluster.scheduler.add(
             "timer", "who has heard what", self._go_on, delay_ns=LOOK_MS * NANOSECONDS_PER_MS
         )
@@ -121,7 +122,7 @@ class LateAnswers:
 
 
 class _Held:
-    """The messages for which `which` holds, from now on until they are released."""
+    """Holds the messages for which `which` is true, until they are released."""
 
     def __init__(self, network: SimNetwork, which: Callable[[Message], bool]) -> None:
         self.messages: list[Message] = []
@@ -136,7 +137,7 @@ class _Held:
         return is_held
 
     def release(self) -> None:
-        """Hold nothing any more, and let arrive what was held."""
+        """Stop holding messages, and deliver the held ones."""
         if self._end is not None:
             self._end()
             self._end = None
@@ -151,7 +152,7 @@ def _is_answer(message: Message, sender: int, receiver: int) -> bool:
 
 
 def _parts(message: Message, state: LeaderAndIsr) -> bool:
-    """Whether the answer says that logs of the partition part."""
+    """Return whether the response says that logs of the partition diverge."""
     return any(
         (topic_id, number) == (state.topic_id, state.topic_partition.partition)
         and answer.diverging_epoch.end_offset >= 0

@@ -1,8 +1,8 @@
-"""LeaderChanges: elections of a random run as they come in bad times, drawn from its seed.
+"""LeaderChanges: the elections of a random run, in the worst circumstances, drawn from its seed.
 
 Leaders change for no reason, or several times within moments, in turns between two replicas that often cannot
-hear each other; a broker hears of decisions late, and leads or follows on meanwhile as if nothing had
-happened; the controller takes its time with what leaders ask. Thread rule: one thread.
+reach each other. A broker learns of decisions late, and leads or follows meanwhile as before. The controller
+delays its responses to leaders. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kreplica.sim.scheduler import NANOSECONDS_PER_MS
 from kreplica.sim.will import ControllersWill
 
 MOST_TURNS = 6
-# How far apart elections in turns are on average; a follower needs a few ms for what a leader tells it.
+# The average times between elections in turns; a follower needs a few ms to get a leader's records.
 TURN_MS = (4, 15, 40)
-# How long a link is cut, or a broker hears nothing, while leaders change: for a moment, over a few turns, or
-# until a replica is out of the ISR.
+# How long a link is cut, or a broker gets no decisions, while leaders change: for a moment, over a few turns,
+# or until a replica is out of the ISR.
 SHORT_MS = (15, 60, 250)
-# What links are like while things go wrong, and what slow ones are.
+# The conditions of links during faults, and of slow links.
 CONDITIONS = LinkConditions(delay_us=(100, 4_000), loss=0.005, duplication=0.005)
 SLOW_US = 10_000, 140_000
 SLOW_FOR_MS = 200
@@ -35,8 +35,11 @@ Later = Callable[[int, str, Callable[[], None]], None]
 
 
 class LeaderChanges:
-    """Of `cluster`, decided by `will`. `later(mean_ms, summary, action)` puts something off;
-    `restart(broker_id)` lets one fail, and start again at once."""
+    """The leader changes of `cluster`, decided by `will`. `later(mean_ms, summary, action)` postpones an
+    action.
+
+    `restart(broker_id)` kills a broker and starts it again at once.
+    """
 
     def __init__(
         self,
@@ -56,23 +59,22 @@ class LeaderChanges:
         self._restart = restart
 
     def heal(self) -> None:
-        """Everybody hears of everything now, and nobody waits for the controller any more."""
+        """Deliver all decisions now, and let the controller answer."""
         for broker_id in self._cluster.brokers:
             self._hear(broker_id)
         self._answer_requests()
 
     def move(self, _: int) -> None:
-        """Let another replica in sync lead, as a preferred election would, or the same one in another
-        epoch."""
+        """Elect another replica in sync, as a preferred election would, or the same leader in a new epoch."""
         state = self._random.choice(list(self._controller.partitions.values()))
         if state.leader in state.isr and self._will.may_lead(state.leader):
             self.elect(state.topic_partition, self._random.choice(state.isr))
 
     def take_turns(self, _: int) -> None:
-        """Two replicas in sync lead in turns, for moments, each perhaps without what the other has written.
+        """Let two replicas in sync lead in turns, for moments, each perhaps without the other's records.
 
-        The present leader is one of them. Of what leads to that some is drawn: they do not hear each other,
-        or one not the other, or late; a replica hears late of who leads; another one leads in between.
+        The present leader is one of them. Random circumstances lead to that: they cannot reach each other, or
+        one not the other, or only slowly; a replica learns late of an election; a third one leads in between.
         """
         state = self._random.choice(list(self._controller.partitions.values()))
         candidates = [each for each in state.isr if self._will.may_lead(each)]
@@ -101,14 +103,14 @@ class LeaderChanges:
             )
 
     def tell_late(self, broker_id: int) -> None:
-        """The broker hears of no decision for a while; then of each, or only of the last ones."""
+        """Keep decisions from the broker for a while; then deliver each of them, or only the last ones."""
         self._counts["late words"] += 1
         self._will.deafen(broker_id)
         self._later(self._random.choice(SHORT_MS), f"{broker_id} hears again", partial(self._hear, broker_id))
 
     def hold_requests(self, _: int) -> None:
-        """The controller does not answer for a while what leaders ask for; often one of those that they ask
-        for is started anew before it does."""
+        """Hold leaders' requests at the controller for a while; often a replica that they would add is
+        restarted before the response."""
         if self._controller.holds:
             return
         self._counts["slow controllers"] += 1
@@ -118,7 +120,7 @@ class LeaderChanges:
             self._look_who_is_to_join()
 
     def cut(self, one: int, other: int, mean_ms: int) -> None:
-        """Cut the link between two brokers in one direction or both, and join them again later."""
+        """Cut the link between two brokers in one direction or both, and restore it later."""
         both_ways = self._random.random() < 0.5
         self._counts["two-way partitions" if both_ways else "one-way partitions"] += 1
         network = self._cluster.network
@@ -126,18 +128,18 @@ class LeaderChanges:
         self._later(mean_ms, f"heal {one} {other}", partial(network.heal, one, other))
 
     def slow_down(self, sender: int, receiver: int) -> None:
-        """What one broker tells another takes long enough for others to lead meanwhile."""
+        """Slow the messages from one broker to another so much that other leaders are elected meanwhile."""
         self._counts["slow answers"] += 1
         self._cluster.network.change_link(sender, receiver, delay_us=SLOW_US, in_order=False)
         self._later(SLOW_FOR_MS, f"quicken {sender}->{receiver}", partial(self._quicken, sender, receiver))
 
     def elect(self, at: TopicPartition, leader: int) -> None:
-        """Let a replica lead, if it is in sync and runs."""
+        """Elect a replica, if it is in sync and runs."""
         state = self._controller.partitions[at]
         if leader in state.isr and self._will.may_lead(leader) and not self._will.is_calm:
             self._will.elect(state, leader, state.isr)
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _quicken(self, sender: int, receiver: int) -> None:
         if not self._will.is_calm:
@@ -154,7 +156,7 @@ class LeaderChanges:
             self._counts["restarts before joining"] += 1
             self._restart(self._random.choice(joining))
         elif self._controller.holds:
-            # Nothing happens by that.
+            # This event changes nothing.
             delay_ns = int(self._random.expovariate(1 / LOOK_MS) * NANOSECONDS_PER_MS)
             self._cluster.scheduler.add(
                 "timer", "who is to join", self._look_who_is_to_join, delay_ns=delay_ns

@@ -1,8 +1,6 @@
-"""Load: the clients of a random run. Producers, plain, idempotent and transactional, consumers, and who
-deletes records.
+"""Load: the clients of a random run: producers (plain, idempotent, transactional), consumers, administrators.
 
-What producers and consumers were told goes to the view, which holds the cluster to it. Thread rule: one
-thread.
+The view checks the responses that producers and consumers get. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ from kreplica.sim.invariants.violation import InvariantViolated
 from kreplica.sim.transactions import READ_COMMITTED, Transactions
 
 PRODUCE_TIMEOUT_MS = 400
-# So often an idempotent producer sends a batch before it begins anew with another producer id.
+# How often an idempotent producer sends a batch before it starts over with another producer id.
 TRIES = 4
 
 
 class IdempotentProducer:
-    """One partition's: the batch that waits for its answer, and the sequence number that comes next."""
+    """The idempotent producer of a partition: its batch in flight, and its next sequence number."""
 
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
@@ -40,8 +38,10 @@ class IdempotentProducer:
 
 
 class Load:
-    """Client operations, one by one, on partitions drawn by chance. `pending`: requests without an answer;
-    `value_bytes`: the least size of a value."""
+    """Runs client operations on random partitions. `pending`: requests without a response.
+
+    `value_bytes`: the minimum size of a value.
+    """
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Load:
         self._transactions = Transactions(self._random, counts, PRODUCE_TIMEOUT_MS)
 
     def operate(self) -> None:
-        """One operation of some client."""
+        """Run one operation of a random client."""
         at = self._random.choice(list(self._controller.partitions))
         self._look_for_a_frozen_mark(at)
         chance = self._random.randrange(100)
@@ -85,7 +85,7 @@ class Load:
     # ---- producers ----------------------------------------------------------------------------------------
 
     def _receiver(self, at: TopicPartition) -> int:
-        # A client may not have heard of the present leader.
+        # A client may not know the current leader.
         believed = self._controller.partitions[at].leader
         brokers = len(self._cluster.brokers)
         return self._random.choice((believed, believed, believed, 1 + self._random.randrange(brokers)))
@@ -140,7 +140,7 @@ class Load:
             producer.sequence += len(request.values)
             producer.request, producer.tries = None, 0
         view = self._view.partitions[request.topic_partition]
-        # What a leader acknowledged in an epoch that an unclean election has ended may be void.
+        # An unclean election may void what a leader acknowledged in an earlier epoch.
         if request.acks == -1 and outcome.leader_epoch >= view.unclean_epoch:
             self._view.acknowledged(request.topic_partition, outcome.base_offset, request.values)
 
@@ -152,7 +152,8 @@ class Load:
             return
         offset = self._positions[at]
         unclean_epoch = self._view.partitions[at].unclean_epoch
-        # Once there was an unclean election, only who names the leader epoch is safe from a leader of before.
+        # After an unclean election, only a consumer that names the leader epoch is safe from an earlier
+        # leader.
         names_epoch = unclean_epoch >= 0 or self._random.randrange(2) == 0
         read_committed = self._random.randrange(2) == 0
         request = client.fetch_request(
@@ -184,19 +185,18 @@ class Load:
             self._view.consumed(at, got.records)
             if read_committed:
                 self._check_read_committed(view, offset, got)
-            # Now and then somebody reads from the beginning again.
+            # Now and then start again at the beginning.
             again = self._random.random() < 0.1
             self._positions[at] = 0 if again else got.next_offset
 
     def _check_read_committed(self, view: PartitionView, offset: int, got: client.Consumed) -> None:
-        """Nothing of an open or an aborted transaction may be among what was given, and nothing else may be
-        left out."""
+        """Check that the consumer got no records of open or aborted transactions, and all other records."""
         wrong = self._transactions.wrongly_given(value for _, _, value in got.records)
         if wrong:
             raise InvariantViolated(READ_COMMITTED, f"a consumer got {wrong}, not committed; {view}")
         given = {at for at, _, _ in got.records}
         for at, cell in enumerate(view.committed[offset : got.next_offset], offset):
-            # The values of markers are no numbers.
+            # The values of markers are not numbers.
             if at in given or cell is None or cell.value is None or not cell.value.isdigit():
                 continue
             if self._transactions.is_visible(cell.value):

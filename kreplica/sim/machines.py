@@ -1,4 +1,4 @@
-"""SimMachines: machines and the network between them under one virtual clock, and all that may befall them.
+"""SimMachines: machines and their network under one virtual clock, with all the faults they may have.
 
 Everything that happens is an event of `scheduler`; all chance comes from `seed`. Thread rule: one thread.
 """
@@ -18,14 +18,14 @@ from kreplica.sim.storage import SimStorage
 
 T = TypeVar("T")
 
-# So long a script waits after each line: brokers put some things off for a moment, to do more at once.
+# How long a script waits after each line, because brokers postpone some work to batch it.
 SETTLE_MS = 10
 
 
 class SimMachines:
-    """No machine yet; `add_machine` makes them.
+    """A set of machines, empty at first; `add_machine` adds them.
 
-    `shuffle`: events of one moment come in an order of the seed's, else as they were added.
+    `shuffle`: events of one moment run in a seeded random order, else in the order they were added.
     """
 
     is_real = False
@@ -44,7 +44,7 @@ class SimMachines:
         self.upheavals = 0
 
     def add_machine(self, node_id: int, make_program: MakeBroker, register: Callable[[], int]) -> SimBroker:
-        """A new machine with an empty disk; it is not started."""
+        """Add a machine with an empty disk, without starting it."""
         machine = self.brokers[node_id] = SimBroker(
             node_id, self.scheduler, self.network, make_program, register, str(self.seed)
         )
@@ -52,10 +52,10 @@ class SimMachines:
 
     @property
     def events(self) -> int:
-        """How much has happened: messages delivered, faults, operations of clients and of disks."""
+        """The number of messages delivered, faults, and operations of clients and disks."""
         return self.scheduler.events + sum(machine.disk_operations for machine in self.brokers.values())
 
-    # ---- what a script does -------------------------------------------------------------------------------
+    # ---- actions of a script ------------------------------------------------------------------------------
 
     def start(self, broker_id: int) -> None:
         self.upheavals += 1
@@ -80,27 +80,28 @@ class SimMachines:
         self.brokers[broker_id].resume()
 
     def program(self, broker_id: int) -> Any:
-        """The broker that runs there; None if it does not."""
+        """Return the broker that runs there, None if none does."""
         return self.brokers[broker_id].program
 
     def do(self, action: Callable[[], T]) -> T:
-        """Call a broker's method, as something outside of it would."""
+        """Call a broker's method from outside."""
         return action()
 
     def set_disk_fault(self, broker_id: int, fault: Callable[[str, str], None] | None) -> None:
-        """Ask `fault(operation, path)` before each change of the broker's disk; it raises what is refused."""
+        """Call `fault(operation, path)` before each change of the broker's disk; it raises to refuse the
+        change."""
         self.brokers[broker_id].disk_fault = fault
 
     def disk(self, broker_id: int) -> tuple[SimStorage, str]:
-        """The broker's files, and the directory that its logs are in; it may be down."""
+        """Return the broker's files and the directory of its logs; it may be down."""
         return self.brokers[broker_id].storage, DIRECTORY
 
     def now_ms(self) -> int:
-        """The monotonic time."""
+        """Return the monotonic time."""
         return self.time.now_ns // NANOSECONDS_PER_MS
 
     def settle(self) -> None:
-        """Let everything happen that needs little time."""
+        """Run everything that needs little time."""
         self.scheduler.run_due()
         self.scheduler.run_for(SETTLE_MS)
 
@@ -111,19 +112,19 @@ class SimMachines:
         self.brokers[broker_id].clock.jump_date(by_ms)
 
     def hold(self, which: Callable[[Any], bool]) -> Callable[[], None]:
-        """Hold such messages from now on; the answer is a function that ends this."""
+        """Hold matching messages from now on; returns a function that ends this."""
         return self.network.hold(which)
 
     def held(self) -> list[Message]:
-        """The messages that are held, in the order they were sent."""
+        """Return the held messages, in the order they were sent."""
         return [message for message in self.network.held if message.is_alive]
 
     def release(self, message: Message) -> None:
-        """Let a held message arrive."""
+        """Deliver a held message."""
         self.network.release(message)
 
     def drop(self, message: Message) -> None:
-        """Lose a held message."""
+        """Drop a held message."""
         self.network.drop(message)
 
     def cut(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
@@ -139,4 +140,4 @@ class SimMachines:
         self.network.disconnect(node_id)
 
     def close(self) -> None:
-        """Nothing here lives on by itself."""
+        """Do nothing: a simulation owns no outside resources."""

@@ -1,14 +1,14 @@
-"""SimNetwork: the Transport port between simulated nodes, with all that a network may do to a message.
+"""SimNetwork: the Transport port between simulated nodes, with everything that a network may do to a message.
 
 A node joins with each of its lives and gets an endpoint, which is its Transport; it registers the function
-that answers requests. Each pair (sender, receiver) has a link with conditions of its own: how long a message
-takes, how often one is lost or comes twice, whether the link is cut. Requests of a link arrive in the order
-they were sent unless its conditions say otherwise; answers come when they are ready.
+that answers requests. Each pair (sender, receiver) has a link with its own conditions: the latency of
+messages, the chances of loss and duplication, whether the link is cut. Requests of a link arrive in order
+unless its conditions say otherwise; responses arrive when they are ready.
 
-A message that is lost costs the sender its timeout. One to a process that is not there is refused, and a
-`disconnect` ends what is under way: both are told soon. What a dead incarnation has sent or was to get
-vanishes. A `hold` keeps the messages it names until they are released one by one, so that a script can choose
-the interleaving. All chance comes from the Random that is passed in. Thread rule: one thread.
+A lost message costs the sender its timeout. A message to a process that does not run is refused, and a
+`disconnect` ends what is in flight; senders are notified of both soon. Messages to or from a dead incarnation
+vanish. A `hold` keeps matching messages until they are released one by one, so that a script can choose the
+interleaving. All randomness comes from the given Random. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Handler = Callable[[Any], Future[Any]]
 
 @dataclass(frozen=True, slots=True)
 class LinkConditions:
-    """What one direction between two nodes is like.
+    """The conditions of one direction between two nodes.
 
-    `delay_us`: the least and the most microseconds a message takes. `loss`, `duplication`, `straggling`: the
-    chance that a message never arrives, that a request arrives twice, that a message takes as long as
-    `straggler_us` says, whatever comes after it. `is_cut`: nothing arrives.
+    `delay_us`: the minimum and maximum latency in microseconds. `loss`, `duplication`, `straggling`: the
+    chances that a message is lost, that a request arrives twice, and that a message takes as long as
+    `straggler_us` says, while later ones overtake it. `is_cut`: nothing arrives.
     """
 
     delay_us: tuple[int, int] = (0, 0)
@@ -47,10 +47,10 @@ class LinkConditions:
 
 
 class Message:
-    """One request or answer on its way.
+    """A request or response in flight.
 
-    `name`: what it asks or answers, without "Request" or "Response" ("Fetch"). `target`: the life of the
-    receiver that it was sent to.
+    `name`: its type without "Request" or "Response" ("Fetch"). `target`: the life of the receiver that it
+    was sent to.
     """
 
     __slots__ = ("body", "is_request", "name", "number", "receiver", "sender", "target")
@@ -79,7 +79,7 @@ class Message:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is still somebody who sent it, and whom it was sent to."""
+        """Whether both its sender and the life it was sent to still exist."""
         return self.sender.is_alive and (self.target is None or self.target.is_alive)
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Message:
 
 
 class Call:
-    """A request whose sender waits for the answer."""
+    """A request whose sender waits for the response."""
 
     __slots__ = ("future", "receiver", "sender", "timeout")
 
@@ -116,25 +116,25 @@ class SimEndpoint:
 
 
 class SimNetwork:
-    """The network of one simulation; see the module."""
+    """The network of one simulation."""
 
     def __init__(
         self, scheduler: SimScheduler, random: Random, conditions: LinkConditions | None = None
     ) -> None:
         self.counts: Counter[str] = Counter()  # sent, lost, duplicated, refused, cut, timed out
         self.held: list[Message] = []
-        # Told each message that is sent, and each that is handed to who was to get it: ("sent", message).
+        # Called with ("sent", message), and with ("taken", message) when the receiver handles it.
         self.tap: Callable[[str, Message], object] | None = None
-        # What of a message's body arrives: the same object, or one made of its bytes.
+        # Converts the body of a message in flight, e.g. to bytes and back; None keeps the object.
         self.carry: Callable[[Any], Any] | None = None
         self._scheduler = scheduler
         self._random = random
         self._conditions = conditions or LinkConditions()
         self._links: dict[tuple[int, int], LinkConditions] = {}
-        # Requests under way that must arrive in order; the event that fires first takes the oldest.
+        # Requests in flight that must arrive in order; the event that fires first takes the oldest.
         self._ordered: dict[tuple[Incarnation, int], deque[Message]] = {}
         self._lives: dict[int, Incarnation] = {}
-        # What has arrived and was not looked at yet, by who sent it and who is to look.
+        # Messages that have arrived and were not taken yet, by sender and receiver.
         self._inboxes: dict[tuple[Incarnation, Incarnation], deque[Message]] = {}
         self._handlers: dict[int, tuple[Incarnation, Handler]] = {}
         self._silent: set[int] = set()
@@ -146,20 +146,20 @@ class SimNetwork:
     # ---- nodes --------------------------------------------------------------------------------------------
 
     def join(self, incarnation: Incarnation) -> SimEndpoint:
-        """The Transport of one life of a node; from now on messages to the node are for it."""
+        """Return the Transport of one life of a node; messages to the node go to it from now on."""
         self._lives[incarnation.node_id] = incarnation
         self._silent.discard(incarnation.node_id)
         return SimEndpoint(self, incarnation)
 
     def register(self, incarnation: Incarnation, handle: Handler) -> None:
-        """Let `handle` answer the requests that come to the incarnation's node, while it lives."""
+        """Let `handle` answer the requests that reach the incarnation's node, while it lives."""
         self._handlers[incarnation.node_id] = incarnation, handle
 
     def leave(self, incarnation: Incarnation, *, silently: bool = False) -> None:
-        """The incarnation, dead by now, is gone.
+        """Remove an incarnation, which is dead.
 
-        Who waits for an answer is told that the connection broke, and who asks later that nobody is there;
-        or, `silently`, as when a machine lost its power, nobody is told anything.
+        Its callers are notified that the connection broke, and later requests are refused. With `silently`,
+        as after a power cut, there are no notifications.
         """
         if silently:
             self._silent.add(incarnation.node_id)
@@ -167,7 +167,7 @@ class SimNetwork:
             self.disconnect(incarnation.node_id)
 
     def disconnect(self, node_id: int) -> None:
-        """End every call from and to the node, as when its connections break; new ones may follow."""
+        """End every call from and to the node, as broken connections do; new calls may follow."""
         for number, call in list(self._calls.items()):
             if node_id in (call.sender.node_id, call.receiver):
                 self._fail(number, f"the connection to node {call.receiver} broke")
@@ -180,11 +180,11 @@ class SimNetwork:
     # ---- links --------------------------------------------------------------------------------------------
 
     def conditions(self, sender: int, receiver: int) -> LinkConditions:
-        """What the direction from `sender` to `receiver` is like now."""
+        """Return the current conditions of the direction from `sender` to `receiver`."""
         return self._links.get((sender, receiver), self._conditions)
 
     def set_conditions(self, conditions: LinkConditions) -> None:
-        """Make every link like this; what was said of single links is forgotten."""
+        """Set the conditions of every link, and forget those of single links."""
         self._conditions = conditions
         self._links.clear()
 
@@ -193,13 +193,13 @@ class SimNetwork:
         self._links[sender, receiver] = dataclasses.replace(self.conditions(sender, receiver), **changes)
 
     def cut(self, sender: int, receiver: int, *, both_ways: bool = True) -> None:
-        """Let nothing arrive any more, also not what is under way."""
+        """Cut the link, also for messages in flight."""
         self.change_link(sender, receiver, is_cut=True)
         if both_ways:
             self.change_link(receiver, sender, is_cut=True)
 
     def heal(self, sender: int, receiver: int) -> None:
-        """Join what was cut, in both directions."""
+        """Restore a cut link, in both directions."""
         self.change_link(sender, receiver, is_cut=False)
         self.change_link(receiver, sender, is_cut=False)
 
@@ -210,21 +210,21 @@ class SimNetwork:
     # ---- holding messages ---------------------------------------------------------------------------------
 
     def hold(self, which: Callable[[Message], bool]) -> Callable[[], None]:
-        """Keep each message for which `which` holds in `held`; the answer is a function that ends this."""
+        """Put each message for which `which` is true into `held`; returns a function that ends this."""
         self._holds.append(which)
         return partial(self._holds.remove, which)
 
     def release(self, message: Message) -> None:
-        """Let a held message arrive now."""
+        """Deliver a held message now."""
         self.held.remove(message)
         self._travel(message, 0, in_order=False)
 
     def drop(self, message: Message) -> None:
-        """Lose a held message."""
+        """Drop a held message."""
         self.held.remove(message)
         self.counts["lost"] += 1
 
-    # ---- a message's way ----------------------------------------------------------------------------------
+    # ---- the path of a message ----------------------------------------------------------------------------
 
     def _watch(self, incarnation: Incarnation, listener: Callable[[int], object]) -> None:
         self._watchers = {life: found for life, found in self._watchers.items() if life.is_alive}
@@ -281,7 +281,7 @@ class SimNetwork:
             arrive = partial(self._arrive_next, link)
         else:
             arrive = partial(self._arrive, message)
-        # It leaves once the sender's disk lets it.
+        # It leaves once the sender's disk allows it.
         delay_ns += max(message.sender.busy_until_ns - self._scheduler.time.now_ns, 0)
         self._scheduler.add("message", str(message), arrive, delay_ns=delay_ns, node_id=message.receiver)
 
@@ -303,7 +303,7 @@ class SimNetwork:
         inbox.append(message)
         is_stalled = target.is_paused or target.busy_until_ns > self._scheduler.time.now_ns
         if is_stalled or len(inbox) > 1:
-            # It waits until the node looks at it, after those that wait already.
+            # It queues until the node takes it, after the messages that already wait.
             self._scheduler.add("message", str(message), partial(self._take, inbox), incarnation=target)
         else:
             self._take(inbox)
@@ -332,7 +332,7 @@ class SimNetwork:
         if not target.is_alive or request.number not in self._calls:
             return
         if answer.cancelled() or answer.exception() is not None:
-            # A handler that fails closes the connection, as it does not know what to answer.
+            # A failing handler closes the connection, because it has no response to send.
             self._fail(request.number, f"node {request.receiver} failed: {answer!r}")
             return
         body = answer.result() if self.carry is None else self.carry(answer.result())

@@ -1,9 +1,8 @@
-"""SimBroker: one simulated machine with a broker on it, which can be killed, cut from power, stalled and
-slowed.
+"""SimBroker: a simulated machine with a broker on it, which can be killed, lose power, be stalled and slowed.
 
-The machine keeps its disk and its clock; each start is a new life of the broker with ports of its own. A kill
-takes the ports away before anything else, so that nothing of a dead life can act: its events never happen,
-its messages vanish, its storage is a copy that nobody reads any more. Thread rule: one thread.
+The machine keeps its disk and its clock; each start is a new life of the broker with its own ports. A kill
+first revokes the ports, so that a dead life cannot act: its events never run, its messages vanish, and its
+storage is a copy that is no longer read. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ DIRECTORY = "/data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerPorts:
-    """All that one life of a broker has of its machine. `loop(name)` makes a Loop."""
+    """What one life of a broker gets from its machine. `loop(name)` creates a Loop."""
 
     broker_id: int
     broker_epoch: int
@@ -42,7 +41,7 @@ class BrokerPorts:
 
 
 class BrokerProgram(Protocol):
-    """What runs on a machine."""
+    """The program that runs on a machine."""
 
     def startup(self) -> None: ...
 
@@ -55,7 +54,7 @@ MakeBroker = Callable[[BrokerPorts], Any]
 
 
 class SimWorkers:
-    """Implements `kreplica.common.ports.Workers`: one task after the other."""
+    """Implements `kreplica.common.ports.Workers`: runs one task after the other."""
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
         for task in tasks:
@@ -63,7 +62,7 @@ class SimWorkers:
 
 
 class SimBroker:
-    """See the module. `register()` tells the broker epoch of each new life."""
+    """A machine and its broker; `register()` returns the broker epoch of each new life."""
 
     def __init__(
         self,
@@ -77,13 +76,13 @@ class SimBroker:
         self.broker_id = broker_id
         self.clock = VirtualClock(scheduler.time)
         self.storage = _empty_disk()
-        # How long each flush keeps the broker from going on.
+        # The time for which each flush blocks the broker.
         self.flush_us = 0
-        # Changes of the disk, and flushes, in all of its lives.
+        # The number of disk changes and flushes in all of its lives.
         self.disk_operations = 0
-        # Asked before each change of the disk and each flush; what it raises is what the disk refuses.
+        # Called before each disk change and flush; it raises to refuse the operation.
         self.disk_fault: Callable[[str, str], None] | None = None
-        # How its last life ended.
+        # Whether its last life ended by a power cut.
         self.lost_power = False
         self.was_stopped = False
         self.life = Incarnation(broker_id, 0)
@@ -93,7 +92,7 @@ class SimBroker:
         self._network = network
         self._make_broker = make_broker
         self._register = register
-        # Each machine draws its own numbers, so that what one does changes no other's.
+        # Each machine draws its own random numbers, so that they do not affect other machines.
         self._random = random.Random(f"{seed}/{broker_id}")
 
     @property
@@ -107,7 +106,7 @@ class SimBroker:
     # ---- life and death -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the broker on the disk as it is. What its startup raises is raised; it is dead then."""
+        """Start the broker on the current disk. Raises what its startup raises; it is dead then."""
         assert not self.is_alive, f"broker {self.broker_id} runs"
         life = self.life = Incarnation(self.broker_id, self.life.number + 1)
         endpoint = self._network.join(life)
@@ -133,19 +132,19 @@ class SimBroker:
             raise
 
     def stop(self) -> None:
-        """Shut the broker down in order; what it does for that at once, it has done."""
+        """Shut the broker down cleanly; the immediate part of that has completed on return."""
         self.program.shutdown()
         self._end(silently=False)
         self.was_stopped = True
         self.storage = self.storage.after_kill()
 
     def kill(self) -> None:
-        """As kill -9: what was written stays, flushed or not."""
+        """End the broker as kill -9 does: what was written stays, flushed or not."""
         self._end(silently=False)
         self.storage = self.storage.after_kill()
 
     def power_cut(self, chance: Random | None = None, *, keeps_names: bool = False) -> None:
-        """The machine loses its power: what was not flushed is lost, or with `chance` some of it; see
+        """Cut the machine's power: lose what was not flushed, or with `chance` a part of it; see
         SimStorage.after_power_cut."""
         self._end(silently=True)
         self.storage = self.storage.after_power_cut(chance, keeps_names=keeps_names)
@@ -165,7 +164,7 @@ class SimBroker:
     # ---- stalls and faults --------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stall the broker, as a long garbage collection would: its loops stand, messages wait."""
+        """Stall the broker, as a long garbage collection would: its loops stop, and messages wait."""
         self._scheduler.pause(self.life)
 
     def resume(self) -> None:
@@ -181,7 +180,7 @@ class SimBroker:
 
 
 def answer(program: BrokerProgram, request: Any) -> Future[Any]:
-    """Let the broker answer a request of Kafka's protocol, or carry out one of sim.client's own."""
+    """Let the broker answer a Kafka request, or carry out one of sim.client's own."""
     run = getattr(request, "run", None)
     made: Future[Any] = program.handle(request) if run is None else run(program)
     return made

@@ -1,4 +1,4 @@
-"""InvariantChecker: all invariants, after every event of a simulation. Thread rule: one thread."""
+"""InvariantChecker: checks all invariants after every event of a simulation. Thread rule: one thread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kreplica.sim.invariants.invariant import Invariant
 from kreplica.sim.invariants.roles import NeverBack, OneFetcher
 from kreplica.sim.scheduler import SimEvent
 
-# LogMatching notes what is committed, and who needs no excuse any more: only NeverBack asks who needed one
-# before.
+# LogMatching records what is committed and ends excuses; NeverBack needs the excuses as they were before, so
+# it comes first.
 INVARIANTS: tuple[type[Invariant], ...] = (
     NeverBack,
     Durable,
@@ -51,7 +51,7 @@ class InvariantChecker:
         cluster.scheduler.after_event = self.check
 
     def watched(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
-        """The callback for a future, which lets none fail: what it raises is raised by the next check."""
+        """Wrap the callback of a future; the next check raises what the callback raises."""
 
         def call(answer: Any) -> None:
             try:
@@ -62,13 +62,13 @@ class InvariantChecker:
         return call
 
     def check(self, event: SimEvent | None = None) -> None:
-        """Check what the event has touched (None: whatever has changed anything).
+        """Check what the event has touched (None: everything that has changed).
 
-        Raises InvariantViolated; the scheduler adds the seed and the number of the event as a note.
+        Raises InvariantViolated; the scheduler adds the seed and the event's number as a note.
         """
         if self._failure is not None:
             raise self._failure
-        # What a script does to a broker is no event of that one.
+        # What a script does to a broker is not an event of that broker.
         of_broker = event is not None and event.node_id in self.view.brokers
         touched = self.view.look((event.node_id,) if event is not None and of_broker else None)
         for partition in touched:

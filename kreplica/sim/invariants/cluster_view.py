@@ -1,14 +1,14 @@
-"""ClusterView: what is true of a simulated cluster, for the invariants to compare with what is promised.
+"""ClusterView: the true state of a simulated cluster, which invariants compare with its guarantees.
 
-For each partition it knows the committed log: what the replicas that had a high watermark at an offset held
-below it. `look` brings it up to date after an event and tells which partitions are touched; it costs what has
-changed, not what there is.
+For each partition it knows the committed log: what replicas with a high watermark at an offset held below it.
+`look` updates the view after an event and returns the touched partitions; its cost depends on what has
+changed.
 
-An election may void what was committed: an unclean one, or that of the last replica in sync after a power cut
-took from its log. The committed log is cut to what the new leader holds, when it is elected and once more
-when it begins to lead, since it may be cut by the leader before until then. The others are excused from there
-on until they have cut off what is void, at the latest when the controller takes them into the ISR again.
-Thread rule: one thread.
+An election may void committed records: an unclean election, or that of the last replica in sync after a power
+cut truncated its log. The committed log is then cut to what the new leader holds: at the election, and again
+when it begins to lead, since the previous leader may truncate it until then. From there on the other replicas
+are excused until they have truncated what is void, at the latest when the controller adds them to the ISR
+again. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MARKS = f"{DIRECTORY}/{REPLICATION_CHECKPOINT}"
 
 
 class ClusterView:
-    """The view of `brokers`, of all partitions that `word`, their controller's, speaks of."""
+    """The view of `brokers`, of all partitions that the controller's decisions (`word`) mention."""
 
     def __init__(self, brokers: Mapping[int, SimBroker], word: ControllersWord) -> None:
         self.brokers = brokers
         self.word = word
         self.partitions: dict[TopicPartition, PartitionView] = {}
-        self._noted: dict[TopicPartition, PartitionView] = {}  # what was seen between two events
-        self._lives: dict[int, int] = {}  # the number of the life that was last seen, by broker
-        # The epoch in which each broker's life is registered, -1 in none yet; and that of the life before.
+        self._noted: dict[TopicPartition, PartitionView] = {}  # seen between two events
+        self._lives: dict[int, int] = {}  # the number of the last life seen, by broker
+        # The epoch in which each broker's life is registered, -1 for none yet; and that of the previous life.
         self._epochs: dict[int, int] = {}
         self._former_epochs: dict[int, int] = {}
 
     def look(self, broker_ids: Iterable[int] | None = None) -> list[PartitionView]:
-        """See what has changed on these brokers (None: on all), and what was decided: the partitions that
-        this touched."""
+        """Update the view of these brokers (None: all) and of the decisions; return the touched
+        partitions."""
         touched, self._noted = self._noted, {}
-        # What a new leader holds has to be known when it is elected.
+        # The new leader's contents must be known when it is elected.
         for broker_id in self.brokers if broker_ids is None else broker_ids:
             for view in self._look_at(broker_id):
                 touched[view.topic_partition] = view
@@ -55,8 +55,8 @@ class ClusterView:
         return [view for at, view in touched.items() if self.partitions.get(at) is view]
 
     def note_decisions(self) -> None:
-        """See what was decided, and how the brokers stand now: where one event has several decisions, each of
-        them counts."""
+        """Take in decisions and the brokers' current state; called if one event has several decisions,
+        because each of them counts."""
         for broker_id in self.brokers:
             for view in self._look_at(broker_id):
                 self._noted[view.topic_partition] = view
@@ -64,7 +64,7 @@ class ClusterView:
             self._noted[view.topic_partition] = view
 
     def done(self, touched: Iterable[PartitionView]) -> None:
-        """The touched partitions were checked: what comes next is compared with how they are now."""
+        """Prepare for the next check, which compares with the current state."""
         for view in touched:
             view.changed.clear()
             view.was_decided = False
@@ -72,7 +72,7 @@ class ClusterView:
     def acknowledged(
         self, topic_partition: TopicPartition, offset: int, values: Sequence[bytes | None]
     ) -> None:
-        """A producer was told that its values are committed, the first one at `offset`."""
+        """Record that a producer was notified that its values are committed, the first one at `offset`."""
         view = self.partitions[topic_partition]
         for at, value in enumerate(values, offset):
             view.acked[at] = value
@@ -81,12 +81,14 @@ class ClusterView:
     def consumed(
         self, topic_partition: TopicPartition, records: Sequence[tuple[int, int, bytes | None]]
     ) -> None:
-        """A consumer was given records: (offset, leader epoch, value) of each. Raises InvariantViolated where
-        one is not what is committed there."""
+        """Record what a consumer got: (offset, leader epoch, value) of each record.
+
+        Raises InvariantViolated if a record differs from the committed one.
+        """
         view = self.partitions[topic_partition]
         for offset, epoch, value in records:
             if offset < len(view.committed) and view.committed[offset] is None:
-                # Below where the first to get there began, or what a power cut brought back.
+                # Below the start of the first replica seen there, or brought back by a power cut.
                 continue
             cell = view.committed[offset] if offset < len(view.committed) else None
             found = Cell(epoch, 0 if cell is None else cell.crc, value)
@@ -98,7 +100,7 @@ class ClusterView:
             view.consumed[offset] = cell
             view.reads_to_check.append(offset)
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- internals ----------------------------------------------------------------------------------------
 
     def _decisions(self) -> Iterator[PartitionView]:
         for at, state in self.word.decisions():
@@ -123,7 +125,7 @@ class ClusterView:
         view.was_decided = True
         is_elected = former is not None and state.leader_epoch != former.leader_epoch
         if is_elected and leader != NO_LEADER and self.word.makes_void(view, state):
-            # What it holds now: it may have come back since the last look.
+            # Its current contents: it may have restarted since the last look.
             self._look_at_one(view, leader)
             view.void(leader, state.leader_epoch)
             view.members.pop(leader, None)
@@ -133,7 +135,7 @@ class ClusterView:
     def _note_members(self, view: PartitionView, state: LeaderAndIsr) -> None:
         epochs = self.word.broker_epochs
         before = {**view.eligible, **view.members}
-        # A new leader's ISR is as of now; one that the leader asked for keeps who was in it.
+        # After an election the ISR counts as of now; a leader's proposal keeps the members it had.
         view.members = {each: before.get(each, epochs.get(each, -1)) for each in state.isr}
         view.eligible = {each: before.get(each, epochs.get(each, -1)) for each in state.elr}
         view.members_at[state.partition_epoch] = view.members
@@ -160,7 +162,7 @@ class ClusterView:
                 replica = self._add_replica(view, broker_id)
             elif is_new and broker.is_alive:
                 if former > 0:
-                    # It was down and up again in one event.
+                    # It went down and up again in one event.
                     replica.end(lost=broker.lost_power)
                 replica.begin(broker.program, has_marks=broker.storage.exists(MARKS))
             elif is_new:
@@ -199,8 +201,8 @@ class ClusterView:
     def _see(self, view: PartitionView, replica: ReplicaView) -> bool:
         changed = replica.look()
         if replica.is_leader and len(replica.member_epochs) != len(replica.isr):
-            # It may hear of its ISR long after that was decided; a script's word may be nobody's
-            # decision.
+            # It may learn of its ISR long after the decision, and a script may set an ISR that was never
+            # decided.
             epochs = self.word.broker_epochs
             decided = view.members_at.get(replica.partition.partition_epoch, {})
             for each in replica.isr:

@@ -1,4 +1,4 @@
-"""What being committed means: invariants 7, 8, 10 and 11 of docs/SIMULATOR.md. No state; one thread."""
+"""Invariants about committed records: 7, 8, 10, 11 and 22 of docs/SIMULATOR.md. No state; one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kreplica.sim.invariants.violation import InvariantViolated
 class LogMatching:
     """8. Two replicas are identical below the lesser of their high watermarks.
 
-    Each is compared with the committed log, which is what the first one to get there held.
+    Each is compared with the committed log, which holds what the first replica to reach an offset held.
     """
 
     name: ClassVar[str] = "LogMatching"
@@ -38,16 +38,16 @@ class LogMatching:
 
 
 def _has_cut(partition: PartitionView, replica: ReplicaView) -> bool:
-    # It follows in the unclean leader's epoch or a later one, and nothing it holds is void any more.
+    # It follows in the unclean leader's epoch or a later one, and holds nothing void.
     leader = partition.leader
     if leader is None or replica.leader_epoch < max(partition.unclean_epoch, 0):
-        # Without a role in this life it is nobody's follower, and its leader may count on what it lost yet.
+        # Without a role in this life it follows no leader, and its leader may still count on what it lost.
         return False
     if replica.log.stopped_at is not None:
-        # It does not know yet how much was committed of what lies behind.
+        # It does not know yet how much of the following records was committed.
         return False
     if replica.log_start < replica.log_end <= leader.log_start:
-        # Nothing of it can be compared: the leader has deleted all that it holds.
+        # Nothing of it can be compared: the leader has deleted everything it holds.
         return False
     end = min(len(replica.cells), len(leader.cells))
     start = max(replica.log_start, leader.log_start)
@@ -55,7 +55,7 @@ def _has_cut(partition: PartitionView, replica: ReplicaView) -> bool:
 
 
 class LeaderCompleteness:
-    """7. The controller's leader holds everything that is committed, and every acknowledged value."""
+    """7. The controller's leader holds everything committed, and every acknowledged value."""
 
     name: ClassVar[str] = "LeaderCompleteness"
 
@@ -78,10 +78,10 @@ class LeaderCompleteness:
 
 
 class NoCommittedRecordLost:
-    """10. An acknowledged value is on a broker, as long as fewer lost their power than min.insync.replicas.
+    """10. An acknowledged value is on some broker, while fewer than min.insync.replicas lost power.
 
-    Those count that have not fetched again since what they lost. Where there are as many, what nobody has any
-    more is not asked for any longer.
+    A replica counts as having lost power until it has fetched again what it lost. If that many have, a value
+    that no broker has is no longer required.
     """
 
     name: ClassVar[str] = "NoCommittedRecordLost"
@@ -89,7 +89,7 @@ class NoCommittedRecordLost:
     def check(self, partition: PartitionView) -> None:
         leader = partition.leader
         if leader is not None and leader.log_start > leader.former_log_start:
-            # What a leader has deleted nobody need have, also where another log begins lower again.
+            # A value that a leader has deleted is not required, even if another log begins lower again.
             for offset in [offset for offset in partition.acked if offset < leader.log_start]:
                 del partition.acked[offset]
             partition.acks_to_check = [each for each in partition.acks_to_check if each in partition.acked]
@@ -114,12 +114,12 @@ class NoCommittedRecordLost:
             partition.acks_to_check = [each for each in partition.acks_to_check if each != offset]
             return
         raise InvariantViolated(
-            self.name, f"{value!r} at {offset} was acknowledged, nobody has it; {partition}"
+            self.name, f"{value!r} at {offset} was acknowledged, but no broker has it; {partition}"
         )
 
 
 class Durable:
-    """22. What a log took for flushed is there after a power cut."""
+    """22. What a log reported as flushed survives a power cut."""
 
     name: ClassVar[str] = "Durable"
 
@@ -127,25 +127,25 @@ class Durable:
         for replica in partition.changed:
             lost, replica.lost_from_disk = replica.lost_from_disk, None
             if lost is not None:
-                facts = f"{replica} ends at {lost} after a power cut, and had flushed more; {partition}"
+                facts = f"{replica} ends at {lost} after a power cut, but had flushed more; {partition}"
                 raise InvariantViolated(self.name, facts)
 
 
 class NothingAfterFailure:
-    """A log whose disk has refused it something takes nothing more (KAFKA-10778)."""
+    """A log whose disk has refused an operation accepts no further appends (KAFKA-10778)."""
 
     name: ClassVar[str] = "NothingAfterFailure"
 
     def check(self, partition: PartitionView) -> None:
         for replica in partition.changed:
             if replica.grew_after_failure:
-                raise InvariantViolated(self.name, f"{replica} goes on; {partition}")
+                raise InvariantViolated(self.name, f"{replica} still accepts appends; {partition}")
 
 
 class ConsistentRead:
-    """11. What a consumer got at an offset stays there, on every leader to come.
+    """11. What a consumer got at an offset stays there, on every later leader.
 
-    That it was committed is checked when it is read: ClusterView.consumed.
+    ClusterView.consumed checks at the time of the read that it was committed.
     """
 
     name: ClassVar[str] = "ConsistentRead"

@@ -1,7 +1,7 @@
-"""ControllersWord: what the cluster's controller has decided, as the invariants ask for it.
+"""ControllersWord: the controller's decisions, in the form the invariants need.
 
-A scripted controller says its word itself; that of a quorum is what its metadata log has committed. Thread
-rule: one thread.
+A scripted controller reports its decisions itself. Those of a quorum are what its metadata log has committed.
+Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kreplica.sim.controller import ScriptedController
 if TYPE_CHECKING:
     from kreplica.sim.invariants.partition_view import PartitionView
 
-# A partition, and how it stands by the controller now; None where there is none any more.
+# A partition, and its current state by the controller; None if it no longer exists.
 Decision = tuple[TopicPartition, LeaderAndIsr | None]
 
 
@@ -27,29 +27,29 @@ class ControllersWord(Protocol):
         ...
 
     def decisions(self) -> Iterator[Decision]:
-        """What was decided since the last call, in order."""
+        """Yield the decisions since the last call, in order."""
         ...
 
     def epoch_of(self, broker_id: int, program: Any, /) -> int:
-        """The epoch in which the broker that runs takes itself for registered; -1: in none yet."""
+        """Return the epoch in which the running broker believes to be registered, -1 for none yet."""
         ...
 
     def topic_name(self, topic_id: Uuid) -> str | None:
-        """The name of the topic with that id; None where there is none."""
+        """Return the name of the topic with that id, None if there is no such topic."""
         ...
 
     def min_insync_replicas(self, topic: str) -> int:
-        """How many must be in sync now for an append with acks=all."""
+        """Return the current min.insync.replicas of the topic."""
         ...
 
     def makes_void(self, view: PartitionView, state: LeaderAndIsr) -> bool:
-        """Whether `state`, which follows on `view.former`, elects a leader of whom nobody can know that it
-        has all that is committed."""
+        """Return whether `state`, which follows `view.former`, elects a leader that may lack committed
+        records."""
         ...
 
 
 class ScriptedWord:
-    """The word of a ScriptedController."""
+    """The decisions of a ScriptedController."""
 
     def __init__(self, controller: ScriptedController) -> None:
         self._controller = controller
@@ -66,7 +66,7 @@ class ScriptedWord:
                 yield topic_partition, state
 
     def epoch_of(self, broker_id: int, _program: Any, /) -> int:
-        """A broker is registered when it starts."""
+        """Return the epoch; a broker is registered when it starts."""
         return self._controller.broker_epochs.get(broker_id, -1)
 
     def topic_name(self, topic_id: Uuid) -> str | None:
@@ -76,8 +76,10 @@ class ScriptedWord:
         return self._controller.topics[topic].config.min_insync_replicas
 
     def makes_void(self, view: PartitionView, state: LeaderAndIsr) -> bool:
-        """An unclean election does; so does that of the last one in sync, whose disk lost something. Where
-        another one in sync is whole, nothing is excused."""
+        """Return whether the election was unclean, or elected from an ISR whose members have all lost data.
+
+        If another member of the ISR is whole, nothing is excused.
+        """
         former = view.former
         assert former is not None
         recovering = LeaderRecoveryState.RECOVERING

@@ -1,4 +1,4 @@
-"""What being eligible means: invariants 5, 6 and 12 of docs/SIMULATOR.md. No state; one thread."""
+"""Invariants about eligible replicas: 5, 6 and 12 of docs/SIMULATOR.md. No state; one thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kreplica.sim.invariants.violation import InvariantViolated
 
 
 class QuorumSuperset:
-    """5. A leader of the present epoch that has nothing pending counts on its ISR alone; and on all that the
+    """5. A current leader without a pending proposal counts on exactly its ISR; and on every replica that the
     controller may elect, as long as it commits."""
 
     name: ClassVar[str] = "QuorumSuperset"
@@ -32,7 +32,7 @@ class QuorumSuperset:
 
 
 class CandidateCompleteness:
-    """6. Who may be elected, of the ISR and the ELR, holds all that is committed, while it runs."""
+    """6. A running replica of the ISR or the ELR, which may be elected, holds everything committed."""
 
     name: ClassVar[str] = "CandidateCompleteness"
 
@@ -44,4 +44,4 @@ class CandidateCompleteness:
             if not partition.agrees(member, end):
                 at = partition.difference(member, end)
                 what = f"ends at {member.log_end}" if at is None else f"holds {member.cells[at]} at {at}"
-                raise InvariantViolated(self.name, f"{member} may be elected, and {what}; {partition}")
+                raise InvariantViolated(self.name, f"{member} may be elected, but {what}; {partition}")

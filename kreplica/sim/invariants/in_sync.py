@@ -1,4 +1,4 @@
-"""What being in sync means: invariants 1 to 4 and 14 of docs/SIMULATOR.md. No state; one thread."""
+"""Invariants about the ISR: 1 to 4 and 14 of docs/SIMULATOR.md. No state; one thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kreplica.sim.invariants.violation import InvariantViolated
 
 
 class WeakIsr:
-    """1. Each member of the ISR of whoever believes to lead holds its records below its high watermark."""
+    """1. Each member of the ISR of a replica that believes to lead holds its records below its high
+    watermark."""
 
     name: ClassVar[str] = "WeakIsr"
 
@@ -19,19 +20,19 @@ class WeakIsr:
         for leader in partition.leaders():
             for member in partition.counted(leader.member_epochs):
                 if leader.leader_epoch < partition.unclean_epoch <= member.leader_epoch:
-                    # It follows whom an unclean election has made the leader, and may begin anew there.
+                    # It follows the leader of an unclean election, and may start over there.
                     continue
                 if leader.leader_epoch < member.leader_epoch and leader.high_watermark <= leader.log_start:
-                    # All that was committed is deleted: who goes to a later leader may begin anew there, too.
+                    # Everything committed is deleted: a follower of a later leader may start over there, too.
                     continue
                 if member.is_anew and member.broker_id not in partition.members:
-                    # Of its removal a leader that is none any more has not heard.
+                    # A former leader has not learned that it was removed.
                     continue
                 _require_same(self.name, partition, leader, member)
 
 
 class StrongIsr:
-    """2. So does each member of the controller's ISR."""
+    """2. As 1, for each member of the controller's ISR."""
 
     name: ClassVar[str] = "StrongIsr"
 
@@ -50,7 +51,7 @@ def _require_same(name: str, partition: PartitionView, leader: ReplicaView, memb
 
 
 class LeaderInIsr:
-    """3. A leader is in its ISR, the controller's choice in the controller's."""
+    """3. A leader is in its ISR; the controller's leader is in the controller's ISR."""
 
     name: ClassVar[str] = "LeaderInIsr"
 
@@ -80,7 +81,7 @@ class ValidHighWatermark:
 
 
 class IsrGrowth:
-    """14. Who is to join an ISR has all that is committed, reaches into the leader's epoch, and fetched in
+    """14. A replica joining an ISR has everything committed, reaches into the leader's epoch, and fetched in
     it."""
 
     name: ClassVar[str] = "IsrGrowth"
@@ -98,14 +99,16 @@ class IsrGrowth:
         if known is None:
             raise InvariantViolated(self.name, f"{leader} admits {broker_id}, no replica; {partition}")
         pending = leader.state[1]
-        # Who has been started anew since the proposal is refused by the controller (KIP-903).
+        # The controller refuses a replica that was restarted since the proposal (KIP-903).
         proposed = dict(zip(pending.sent.isr, pending.isr_broker_epochs, strict=True)).get(broker_id)
         if known.broker_epoch == proposed and not known.fetched_in_epoch:
-            raise InvariantViolated(self.name, f"{leader} admits {broker_id} before it fetched; {partition}")
+            raise InvariantViolated(
+                self.name, f"{leader} admits {broker_id} before it has fetched; {partition}"
+            )
         if replica is None or not replica.is_running or replica.broker_epoch != proposed:
             return
         if replica.leader_epoch > leader.leader_epoch:
-            # It has gone to another leader since it fetched here: the controller knows a later epoch, and
+            # It has followed another leader since it fetched here; the controller knows a later epoch, and
             # refuses.
             return
         decided = partition.decided
@@ -114,7 +117,7 @@ class IsrGrowth:
             and decided.leader_epoch > leader.leader_epoch
             and broker_id not in decided.replicas
         ):
-            # It is no replica any more, and has deleted its log: the controller refuses here, too.
+            # It is no longer a replica, and has deleted its log: the controller refuses here, too.
             return
         epoch_start = leader.state[0].epoch_start_offset
         if replica.log_end < max(leader.high_watermark, epoch_start):

@@ -1,9 +1,8 @@
-"""The protocol of an invariant, and the rules that speak of who is in sync.
+"""The protocol of an invariant.
 
-An invariant looks at one partition that an event has touched: `partition.changed` lists the replicas that are
-not as they were, `partition.was_decided` tells that the controller's word is new. It raises
-InvariantViolated, or it keeps quiet. The numbers are those of the list in docs/SIMULATOR.md. Thread rule: one
-thread.
+An invariant checks one partition that an event has touched. `partition.changed` lists the replicas that have
+changed; `partition.was_decided` is set after a new decision of the controller. It raises InvariantViolated,
+or returns. The numbers are those of the list in docs/SIMULATOR.md. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from kreplica.sim.invariants.partition_view import PartitionView
 
 
 class Invariant(Protocol):
-    """One rule. `name`: as the specifications name it."""
+    """A rule. `name`: as in the specifications."""
 
     name: ClassVar[str]
 
     def check(self, partition: PartitionView) -> None:
-        """Look at what the last event has touched. Raises InvariantViolated."""
+        """Check what the last event has touched. Raises InvariantViolated."""
         ...

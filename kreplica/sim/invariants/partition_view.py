@@ -1,4 +1,4 @@
-"""PartitionView: what is true of one partition of a simulated cluster. Thread rule: one thread."""
+"""PartitionView: the true state of one partition of a simulated cluster. Thread rule: one thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kreplica.sim.invariants.replica_view import Cell, ReplicaView
 
 
 class PartitionView:
-    """One partition: its replicas by broker, the controller's word, and what is committed, acknowledged and
-    read.
+    """A partition: its replicas by broker, the controller's decision, and committed, acknowledged and read
+    records.
 
-    `unclean_epoch`: the leader epoch of the last election that made something void, -1 if there was none;
-    `is_awaited`: nobody leads in that epoch or a later one yet. `least_min_isr`: the lowest
+    `unclean_epoch`: the leader epoch of the last election that voided records, -1 if none.
+    `is_awaited`: no replica leads in that epoch or a later one yet. `least_min_isr`: the lowest
     min.insync.replicas that its topic ever had. `members`: the broker epoch in which each member of the
-    controller's ISR came into it; a member that was started anew since does not count. `eligible`: the same
-    of the ELR. `members_at`: `members` by partition epoch.
+    controller's ISR joined it; a member that was restarted since does not count. `eligible`: the same for
+    the ELR. `members_at`: `members` by partition epoch.
     """
 
     def __init__(self, topic_partition: TopicPartition, topic_id: Uuid) -> None:
@@ -25,7 +25,7 @@ class PartitionView:
         self.topic_id = topic_id
         self.replicas: dict[int, ReplicaView] = {}
         self.decided: LeaderAndIsr | None = None
-        self.former: LeaderAndIsr | None = None  # what was decided before the last change
+        self.former: LeaderAndIsr | None = None  # the decision before the last change
         self.members: dict[int, int] = {}
         self.eligible: dict[int, int] = {}
         self.members_at: dict[int, dict[int, int]] = {}
@@ -37,7 +37,7 @@ class PartitionView:
         self.consumed: dict[int, Cell] = {}  # by offset
         self.acks_to_check: list[int] = []  # offsets
         self.reads_to_check: list[int] = []
-        self._completed_epoch = -1  # that leader was compared with all but what is to be checked
+        self._completed_epoch = -1  # in which the leader was compared with everything acknowledged and read
         self.changed: list[ReplicaView] = []  # by the last event
         self.was_decided = False  # by the last event
 
@@ -49,7 +49,7 @@ class PartitionView:
 
     @property
     def leader(self) -> ReplicaView | None:
-        """The leader that the controller has chosen, once it knows that it is, and runs."""
+        """The leader that the controller has chosen, if it runs and knows that it leads."""
         if self.decided is None:
             return None
         replica = self.replicas.get(self.decided.leader)
@@ -58,38 +58,39 @@ class PartitionView:
         return replica
 
     def to_check(self, leader: ReplicaView) -> None:
-        """A leader that was not looked at before must have all that was acknowledged and read."""
+        """Make a new leader be compared with everything that was acknowledged and read."""
         if leader.leader_epoch != self._completed_epoch:
             self._completed_epoch = leader.leader_epoch
             self.acks_to_check = list(self.acked)
             self.reads_to_check = list(self.consumed)
 
     def goes_on(self, broker_id: int, former_epoch: int, epoch: int) -> None:
-        """The broker, which was stopped in order, is registered anew: it is what it was."""
+        """Keep the membership of a broker that was stopped cleanly and registers again: it has lost
+        nothing."""
         for members in (self.members, self.eligible):
             if members.get(broker_id) == former_epoch:
                 members[broker_id] = epoch
 
     def leaders(self) -> Iterator[ReplicaView]:
-        """All that believe they lead."""
+        """Yield all replicas that believe to lead."""
         for replica in self.replicas.values():
             if replica.is_leader:
                 yield replica
 
     def counted(self, members: Mapping[int, int]) -> Iterator[ReplicaView]:
-        """Of the members of an ISR those that run, in the life in which they became members."""
+        """Yield the members of an ISR that still run in the life in which they joined it."""
         for broker_id, broker_epoch in members.items():
             replica = self.replicas.get(broker_id)
             if replica is None or replica.log is None:
                 continue
             if self.is_awaited and self.decided is not None and broker_id == self.decided.leader:
-                # Until it begins to lead, the leader before may cut its log to whatever that one has.
+                # Until it begins to lead, the previous leader may still truncate its log.
                 continue
             if replica.is_running and replica.broker_epoch == broker_epoch:
                 yield replica
 
     def agrees(self, replica: ReplicaView, end: int) -> bool:
-        """Whether the replica holds what is committed below `end`, as far as both go back."""
+        """Return whether the replica holds what is committed below `end`, where both have records."""
         end = min(end, len(self.committed))
         cells = replica.cells
         if replica.agreed >= end:
@@ -103,7 +104,8 @@ class PartitionView:
         return True
 
     def difference(self, replica: ReplicaView, end: int) -> int | None:
-        """The first offset below `end` at which the replica holds another record than what is committed."""
+        """Return the first offset below `end` at which the replica's record differs from the committed
+        one."""
         start = max(replica.agreed, replica.log_start, replica.deleted_before)
         return self._difference(replica, start, end)
 
@@ -116,28 +118,30 @@ class PartitionView:
         return None
 
     def commit(self, replica: ReplicaView) -> None:
-        """What the replica holds below its high watermark is committed. Where it holds nothing, the mark only
-        says where its log begins."""
+        """Add what the replica holds below its high watermark to the committed records.
+
+        If it holds nothing, its high watermark only says where its log begins.
+        """
         end = min(replica.high_watermark, len(replica.cells))
         if (
             end > max(len(self.committed), replica.log_start)
             and replica.leader_epoch >= self.unclean_epoch
             and not replica.is_excused
         ):
-            # What it has deleted it does not hold.
+            # It does not hold what it has deleted.
             absent = min(max(replica.log_start - len(self.committed), 0), end - len(self.committed))
             self.committed += [None] * absent
             self.committed += replica.cells[len(self.committed) : end]
 
     def void(self, leader: int, epoch: int) -> None:
-        """`leader` was elected though it may lack something: what it does not hold is not committed any
-        more."""
+        """Take in an election of a leader that may lack records: what it does not hold is no longer
+        committed."""
         self.unclean_epoch = epoch
         self.is_awaited = True
         self._cut_to(self.replicas.get(leader))
 
     def taken_over(self) -> None:
-        """Whoever leads since something was made void has all that is committed, as of now."""
+        """After an election that voided records, let the log of the new leader define what is committed."""
         if not self.is_awaited:
             return
         for leader in self.leaders():
@@ -147,7 +151,7 @@ class PartitionView:
                 leader.excuse_no_longer()
                 leader.is_harmed = False
                 leader.deleted_before = 0
-                # They may have come back already, and not change any more.
+                # They may already agree, and not change again.
                 self.changed += [
                     each for each in self.replicas.values() if each.is_excused and each not in self.changed
                 ]
@@ -155,7 +159,7 @@ class PartitionView:
     def _cut_to(self, chosen: ReplicaView | None) -> None:
         kept = 0
         if chosen is not None:
-            # All that it holds counts from now on, also what a power cut has brought back.
+            # From now on everything it holds counts, also what a power cut has brought back.
             at = self._difference(chosen, chosen.log_start, len(self.committed))
             kept = min(len(self.committed), len(chosen.cells) if at is None else at)
         del self.committed[kept:]
@@ -170,10 +174,10 @@ class PartitionView:
                 replica.excuse_from(kept if chosen is None else min(kept, replica.parts_from(chosen)))
 
     def trust(self, replica: ReplicaView) -> None:
-        """It has cut off what was void, as far as its leader's log goes back.
+        """End the replica's excuse: it has truncated what was void, as far as its leader's log reaches back.
 
-        Where it begins before that, it may hold other records there until it has heard of the leader's log
-        start; the leader has deleted its own, and knows no epochs of them.
+        If it begins before that, it may hold other records there until it learns the leader's log start: the
+        leader has deleted its own, and knows no epochs for them.
         """
         leader = self.leader
         if leader is not None and self.difference(replica, leader.log_start) is not None:
@@ -181,7 +185,7 @@ class PartitionView:
         replica.excuse_no_longer()
 
     def forget_what_came_back(self, leader: int) -> None:
-        """Where a power cut gave a new leader back what was deleted, nobody is held to what was there."""
+        """Forget what was committed where a power cut gave a new leader deleted records back."""
         chosen = self.replicas.get(leader)
         if chosen is None:
             return

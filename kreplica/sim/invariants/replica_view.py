@@ -1,9 +1,8 @@
-"""ReplicaView: what one replica's log was last seen to hold, read through the log's own read path.
+"""ReplicaView: the known contents of one replica's log, read through the log's own read path.
 
-It is brought up to date after an event of its broker, and reads only what came since: a log that grew from
-its last known batch on, so that a batch that was replaced is noticed. What a killed broker held stays known,
-since a kill loses nothing; of what one without power held, only what was flushed is known until it starts.
-Thread rule: one thread.
+It is updated after an event of its broker, and reads only what is new: from the last known batch on, so that
+a replaced batch is noticed. The contents of a killed broker stay known, because a kill loses nothing. After a
+power cut, only what was flushed is known until the broker starts. Thread rule: one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NO_EXCUSE = 1 << 62
 
 
 class Cell(NamedTuple):
-    """What lies at one offset: the record's value, and the leader epoch and checksum of its batch."""
+    """The contents of one offset: the record's value, and the leader epoch and checksum of its batch."""
 
     leader_epoch: int
     crc: int
@@ -33,20 +32,20 @@ class Cell(NamedTuple):
 class ReplicaView:
     """One partition's replica on one broker.
 
-    `on_disk`: what its lives before have left on its disk goes up to there: a power cut leaves it, too.
-    `lost_from_disk`: from there on it did not, until somebody has asked.
-    `grew_after_failure`: whether its log took something after its disk had refused it something.
+    `on_disk`: earlier lives left data on the disk up to here, which even a power cut leaves.
+    `lost_from_disk`: the offset from which it did not, until the check.
+    `grew_after_failure`: whether its log accepted an append after its disk had refused an operation.
 
-    `agreed`: the cells below it are those of the partition's committed log. `excused_from`: from that offset
-    on it may hold what an unclean election has made void, or what a power cut has brought back, until it has
-    cut that off; NO_EXCUSE where it may not. `excused_before_cut`: the same before its power was cut.
-    `deleted_before`: below it a power cut may have brought back what was deleted. `is_harmed`: a power cut
-    took something of it that it has not fetched again since.
-    `is_anew`: it was no replica for a while, deleted all it had, and has been in no ISR since.
-    `began_with`: the high watermark that this life of its broker found on its disk, until somebody has asked;
-    `kept_mark`: what was surely in the checkpoint of high watermarks, as far as it was not cut since: a life
-    that began after a power cut had nothing else to go by (`is_from_checkpoint`).
-    `member_epochs`: of a leader, the broker epoch in which each member of its own ISR came into it.
+    `agreed`: cells below it equal those of the partition's committed log. `excused_from`: from this offset on
+    it may hold what an unclean election voided, or what a power cut brought back, until it has truncated
+    that; NO_EXCUSE otherwise. `excused_before_cut`: its value before the power cut.
+    `deleted_before`: a power cut may have brought back deleted records below it. `is_harmed`: a power cut
+    lost data that it has not fetched again.
+    `is_anew`: it was not a replica for a while, deleted everything, and has been in no ISR since.
+    `began_with`: the high watermark that this life of its broker found on its disk, until the check;
+    `kept_mark`: what the checkpoint of high watermarks surely contained, unless truncated since: a life
+    that began after a power cut had no other source (`is_from_checkpoint`).
+    `member_epochs`: for a leader, the broker epoch in which each member of its own ISR joined it.
     """
 
     __slots__ = (
@@ -108,8 +107,8 @@ class ReplicaView:
         self.grew_after_failure = False
         self.lost_power = False
         self.broker_epoch = -1
-        self.shrunk_to: int | None = None  # the lowest offset from which cells went since somebody asked
-        # Before the last look, in this life of the broker.
+        self.shrunk_to: int | None = None  # the lowest offset from which cells were removed since the check
+        # As of the last look, in this life of the broker.
         self.former_high_watermark = -1
         self.former_epoch = -1
         self.former_log_start = -1
@@ -117,10 +116,10 @@ class ReplicaView:
         self.kept_mark = 0
         self.is_from_checkpoint = False
         self._is_new = True
-        self._had_failed = False  # whether its log was offline, or half mended, when its broker went down
-        self.batch_start = 0  # the base offset of the last batch that was seen
+        self._had_failed = False  # whether its log was offline or half repaired when its broker went down
+        self.batch_start = 0  # the base offset of the last batch seen
         self.program: Any = None
-        self.foreign: Any = None  # a log of this name, of another topic
+        self.foreign: Any = None  # a log of this name that belongs to another topic
         self.partition: Any = None
         self.log: Any = None
         self.damages: Any = NO_DAMAGE
@@ -150,14 +149,14 @@ class ReplicaView:
         return self.excused_from < NO_EXCUSE
 
     def parts_from(self, other: ReplicaView) -> int:
-        """The first offset at which both hold something, and not the same; NO_EXCUSE where there is none."""
+        """Return the first offset at which both hold different records, NO_EXCUSE if there is none."""
         for offset in range(max(self.log_start, other.log_start), min(len(self.cells), len(other.cells))):
             if self.cells[offset] != other.cells[offset]:
                 return offset
         return NO_EXCUSE
 
     def excuse_from(self, offset: int) -> None:
-        """From `offset` on it may hold something else. The batch that holds it goes as a whole."""
+        """Allow other records from `offset` on; the batch with that offset may be replaced as a whole."""
         cells = self.cells
         while 0 < offset < len(cells) and cells[offset] is not None:
             before, cell = cells[offset - 1], cells[offset]
@@ -168,16 +167,20 @@ class ReplicaView:
         self.excused_before_cut = min(self.excused_before_cut, offset)
 
     def excuse_no_longer(self) -> None:
-        """From now on everything that it holds below its high watermark must be what is committed."""
+        """Require from now on that everything it holds below its high watermark equals the committed
+        records."""
         self.excused_from = self.excused_before_cut = NO_EXCUSE
 
     # ---- looking ------------------------------------------------------------------------------------------
 
     def begin(self, program: Any, *, has_marks: bool = True) -> None:
-        """The broker runs, in a new life: what its log holds is read anew. `has_marks`: whether it found a
-        checkpoint of high watermarks."""
+        """Start a new life of the broker: read its log anew.
+
+        `has_marks`: whether the broker found a checkpoint of high watermarks.
+        """
         if not has_marks or self._had_failed:
-            # Nothing shows what was lowered while the disk was full, or by a truncation in which it failed.
+            # The checkpoint misses what was lowered on a full disk, or by a truncation in which the disk
+            # failed.
             self.kept_mark = 0
         self.program = program
         self.is_running = self._is_new = True
@@ -190,10 +193,10 @@ class ReplicaView:
         self.former_high_watermark = self.former_epoch = -1
 
     def end(self, *, lost: bool) -> None:
-        """The broker is down; `lost`: so may be what it had not flushed."""
+        """Mark the broker as down; `lost`: its unflushed data may be lost."""
         flushed = 0
         if self.log is not None:
-            # What lies behind the rot at which recovery stopped is where it was.
+            # What follows the rot at which recovery stopped is where it was.
             known = self.on_disk if self.log.stopped_at is not None else self.log.flush_offset
             flushed = self.on_disk = min(max(known, self.on_disk), len(self.cells))
             self._had_failed = self.log.is_offline or self.log.closed
@@ -203,17 +206,17 @@ class ReplicaView:
         self.isr = self.maximal_isr = ()
         if lost:
             self.lost_power = True
-            # What it had cut off may be there again, and what it had appended since may not.
+            # What it had truncated may be back, and what it had appended since may be gone.
             self.excused_before_cut = self.excused_from
             self.excused_from = min(self.excused_from, flushed)
-            # Where the topic asks for the disks of all in sync, nothing that is committed can be gone.
+            # If the topic requires the disks of all replicas in sync, nothing committed can be lost.
             if not durable and flushed < len(self.cells):
                 self.is_harmed = True
             self.deleted_before = max(self.deleted_before, self.log_start)
             self._forget(flushed)
 
     def look(self) -> bool:
-        """See what has changed; whether anything has."""
+        """Update the view; return whether anything has changed."""
         program = self.program
         if program is None:
             return False
@@ -228,30 +231,30 @@ class ReplicaView:
             changed = True
         log = self._present_log()
         if log is None or log.is_offline:
-            # Where its disk failed it halfway, what it believes to hold is not what is there.
+            # If its disk failed halfway, the log's own state may differ from the disk.
             changed = self._look_at_role() or changed
             return self._look_at_last_commit(log) or changed
         if self.log is not log:
             self.log = log
             self.batch_start = 0
-            # What one did that failed was not seen to the end.
+            # A truncation that failed was not observed to the end.
             if self.lost_power and self._is_new and not self._had_failed:
                 self._look_at_disk()
             if self.lost_power and log.stopped_at is None:
                 self.on_disk, self.lost_power = log.log_end_offset, False
                 if log.log_end_offset <= len(self.cells):
-                    # Nothing is there again.
+                    # Nothing has come back.
                     self.excused_from = self.excused_before_cut
             changed = True
         high_watermark, end = log.high_watermark, log.log_end_offset
         if log.stopped_at is not None:
             high_watermark = min(high_watermark, len(self.cells))
         if log.damages is not self.damages:
-            # Something has rotted, which this view still knows, or was mended, and must be what it was.
+            # Records have rotted, which this view still knows, or were repaired, and must be as they were.
             self.damages, self.batch_start = log.damages, 0
             changed = True
         is_other = changed or end != len(self.cells) or log.log_start_offset != self.log_start
-        # Where recovery stopped at rot, nobody knows where the log ends.
+        # If recovery stopped at rot, the end of the log is unknown.
         if is_other and log.stopped_at is None:
             local = log.local
             self.grew_after_failure = end > len(self.cells) and local.directory in local.storage.refused
@@ -263,21 +266,21 @@ class ReplicaView:
             changed = True
         if self._is_new:
             self._is_new = False
-            # Where recovery stopped at rot, the checkpoint may have told more.
+            # If recovery stopped at rot, the checkpoint may have had more.
             if log.stopped_at is None:
                 self.began_with = high_watermark
         return changed
 
     def _look_at_last_commit(self, log: Any) -> bool:
-        """Until its broker hears that the log has failed, a leader commits, and gives to readers, what it had
-        before and the others have, too."""
+        """Update the high watermark of a failed log: until its broker learns of the failure, a leader
+        commits, and serves, records that it had before and the others have, too."""
         if log is None or log is not self.log or not self.is_leader:
             return False
         before, self.high_watermark = self.high_watermark, min(log.high_watermark, len(self.cells))
         return self.high_watermark != before
 
     def _look_at_disk(self) -> None:
-        """After a power cut: what had been flushed is there, but for what has rotted since."""
+        """Check after a power cut that flushed data survived, unless it has rotted since."""
         stopped_at = self.log.stopped_at
         end = self.log.log_end_offset if stopped_at is None else stopped_at.first_offset
         lost = self.cells[max(end, self.log_start) : self.on_disk]
@@ -285,13 +288,13 @@ class ReplicaView:
             self.lost_from_disk = end
 
     def _present_log(self) -> Any:
-        """The log as it is now; None where there is none, or it is closed for a while."""
+        """Return the current log, None if there is no log or it is temporarily closed."""
         partition = self.partition
         log = None if partition is None else partition.log
         if log is None or log.closed:
             log = self.log
         if log is None or log.closed:
-            # A log that was mended while it was closed is another one.
+            # A log that was repaired while closed is another object.
             log = self.program.log_manager.get_log(self.topic_partition)
         if log is not None:
             return log if log is self.log or self._is_of_topic(log) else None
@@ -300,7 +303,7 @@ class ReplicaView:
         return None
 
     def _is_of_topic(self, log: Any) -> bool:
-        # One of a topic that was deleted may be there still, under the same name.
+        # The log of a deleted topic may still be there under the same name.
         if log is self.foreign:
             return False
         topic_id = self.program.log_manager.topic_id(self.topic_partition)
@@ -310,12 +313,12 @@ class ReplicaView:
         return False
 
     def _is_gone(self) -> bool:
-        # Not only out of reach, as where its disk failed.
+        # Gone, and not only unreachable because of a failed disk.
         partitions = self.program.replica_manager.partitions
         return self.partition is None and not partitions.is_offline(self.topic_partition)
 
     def _drop(self) -> None:
-        """It is no replica any more: what it held is deleted."""
+        """Forget everything: it is no longer a replica, so its log is deleted."""
         self._forget(0)
         self.log = None
         self.high_watermark = self.log_start = 0
@@ -337,7 +340,7 @@ class ReplicaView:
         partition = self.partition
         if partition is None:
             return False
-        # Partitions replace what they know as a whole, so the same objects mean that nothing has changed.
+        # Partitions replace their state as a whole, so the same objects mean no change.
         seen = (partition.term, partition.state)
         if self.state is not None and self.state[0] is seen[0] and self.state[1] is seen[1]:
             return False
@@ -357,7 +360,7 @@ class ReplicaView:
             self.truncations += 1
             self.deleted_before = min(self.deleted_before, end)
             self._forget(end)
-        # What was deleted at the front is not looked at again.
+        # What was deleted at the front is not read again.
         if start > len(self.cells):
             self._forget(0)
             self.cells += [None] * start
@@ -379,7 +382,7 @@ class ReplicaView:
         if not batch.crc_valid:
             known = self.cells[batch.base_offset] if batch.base_offset < len(self.cells) else None
             if known is not None and known.crc == batch.crc:
-                # It rotted where nobody has looked yet; what it was stays known.
+                # It rotted and was not read since; the view keeps its former contents.
                 return
             raise InvariantViolated("Crc", f"{self}: the batch at offset {batch.base_offset} rotted")
         epoch, crc, cells = batch.leader_epoch, batch.crc, self.cells
@@ -392,7 +395,7 @@ class ReplicaView:
                     self._forget(at)
                     cells.append(cell)
                 continue
-            # Records that a cleaner has left out.
+            # Offsets that a cleaner has removed.
             cells += [None] * (at - len(cells))
             cells.append(cell)
         cells += [None] * (batch.next_offset - len(cells))
@@ -408,8 +411,8 @@ class ReplicaView:
 
 
 def _has_rotted(log: Any, cell: Cell | None) -> bool:
-    """Whether recovery has stopped at the batch of this record, with a bit of it changed; nobody knows where
-    its own was not seen."""
+    """Return whether recovery stopped at this record's batch because of a flipped bit; also True if the
+    original contents are unknown."""
     damage = log.stopped_at
     data = log.local.storage.read_file(damage.path)[damage.position :]
     try:

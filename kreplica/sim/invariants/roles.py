@@ -1,4 +1,4 @@
-"""What a role means: invariants 13 and 15 of docs/SIMULATOR.md. No state; one thread."""
+"""Invariants about leaders and followers: 13 and 15 of docs/SIMULATOR.md. No state; one thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kreplica.sim.invariants.violation import InvariantViolated
 
 
 class OneFetcher:
-    """13. A leader fetches its partition from nobody, a follower from one, its leader."""
+    """13. A leader fetches its partition from no broker; a follower fetches only from its leader."""
 
     name: ClassVar[str] = "OneFetcher"
 
@@ -22,28 +22,28 @@ class OneFetcher:
             fetchers = replica.program.replica_manager.fetchers
             at = partition.topic_partition
             if at in replica.program.replica_manager.untaken:
-                # It was to lead, and there is no room on its disk to note that.
+                # It should lead, but its full disk has no room to record that.
                 continue
             if any(at in fetcher.failed for fetcher in fetchers):
                 continue
             found = [fetcher.leader.leader_id for fetcher in fetchers if fetcher.state_of(at) is not None]
             follows = not replica.is_leader and replica.leader not in (NO_LEADER, replica.broker_id)
-            # Where recovery stopped at rot, it fetches nothing but what is damaged, until that is mended.
+            # If recovery stopped at rot, it fetches only what is damaged until that is repaired.
             follows = follows and (replica.log is None or replica.log.stopped_at is None)
             decided = partition.decided
             if not found and decided is not None and replica.leader_epoch < decided.leader_epoch:
-                # Its leader has told it that the epoch is over; it will hear of the next one.
+                # Its leader answered that the epoch is over; it will learn of the next one.
                 continue
             if found != ([replica.leader] if follows else []):
                 raise InvariantViolated(self.name, f"{replica} fetches from {found}; {partition}")
 
 
 class NeverBack:
-    """15. A replica's high watermark and leader epoch never go back while its broker lives, and no life of it
-    begins with a high watermark below one that was in the checkpoint (KAFKA-1647).
+    """15. A replica's high watermark and leader epoch never go back while its broker lives. No life begins
+    with a high watermark below one that was in the checkpoint (KAFKA-1647).
 
-    But for an unclean election, a power cut that brought back what it now cuts off, and a follower that has
-    dropped everything to begin again above its end.
+    Exceptions: an unclean election, a power cut that brought back what is now truncated, and a follower that
+    has dropped everything to start again above its end.
     """
 
     name: ClassVar[str] = "NeverBack"
@@ -79,7 +79,7 @@ def _may_go_back(partition: PartitionView, replica: ReplicaView) -> bool:
     ):
         return True
     leader = partition.leader
-    # A leader knows no epochs of what it has deleted: who asks it where to cut may be told too much, and
-    # begins again where the leader's log does.
+    # A leader knows no epochs of what it has deleted: a follower that asks where to truncate may get too high
+    # an offset, and starts again at the start of the leader's log.
     is_behind = leader is not None and replica.log_end <= leader.log_start
     return replica.high_watermark >= replica.excused_from or (replica.is_excused and is_behind)
