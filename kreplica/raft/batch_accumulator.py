@@ -1,12 +1,12 @@
-"""BatchAccumulator: records that a leader was given and that its loop has not appended yet.
+"""BatchAccumulator: the records that a leader has accepted and its loop has not yet appended.
 
-Whoever schedules records gets their offset at once: the accumulator alone gives them out in its epoch, in the
-order of the calls. The records of one call stand in one batch, so that all or none of them are committed;
-calls that come while a batch waits share it as far as it is large enough. Offsets that were given out are
-used: `drain` gives every batch once, and after `close` nothing is taken any more.
+`append` returns the offset of a record at once: in its epoch, only the accumulator assigns offsets, in the
+order of the calls. The records of one call share a batch, so that all or none of them are committed. Calls
+that arrive while a batch waits are added to it until it is full. An assigned offset is never reused: `drain`
+returns every batch once, and after `close` the accumulator accepts no records.
 
-Thread rule: any thread may append; the loop drains. `_lock` guards all fields; records are encoded before it
-is taken, and built into their batch under it.
+Thread rule: any thread may append; the loop drains. `_lock` guards all fields. Records are encoded before the
+lock is taken and built into their batch under it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kreplica.raft.control_batches import build_control_batch
 
 MAX_BATCH_SIZE_BYTES = 8 << 20
 MAX_BUFFERED_BYTES = 5 * MAX_BATCH_SIZE_BYTES
-# What a batch and a record in it take at most beside the value.
+# The most bytes that a batch header, and a record without its value, can take.
 BATCH_OVERHEAD_BYTES = 61
 RECORD_OVERHEAD_BYTES = 32
 NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -41,7 +41,7 @@ Record = ApiMessageAndVersion[MetadataRecord]
 
 
 class CompletedBatch(NamedTuple):
-    """A batch to be appended as it is; `records` is empty for one of control records."""
+    """A batch to append as it is. `records` is empty if the batch holds control records."""
 
     base_offset: int
     last_offset: int
@@ -57,7 +57,7 @@ class CompletedBatch(NamedTuple):
 
 
 class _OpenBatch:
-    """The batch that the next records join."""
+    """The batch that the next records are added to."""
 
     __slots__ = ("began_ns", "records", "size_bytes", "values")
 
@@ -69,9 +69,9 @@ class _OpenBatch:
 
 
 class BatchAccumulator:
-    """For a leader of `epoch` whose next record gets `base_offset`.
+    """Collects the records of the leader of `epoch`. The next record gets `base_offset`.
 
-    `linger_ms`: how long a batch waits for company where somebody else's is under way; see
+    `linger_ms`: how long a batch waits for more records while another append is in flight; see
     `time_until_drain_ms`.
     """
 
@@ -116,17 +116,17 @@ class BatchAccumulator:
 
     @property
     def next_offset(self) -> int:
-        """What the next record would get."""
+        """The offset that the next record will get."""
         return self._next_offset
 
     @property
     def buffered_bytes(self) -> int:
-        """About how much waits to be drained."""
+        """Approximate size of the records that wait to be drained."""
         return self._buffered_bytes
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to drain."""
+        """Whether no record waits to be drained."""
         return self._open is None and not self._completed
 
     def append(
@@ -137,17 +137,18 @@ class BatchAccumulator:
         expected_base_offset: int | None = None,
         is_atomic: bool = True,
     ) -> int:
-        """The offset of the last of the records, which will all be in one batch.
+        """Add the records to one batch and return the offset of the last of them.
 
-        Not `is_atomic`: they may take several, of which only the first may be committed in the end.
+        If not `is_atomic`, they may be split into several batches, and only the first of these may be
+        committed.
 
-        Raises NotLeader for an epoch that is over, UnexpectedEpoch for one to come, InvalidRequest for no
-        records, InvalidRecord and UnsupportedVersion for those that cannot be written, RecordListTooLarge
-        where they do not fit a batch, BufferExhausted where too much waits already, UnexpectedBaseOffset
-        where the first would not get that offset. Nothing is taken then.
+        Raises NotLeader if the epoch is over, UnexpectedEpoch if it has not begun, InvalidRequest if there
+        are no records, InvalidRecord or UnsupportedVersion if a record cannot be encoded, RecordListTooLarge
+        if the records do not fit a batch, BufferExhausted if too many bytes already wait, and
+        UnexpectedBaseOffset if the first record would not get `expected_base_offset`. Nothing is added then.
         """
         if not records:
-            raise InvalidRequest("no records to append")
+            raise InvalidRequest("the list of records to append is empty")
         self._require_epoch(epoch)
         values = [encode(record.message, record.version) for record in records]
         sizes = [len(value) + RECORD_OVERHEAD_BYTES for value in values]
@@ -155,7 +156,8 @@ class BatchAccumulator:
         least_bytes = BATCH_OVERHEAD_BYTES + (size_bytes if is_atomic else max(sizes))
         if least_bytes > self._max_batch_size_bytes:
             raise RecordListTooLarge(
-                f"{len(values)} records of {size_bytes} bytes; a batch has {self._max_batch_size_bytes}"
+                f"{len(values)} records take {size_bytes} bytes; a batch holds at most"
+                f" {self._max_batch_size_bytes}. Append fewer at a time"
             )
         is_split = size_bytes + BATCH_OVERHEAD_BYTES > self._max_batch_size_bytes
         with self._lock:
@@ -170,12 +172,12 @@ class BatchAccumulator:
             return self._next_offset - 1
 
     def append_control_messages(self, messages: Sequence[ControlMessage]) -> int:
-        """The offset of the last of the messages, which are a batch of their own, to be drained at once.
+        """Add a batch of control records, due at once, and return the offset of the last of them.
 
         Raises NotLeader, InvalidRequest, InvalidRecord, UnsupportedVersion.
         """
         if not messages:
-            raise InvalidRequest("no control records to append")
+            raise InvalidRequest("the list of control records to append is empty")
         with self._lock:
             self._require_epoch(self.epoch)
             now_ms, base = self._clock.time_ms(), self._next_offset
@@ -191,10 +193,10 @@ class BatchAccumulator:
     # ---- the loop's side ----------------------------------------------------------------------------------
 
     def time_until_drain_ms(self, *, in_flight: bool = False) -> int | None:
-        """After how many milliseconds `drain` is due; None where nothing waits.
+        """Return in how many milliseconds `drain` is due; None if no record waits.
 
-        At once where a batch is full or of control records, and where nothing is `in_flight` whose end could
-        take more along; else when the oldest record has lingered long enough.
+        It is due at once if a batch is full or holds control records, or if no append is `in_flight`.
+        Otherwise it is due when the oldest record has waited for `linger_ms`.
         """
         with self._lock:
             if self._completed or self._drain_now:
@@ -207,7 +209,7 @@ class BatchAccumulator:
             return max(0, self._linger_ms - waited_ms)
 
     def drain(self) -> list[CompletedBatch]:
-        """All that waits, in order, as batches to append; it is the caller's from now on."""
+        """Return all waiting batches, in order, and forget them: the caller appends them now."""
         with self._lock:
             self._complete_open()
             drained, self._completed = self._completed, []
@@ -216,7 +218,7 @@ class BatchAccumulator:
             return drained
 
     def close(self) -> list[CompletedBatch]:
-        """Take nothing any more; what was given offsets and not drained, which nobody appends now."""
+        """Accept no further records. Returns the batches that were not drained; they will not be appended."""
         with self._lock:
             self._closed = True
             self._complete_open()
@@ -227,9 +229,9 @@ class BatchAccumulator:
 
     def _require_epoch(self, epoch: int) -> None:
         if epoch < self.epoch or self._closed:
-            raise NotLeader(f"epoch {epoch} is over; this accumulator was of epoch {self.epoch}")
+            raise NotLeader(f"epoch {epoch} is over; this accumulator belongs to epoch {self.epoch}")
         if epoch > self.epoch:
-            raise UnexpectedEpoch(f"epoch {epoch} has not begun; the leader's is {self.epoch}")
+            raise UnexpectedEpoch(f"epoch {epoch} has not begun; the leader is in epoch {self.epoch}")
 
     def _require_base_offset(self, expected: int | None) -> None:
         if expected is not None and expected != self._next_offset:
@@ -239,10 +241,11 @@ class BatchAccumulator:
             )
 
     def _require_room(self, size_bytes: int) -> None:
-        # One call always fits, so that whoever waits for the others gets on.
+        # If nothing else waits, the records of one call are always accepted: their caller must make progress.
         if self._buffered_bytes and self._buffered_bytes + size_bytes > self._max_buffered_bytes:
             raise BufferExhausted(
-                f"{self._buffered_bytes} bytes of records wait; {self._max_buffered_bytes} may"
+                f"{self._buffered_bytes} bytes of records already wait to be appended; the limit is"
+                f" {self._max_buffered_bytes}. Retry later"
             )
 
     def _batch_with_room_for(self, size_bytes: int) -> _OpenBatch:

@@ -1,7 +1,7 @@
-"""BatchReader: committed batches of the metadata log as records, for those who follow the log.
+"""BatchReader: decodes committed batches of the metadata log for its listeners.
 
-Bytes become records where they are read: CRC, lengths and schemas are checked, batch by batch, and what does
-not fit is a typed error. A reader belongs to the thread it is handed to.
+Batches are decoded one by one as the reader is iterated. CRC, lengths and schemas are checked, and bad input
+raises a typed error. A reader belongs to the thread that it was passed to.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Records = Sequence[ApiMessageAndVersion[MetadataRecord]]
 
 
 class Batch(NamedTuple):
-    """One batch, in which all or nothing is committed.
+    """One batch. Either all of its records are committed or none.
 
-    `append_timestamp`: ms since 1970. A batch of control records has no others, and the other way round;
-    control records that are not the quorum's are left out.
+    `append_timestamp`: ms since 1970. A batch holds either metadata records or control records, never both.
+    Control records of unknown types are left out.
     """
 
     base_offset: int
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
 
 def decoded(batch: RecordBatch) -> Batch:
-    """The batch's records, once its CRC and all its fields are checked.
+    """Check the CRC and all fields of the batch and return its records.
 
     Raises CorruptMessage and its kinds, InvalidRecord, UnsupportedVersion.
     """
@@ -63,20 +63,20 @@ def decoded(batch: RecordBatch) -> Batch:
 
 
 def decoded_batches(data: Buffer) -> Iterator[Batch]:
-    """The batches in the bytes, one after the other. Raises as `decoded`, where it comes to what is wrong."""
+    """Yield the decoded batches in `data`. Raises as `decoded` does, when it reaches a bad batch."""
     return map(decoded, batches_in(data))
 
 
 def _record(value: bytes | None, batch: RecordBatch) -> ApiMessageAndVersion[MetadataRecord]:
     if value is None:
-        raise CorruptMessage(f"a metadata record without a value, in the batch at {batch.base_offset}")
+        raise CorruptMessage(f"the batch at offset {batch.base_offset} has a metadata record without a value")
     return decode(value)
 
 
 class BatchReader:
-    """Batches in the order of the log, from `base_offset` on; iterate once, then `close`.
+    """Iterates batches in log order from `base_offset` on. Iterate once, then `close`.
 
-    `last_offset`: of the last batch where it is known. As a context manager it closes itself.
+    `last_offset`: the last offset of the last batch, if it is known. A `with` block closes the reader.
     """
 
     __slots__ = ("_batches", "base_offset", "last_offset")
@@ -88,9 +88,10 @@ class BatchReader:
 
     @classmethod
     def of_records(cls, base_offset: int, records: Buffer) -> BatchReader:
-        """Of the bytes of a read; what they hold below `base_offset` is passed over.
+        """Read the batches in `records`, the bytes of a log read. Batches that end below `base_offset` are
+        skipped.
 
-        The bytes are held, and pinned where they are a slice, until the last batch is read or it is closed.
+        The bytes stay alive, and a slice stays pinned, until the last batch is read or the reader is closed.
         """
         return cls(base_offset, (b for b in decoded_batches(records) if b.last_offset >= base_offset))
 
@@ -98,7 +99,7 @@ class BatchReader:
         return self._batches
 
     def close(self) -> None:
-        """Let go of what is not read."""
+        """Drop the batches that were not read."""
         self._batches = iter(())
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""CandidateState: a voter that has begun an epoch, voted for itself in it, and asks the others to."""
+"""CandidateState: a voter that has begun an epoch, voted for itself and asks the other voters for votes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kreplica.raft.voter_set import ReplicaKey
 
 
 class CandidateState(EpochState):
-    """Once it is rejected, or its timer has ended, it backs off until `backoff_until_ms`."""
+    """When a candidate loses or its timer ends, it waits until `backoff_until_ms` before it tries again."""
 
     NAME: ClassVar[str] = "candidate"
 

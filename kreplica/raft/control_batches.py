@@ -1,4 +1,4 @@
-"""Control batches: the quorum's own records as the batch that stands in the log or in a snapshot."""
+"""Build batches of control records (the quorum's own records) for the log or a snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kreplica.record.control import control_key
 def build_control_batch(
     messages: Iterable[ControlMessage], *, base_offset: int, epoch: int, timestamp_ms: int
 ) -> bytes:
-    """All messages in one batch. Raises InvalidRecord, UnsupportedVersion."""
+    """Return one batch that holds all messages. Raises InvalidRecord, UnsupportedVersion."""
     builder = BatchBuilder()
     builder.control = True
     return builder.build(

@@ -1,8 +1,8 @@
-"""KRaftControlRecordStateMachine: what the control records of the log say of the quorum itself.
+"""KRaftControlRecordStateMachine: the voters and the protocol level, read from the log's control records.
 
-It reads every record once as it enters the log, committed or not: a set of voters holds at once (KIP-853). A
-cut of the log takes back what stood behind it, a snapshot takes the place of all before. Thread rule: the
-client's loop; `voters` and `kraft_version` may be read from any thread.
+It reads every record as soon as it is in the log, committed or not, since a new set of voters takes effect at
+once (KIP-853). Truncating the log undoes the records that are cut off. Loading a snapshot replaces all
+earlier records. Thread rule: the client's loop; any thread may read `voters` and `kraft_version`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ READ_BYTES = 1 << 20
 
 
 class KRaftControlRecordStateMachine:
-    """`configured`: the voters where neither log nor snapshot names any.
+    """`configured`: the voters to use until the log or a snapshot names some.
 
-    Where they are configured with their directories, and all can do it, they may come and go from the start.
+    If all of them are configured with their directories and support it, voters can be added and removed from
+    the start.
     """
 
     def __init__(self, log: ReplicatedLog, configured: VoterSet | None) -> None:
@@ -46,42 +47,43 @@ class KRaftControlRecordStateMachine:
 
     @property
     def voters(self) -> VoterSet:
-        """Who votes now. Raises InvalidConfig where neither the configuration nor the log says it."""
+        """The current voters. Raises InvalidConfig if neither the configuration nor the log names any."""
         voters = self._history.last.voters
         if voters is None:
-            raise InvalidConfig("no voters are configured, and the log names none")
+            raise InvalidConfig("no voters are configured, and the metadata log names none")
         return voters
 
     @property
     def voters_offset(self) -> int:
-        """Where the batch begins whose record they come from; -1 where they were configured."""
+        """Base offset of the batch that holds the current set of voters; -1 if it is the configured set."""
         return self._history.last.offset
 
     def may_be_elected(self, key: ReplicaKey) -> bool:
-        """Whether the replica votes by the last set that is known to be committed, or by a later one.
+        """Whether the replica is a voter in the last set known to be committed, or in any later one.
 
-        One that was removed by a record which only it may have has to bring that to the others: they would
-        elect nobody whose log ends before it (Ongaro's thesis on Raft, section 4.2.2).
+        A voter whose removal is not yet committed must still be able to lead. It may be the only one that has
+        the record, and the others reject any candidate whose log ends before theirs (Ongaro's thesis on Raft,
+        section 4.2.2).
         """
         return any(voters.contains(key) for voters in self._history.since(self._log.high_watermark - 1))
 
     @property
     def kraft_version(self) -> int:
-        """1 where voters come and go, else 0."""
+        """1 if voters can be added and removed, else 0."""
         return self._versions[-1][1]
 
     def voters_at(self, end_offset: int) -> VoterSet | None:
-        """Who votes by what stands below `end_offset`."""
+        """Return the voters according to the records below `end_offset`."""
         return self._history.at(end_offset - 1).voters or None
 
     def kraft_version_at(self, end_offset: int) -> int:
-        """The level of the protocol by what stands below `end_offset`."""
+        """Return the protocol level according to the records below `end_offset`."""
         return next(version for at, version in reversed(self._versions) if at < end_offset)
 
-    # ---- what the log does --------------------------------------------------------------------------------
+    # ---- changes of the log -------------------------------------------------------------------------------
 
     def initialize(self) -> None:
-        """Read the latest snapshot and the log. Raises what the log raises, and InvalidRecord."""
+        """Read the latest snapshot and the log. Raises the log's errors, and InvalidRecord."""
         snapshot_id = self._log.latest_snapshot_id
         if snapshot_id is not None:
             self.load_snapshot(snapshot_id)
@@ -89,14 +91,16 @@ class KRaftControlRecordStateMachine:
         self.update()
 
     def pass_over(self, base_offset: int, end_offset: int) -> None:
-        """What was appended in [base, end) are records of metadata alone: they say nothing of the quorum."""
+        """Skip the offsets [base, end): they were just appended and hold no control records."""
         if self._next_offset == base_offset:
             self._next_offset = end_offset
         else:
             self.update()
 
     def take_appended(self, records: Buffer) -> None:
-        """As `update`, where `records` begin with what was appended, whole batches up to the log's end."""
+        """Do what `update` does, but read from `records`: whole batches that were just appended, up to the
+        log end.
+        """
         end, found = self._log.end_offset, batches(records, partial=True)
         while self._next_offset < end:
             batch = next(found, None)
@@ -106,7 +110,7 @@ class KRaftControlRecordStateMachine:
         self.update()
 
     def update(self) -> None:
-        """Read what has been appended."""
+        """Read everything that was appended since the last call."""
         end = self._log.end_offset
         while self._next_offset < end:
             found = self._log.read(self._next_offset, READ_BYTES, committed_only=False)
@@ -123,7 +127,7 @@ class KRaftControlRecordStateMachine:
         self._next_offset = batch.next_offset
 
     def truncate_new_entries(self) -> None:
-        """The log was cut to its end of now."""
+        """Forget what was read from offsets that the log has just truncated."""
         end = self._log.end_offset
         if end < self._next_offset:
             self._next_offset = end
@@ -132,10 +136,10 @@ class KRaftControlRecordStateMachine:
                 self._versions.pop()
 
     def load_snapshot(self, snapshot_id: OffsetAndEpoch) -> None:
-        """A snapshot takes the place of all below its end."""
+        """Replace all records below the snapshot's end by those of the snapshot."""
         snapshot = self._log.read_snapshot(snapshot_id)
         if snapshot is None:
-            raise SnapshotMissing(f"the snapshot {snapshot_id} is gone")
+            raise SnapshotMissing(f"the snapshot {snapshot_id} does not exist")
         try:
             _, version, voters = summary_of(snapshot)
         finally:

@@ -1,8 +1,8 @@
-"""Elections: how a member of the quorum comes from one leader to the next.
+"""Elections: how a member of the quorum gets from one leader to the next.
 
-A voter that hears of no leader asks first whether it would be elected (Prospective, KIP-996), then begins an
-epoch and asks for votes (Candidate), and backs off by chance when it is rejected, so that the next round
-does not end as this one. A leader that has resigned says so to all. Thread rule: the client's loop.
+A voter that hears from no leader first asks whether it would be elected (Prospective, KIP-996). It then
+begins an epoch and asks for votes (Candidate). If it loses, it waits for a random time, so that two
+candidates do not collide again. A leader that resigns notifies all voters. Thread rule: the client's loop.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ MOST_DOUBLINGS = 21
 
 
 class Elections:
-    """`become_leader()` makes a leader of a candidate that has won. `find_leader()` asks any voter who leads,
-    and says in how many ms to come again."""
+    """`become_leader()` makes a candidate that has won the leader. `find_leader()` asks any voter for the
+    leader and returns in how many ms to call again.
+    """
 
     def __init__(
         self, context: RaftContext, become_leader: Callable[[], None], find_leader: Callable[[], int]
@@ -51,7 +52,7 @@ class Elections:
     # ---- steps --------------------------------------------------------------------------------------------
 
     def poll_unattached(self, state: UnattachedState, now_ms: int) -> int:
-        """Wait for a leader, and then for long enough; in how many ms to come again."""
+        """Wait for a leader until the election timeout. Returns in how many ms to call again."""
         if not self._quorum.is_electable:
             return self._find_leader()
         if self._context.shutdown_until_ms is not None:
@@ -65,7 +66,9 @@ class Elections:
         return state.remaining_ms(now_ms)
 
     def poll_prospective(self, state: ProspectiveState, now_ms: int) -> int:
-        """Ask for pre-votes until they are enough, or cannot be any more."""
+        """Ask for pre-votes until a majority has granted or refused them. Returns in how many ms to call
+        again.
+        """
         if state.votes.is_lost or state.has_timed_out(now_ms):
             self._give_up(state)
             return 0
@@ -81,15 +84,16 @@ class Elections:
             self._quorum.transition_to_unattached(state.epoch)
 
     def _begin_candidacy(self) -> None:
-        # What the votes are asked for has to be there after a crash, too: a voter that has said yes says so
-        # again to the same candidate, whatever that has lost meanwhile.
+        # The end of the log that the vote request claims must survive a crash. A voter that has granted its
+        # vote grants it again to the same candidate, even if the candidate's log has become shorter
+        # meanwhile.
         log = self._context.log
         if log.flushed_offset < log.end_offset:
             log.flush()
         self._quorum.transition_to_candidate()
 
     def poll_candidate(self, state: CandidateState, now_ms: int) -> int:
-        """Ask for votes; back off where they are not enough."""
+        """Ask for votes; back off if the election is lost. Returns in how many ms to call again."""
         if state.votes.is_won:
             self._become_leader()
             return 0
@@ -109,7 +113,9 @@ class Elections:
         return min(BACKOFF_BASE_MS * factor, config.quorum_election_backoff_max_ms)
 
     def poll_resigned(self, state: ResignedState, now_ms: int) -> int:
-        """Tell the voters that it is over; after a while take part in the next election."""
+        """Notify the voters of the resignation; join the next election later. Returns in how many ms to call
+        again.
+        """
         wait_ms = self._context.requests.maybe_send_to_all(
             sorted(state.unacknowledged),
             lambda _: make_end_request(
@@ -123,12 +129,12 @@ class Elections:
         if self._context.shutdown_until_ms is not None:
             return wait_ms
         if self._quorum.is_sole_voter or state.has_timed_out(now_ms):
-            # In the epoch that it led itself it can neither follow nor vote.
+            # A node can neither follow nor vote in an epoch that it has led.
             self._quorum.transition_to_unattached(self._quorum.next_epoch())
             return 0
         return min(wait_ms, state.remaining_ms(now_ms))
 
-    # ---- votes asked for ----------------------------------------------------------------------------------
+    # ---- requests for votes -------------------------------------------------------------------------------
 
     def _ask(self, voters: list[int], *, pre_vote: bool) -> int:
         epoch, log_end = self._quorum.epoch, self._context.log_end()
@@ -171,7 +177,9 @@ class Elections:
     # ---- requests -----------------------------------------------------------------------------------------
 
     def handle_vote(self, request: Any, asked: Any) -> Any:
-        """Vote (52): one vote in an epoch, for a log as good as this one's. A pre-vote binds nobody."""
+        """Handle Vote (52): grant one vote per epoch, to a log at least as long as ours. A pre-vote commits
+        to nothing.
+        """
         candidate = key_of(asked.replica_id, asked.replica_directory_id)
         is_pre_vote = bool(asked.pre_vote)
         try:
@@ -184,10 +192,10 @@ class Elections:
         )
         if epoch > self._quorum.epoch:
             if is_pre_vote:
-                # A question changes nothing: who asks may never get his majority.
+                # A pre-vote changes no state here: the candidate may never get a majority.
                 is_led = isinstance(self._quorum.state, LeaderState) or self._has_heard_of_leader()
                 return make_vote_response(self._context.standing(), granted=is_up_to_date and not is_led)
-            # Nobody has its vote in an epoch that is new to it. Both go to the disk at once.
+            # In a new epoch this node has not voted yet. The epoch and the vote are written to disk together.
             granted = is_up_to_date
             self._quorum.transition_to_unattached(epoch, candidate if granted else None)
             return make_vote_response(self._context.standing(), granted=granted)
@@ -208,27 +216,28 @@ class Elections:
         is_late = last_epoch > epoch if asked.pre_vote else last_epoch >= epoch
         if asked.last_offset < 0 or last_epoch < 0 or is_late:
             raise InvalidRequest(
-                f"a vote in epoch {epoch} for a log that ends at {asked.last_offset} in {last_epoch}"
+                f"invalid vote request in epoch {epoch} for a log that ends at offset {asked.last_offset} in"
+                f" epoch {last_epoch}"
             )
         context.require_own_key(key_of(request.voter_id, asked.voter_directory_id))
         context.require_voters(candidate.node_id)
         self._require_epoch(epoch, is_question=bool(asked.pre_vote))
 
     def _require_epoch(self, epoch: int, *, is_question: bool = False) -> None:
-        """`is_question`: the request does not move this node into its epoch."""
+        """Check the epoch of a request. `is_question`: the request does not move this node to that epoch."""
         context, known = self._context, self._quorum.epoch
         context.require_plausible(epoch)
         if epoch < known:
-            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {known}")
+            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in epoch {known}")
         if not is_question:
             context.epochs.spend(epoch - known, context.now_ms())
 
-    def handle_begin(self, request: Any, told: Any) -> Any:
-        """BeginQuorumEpoch (53): somebody leads the epoch."""
+    def handle_begin(self, request: Any, notice: Any) -> Any:
+        """Handle BeginQuorumEpoch (53): a node has become the leader of an epoch."""
         context = self._context
         try:
-            context.require_own_key(key_of(request.voter_id, told.voter_directory_id))
-            epoch, leader_id = int(told.leader_epoch), int(told.leader_id)
+            context.require_own_key(key_of(request.voter_id, notice.voter_directory_id))
+            epoch, leader_id = int(notice.leader_epoch), int(notice.leader_id)
             context.require_voters(leader_id)
             context.require_reachable(leader_id, request.leader_endpoints)
             self._require_epoch(epoch)
@@ -244,37 +253,44 @@ class Elections:
             self._quorum.transition_to_follower(epoch, leader_id)
             return
         if isinstance(state, (LeaderState, ResignedState)) or state.leader_id not in (None, leader_id):
-            raise InvalidRequest(f"node {leader_id} is said to lead epoch {epoch}, and so is another")
+            raise InvalidRequest(
+                f"node {leader_id} claims to lead epoch {epoch}, but this node knows another leader: {state}"
+            )
         if not isinstance(state, FollowerState):
             self._quorum.transition_to_follower(epoch, leader_id)
 
-    def handle_end(self, _: Any, told: Any) -> Any:
-        """EndQuorumEpoch (54): the leader has resigned; the first of its preferred successors goes ahead."""
-        context, epoch, leader_id = self._context, int(told.leader_epoch), int(told.leader_id)
+    def handle_end(self, _: Any, notice: Any) -> Any:
+        """Handle EndQuorumEpoch (54): the leader has resigned. Its first preferred successor starts an
+        election.
+        """
+        context, epoch, leader_id = self._context, int(notice.leader_epoch), int(notice.leader_id)
         try:
             context.require_voters(leader_id)
             self._require_epoch(epoch)
             state = self._quorum.state
             if epoch > state.epoch:
-                # Its leader has left already: nobody is to be followed in it.
+                # The leader of this new epoch has already resigned, so there is no leader to follow.
                 self._quorum.transition_to_unattached(epoch)
             elif isinstance(state, (LeaderState, ResignedState)) or state.leader_id not in (None, leader_id):
-                raise InvalidRequest(f"node {leader_id} says that it has led epoch {epoch}")
+                raise InvalidRequest(
+                    f"node {leader_id} says that it led epoch {epoch}, but this node knows another leader:"
+                    f" {state}"
+                )
             state = self._quorum.state
             if isinstance(state, FollowerState) and self._quorum.is_electable:
                 state.leader_has_left = True
-                state.expire_by(context.now_ms() + self._succession_ms(told.preferred_candidates))
+                state.expire_by(context.now_ms() + self._succession_ms(notice.preferred_candidates))
         except KreplicaError as error:
             return make_end_response(context.standing(error))
         return make_end_response(context.standing())
 
     def _succession_ms(self, preferred: Any) -> int:
-        """How long this voter waits before it tries to follow: the more, the later it is in the list."""
+        """Return how long this voter waits before an election: longer the later it is in the list."""
         most_ms = self._context.config.quorum_election_backoff_max_ms
         ids = [int(each.candidate_id) for each in preferred]
         own = self._context.key.node_id
         if not ids:
-            # A leader that was restarted knows no successors. Chance keeps them apart.
+            # A leader that was restarted names no successors. A random wait keeps the voters apart.
             return self._context.random.randrange(most_ms + 1)
         if own not in ids:
             return most_ms

@@ -1,11 +1,10 @@
-"""EpochBudget: how far requests may move this node's epoch, which a forged one could use up for good.
+"""EpochBudget: limits how far requests may advance this node's epoch, so that forged ones cannot use it up.
 
 Epochs begin one at a time, each after a majority has granted pre-votes. So a request that is many epochs
 ahead is forged, and so are requests that add epochs faster than elections can. Up to MOST_EPOCHS_AHEAD may
 come at once, and another one after each election timeout. 2,147,483,647 epochs then last for decades.
 
-A voter that really is further ahead is believed when it answers what this node asked it. Thread rule: the
-client's loop.
+This node accepts any epoch from a voter that answers this node's own request. Thread rule: the client's loop.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ MOST_EPOCHS_AHEAD = 1_000
 
 
 class EpochBudget:
-    """A budget that is full at first. `refill_ms`: in how many ms it grows by one epoch."""
+    """A budget that is full at first and grows by one epoch every `refill_ms`."""
 
     def __init__(self, refill_ms: int, now_ms: int) -> None:
         assert refill_ms > 0, refill_ms

@@ -1,4 +1,4 @@
-"""EpochElection: the votes of one round, a pre-vote's or a vote's. Thread rule: the client's loop."""
+"""EpochElection: the votes, or pre-votes, of one round. Thread rule: the client's loop."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 class EpochElection:
-    """The answers of `voters`; the one who asks grants itself its vote, if it is one of them."""
+    """Collects the answers of `voters`. The candidate votes for itself if it is one of them."""
 
     def __init__(self, voters: Iterable[int], candidate_id: int) -> None:
         self._answers: dict[int, bool | None] = dict.fromkeys(sorted(voters))
         self.record(candidate_id, True)
 
     def record(self, voter_id: int, is_granted: bool) -> None:
-        """Count an answer. One of nobody who was asked counts nothing; a granted vote stays granted."""
+        """Record an answer. Answers of other nodes are ignored, and a granted vote stays granted."""
         if voter_id in self._answers and not self._answers[voter_id]:
             self._answers[voter_id] = is_granted
 
@@ -23,12 +23,12 @@ class EpochElection:
 
     @property
     def granting(self) -> list[int]:
-        """Who has granted a vote."""
+        """Ids of the voters that have granted their vote."""
         return [voter for voter, answer in self._answers.items() if answer]
 
     @property
     def unrecorded(self) -> list[int]:
-        """Who has not answered."""
+        """Ids of the voters that have not answered."""
         return [voter for voter, answer in self._answers.items() if answer is None]
 
     @property
@@ -37,5 +37,5 @@ class EpochElection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no majority can come together any more."""
+        """Whether a majority can no longer be reached."""
         return len(self.granting) + len(self.unrecorded) < self.majority

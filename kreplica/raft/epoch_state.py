@@ -1,9 +1,9 @@
-"""What the states of a quorum's member have in common.
+"""EpochState: what the states of a member of the quorum have in common.
 
-A state is one stay in one role of one epoch: Unattached, Prospective, Candidate, Leader, Follower, Resigned.
-A new one is made with each transition (`QuorumState`); within a state only its timers and counts change. An
-observer, whom nobody may elect, is Unattached or Follower. Moments are in ms of the monotonic clock.
-Thread rule: the client's loop.
+A state is one stay in one role in one epoch: Unattached, Prospective, Candidate, Leader, Follower or
+Resigned. `QuorumState` makes a new object for each transition; within a state only its timers and counts
+change. An observer cannot be elected and is always Unattached or Follower. Times are in ms of the monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ NO_DIRECTORY = Uuid.ZERO.raw
 
 
 class EpochState:
-    """`leader_id`: who is known to lead the epoch. `voted_key`: whom this node gave its vote in it.
-
-    `deadline_ms`: when the state's main timer ends.
+    """`leader_id`: the leader of the epoch, if it is known. `voted_key`: the replica that this node voted for
+    in the epoch. `deadline_ms`: when the state's main timer ends.
     """
 
     NAME: ClassVar[str]
@@ -41,18 +40,19 @@ class EpochState:
 
     @property
     def may_vote(self) -> bool:
-        """Whether this state leaves open who leads the epoch, so that this node may help to decide it."""
+        """Whether this node may vote in the epoch: no leader of it is known."""
         return False
 
     @property
     def allows_pre_votes(self) -> bool:
-        """Whether this node would see the leader of its epoch replaced (KIP-996)."""
+        """Whether this node may help to replace the leader of its epoch (KIP-996)."""
         return True
 
     def can_grant_vote(self, candidate: ReplicaKey, *, is_log_up_to_date: bool, is_pre_vote: bool) -> bool:
-        """Whether this node may vote for `candidate` in the epoch: once, and for a log as good as its own.
+        """Whether this node may vote for `candidate`: once per epoch, and for a log at least as long as its
+        own.
 
-        A pre-vote is a question only: it binds nobody, so an earlier vote does not forbid it.
+        A pre-vote commits to nothing, so an earlier vote does not forbid it.
         """
         if is_pre_vote:
             return is_log_up_to_date and self.allows_pre_votes
@@ -61,19 +61,19 @@ class EpochState:
         return self.may_vote and same_replica(self.voted_key, candidate)
 
     def remaining_ms(self, now_ms: int) -> int:
-        """How long the main timer runs yet; 0 if it has ended."""
+        """Milliseconds until the main timer ends; 0 if it has ended."""
         return max(self.deadline_ms - now_ms, 0)
 
     def has_timed_out(self, now_ms: int) -> bool:
         return now_ms >= self.deadline_ms
 
     def postpone(self, by_ms: int) -> None:
-        """Let the timers run so much longer: for so long nothing could come here, and nobody is to blame."""
+        """Extend the timers by `by_ms`, for a time in which this node could not receive any message."""
         if self.deadline_ms < NEVER_MS:
             self.deadline_ms += by_ms
 
     def election(self) -> QuorumStateData:
-        """What of this state has to be on disk before anybody may be told."""
+        """Return the part of this state that must be on disk before any other node learns of it."""
         voted = self.voted_key
         leader_id = NO_NODE if self.leader_id is None else self.leader_id
         if voted is None:
@@ -87,7 +87,7 @@ class EpochState:
 
 
 def same_replica(one: ReplicaKey, other: ReplicaKey) -> bool:
-    """Whether the keys are of one replica, as far as their directories are known."""
+    """Whether the keys may denote the same replica. An unknown directory id matches any."""
     if one.node_id != other.node_id:
         return False
     mine, theirs = one.directory_id.raw, other.directory_id.raw

@@ -1,8 +1,8 @@
-"""FetchRequests: how a leader answers Fetch and FetchSnapshot.
+"""FetchRequests: answers Fetch and FetchSnapshot as the leader of the quorum.
 
-A fetch says what the replica has on disk, and that it believes this leader. Where there is nothing new for
-it, it waits for the log's end or the high watermark. Where the replica's log is not a part of this one, the
-answer says where they part, or which snapshot takes the place of what is gone.
+A fetch reports which records the replica has on disk, and that it follows this leader. If there is nothing
+new for the replica, the request waits for the log end or the high watermark to move. If the replica's log has
+diverged, the answer says where, or which snapshot replaces the records that are gone.
 
 Thread rule: the client's loop.
 """
@@ -34,18 +34,20 @@ NO_MARK = -1
 
 
 class FetchRequests:
-    """`on_progress(state)` is called when a voter has more on disk than before."""
+    """`on_progress(state)` is called when a voter has more records on disk than before."""
 
     def __init__(self, context: RaftContext, on_progress: Callable[[LeaderState], None]) -> None:
         self._context = context
         self._on_progress = on_progress
 
     def handle_fetch(self, request: Any, asked: Any) -> Any:
-        """Fetch (1): the answer, or a future of it."""
+        """Handle Fetch (1). Returns the answer or a future of it."""
         replica = key_of(request.replica_state.replica_id, asked.replica_directory_id)
         try:
             if min(asked.fetch_offset, asked.last_fetched_epoch, asked.current_leader_epoch) < 0:
-                raise InvalidRequest(f"a fetch at {asked.fetch_offset} in epoch {asked.current_leader_epoch}")
+                raise InvalidRequest(
+                    f"invalid fetch at offset {asked.fetch_offset} in epoch {asked.current_leader_epoch}"
+                )
             state = self._leader_for(replica, int(asked.current_leader_epoch))
             offset, epoch = int(asked.fetch_offset), int(asked.last_fetched_epoch)
             found = self._context.log.validate_offset_and_epoch(offset, epoch)
@@ -70,14 +72,18 @@ class FetchRequests:
         return answer
 
     def _leader_for(self, replica: ReplicaKey, epoch: int) -> LeaderState:
-        """The leader's state, for a request of that epoch. Raises what Kafka answers where there is none."""
+        """Return the leader's state if this node leads `epoch`. Raises the error that Kafka answers if it
+        does not.
+        """
         quorum = self._context.quorum
         if replica.node_id == self._context.key.node_id:
-            raise InvalidRequest(f"node {replica.node_id} is this one; two nodes have one id")
+            raise InvalidRequest(
+                f"a fetch from node {replica.node_id}, which is this node's own id: give each node its own id"
+            )
         if epoch < quorum.epoch:
-            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {quorum.epoch}")
+            raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in epoch {quorum.epoch}")
         if epoch > quorum.epoch:
-            raise UnknownLeaderEpoch(f"epoch {epoch} is not known; this node is in {quorum.epoch}")
+            raise UnknownLeaderEpoch(f"epoch {epoch} is unknown; this node is in epoch {quorum.epoch}")
         if not isinstance(quorum.state, LeaderState):
             raise NotLeaderOrFollower(f"node {self._context.key.node_id} does not lead epoch {epoch}")
         return quorum.state
@@ -85,7 +91,7 @@ class FetchRequests:
     def _note(
         self, state: LeaderState, replica: ReplicaKey, asked: Any, found: ValidOffsetAndEpoch
     ) -> ReplicaProgress | None:
-        """Count what the fetch says that the replica has; None where nobody in particular asks."""
+        """Record what the fetch says that the replica has. Returns None if the request names no replica."""
         if replica.node_id < 0:
             return None
         context = self._context
@@ -97,14 +103,16 @@ class FetchRequests:
             progress.note_fetch(int(asked.fetch_offset), context.log.end_offset, now_ms, date_ms)
             self._on_progress(state)
         else:
-            # What it has is not what this log has there, so it counts for nothing (KAFKA-13141).
+            # The replica's log has diverged at that offset, so the offset must not count (KAFKA-13141).
             progress.note_contact(now_ms, date_ms)
         return progress
 
     def _read(
         self, state: LeaderState, progress: ReplicaProgress | None, asked: Any, found: ValidOffsetAndEpoch
     ) -> Any:
-        """The answer; None where there is nothing to tell. `found`: how the replica's log stands to this."""
+        """Return the answer; None if there is nothing new. `found`: how the replica's log compares to this
+        one.
+        """
         context, log, offset = self._context, self._context.log, int(asked.fetch_offset)
         mark = self._mark(state)
         if found.kind is not ValidOffsetAndEpochKind.VALID:
@@ -120,10 +128,10 @@ class FetchRequests:
         records = None
         if offset < log.end_offset:
             records = log.read(offset, max_bytes, committed_only=progress is None).records
-        if records is None and (progress is None or mark <= progress.told_high_watermark):
+        if records is None and (progress is None or mark <= progress.sent_high_watermark):
             return None
         if progress is not None:
-            progress.told_high_watermark = mark
+            progress.sent_high_watermark = mark
         return make_fetch_response(
             context.standing(),
             high_watermark=mark,
@@ -133,20 +141,20 @@ class FetchRequests:
 
     def _after_wait(self, state: LeaderState, progress: ReplicaProgress | None, asked: Any) -> Any:
         if self._context.quorum.state is not state:
-            error = NotLeaderOrFollower(f"node {self._context.key.node_id} leads no longer")
+            error = NotLeaderOrFollower(f"node {self._context.key.node_id} is no longer the leader")
             return make_fetch_response(self._context.standing(error))
         try:
             offset, epoch = int(asked.fetch_offset), int(asked.last_fetched_epoch)
             found = self._context.log.validate_offset_and_epoch(offset, epoch)
             return self._read(state, progress, asked, found) or self._empty(state, progress)
         except KreplicaError as error:
-            # Also what a failing disk raises: the next flush ends this node.
+            # This also covers the errors of a failing disk: its next flush stops this node.
             return make_fetch_response(self._context.standing(error))
 
     def _empty(self, state: LeaderState, progress: ReplicaProgress | None) -> Any:
         mark = self._mark(state)
         if progress is not None:
-            progress.told_high_watermark = mark
+            progress.sent_high_watermark = mark
         start = self._context.log.start_offset
         return make_fetch_response(self._context.standing(), high_watermark=mark, log_start_offset=start)
 
@@ -157,7 +165,7 @@ class FetchRequests:
     # ---- FetchSnapshot ------------------------------------------------------------------------------------
 
     def handle_fetch_snapshot(self, request: Any, asked: Any) -> Any:
-        """FetchSnapshot (59): bytes of a snapshot."""
+        """Handle FetchSnapshot (59): return a range of bytes of a snapshot."""
         context = self._context
         replica = key_of(request.replica_id, asked.replica_directory_id)
         snapshot_id = OffsetAndEpoch(int(asked.snapshot_id.end_offset), int(asked.snapshot_id.epoch))
@@ -175,10 +183,10 @@ class FetchRequests:
 
     def _bytes_of(self, snapshot_id: OffsetAndEpoch, position: int, max_bytes: int) -> Any:
         if snapshot_id.offset < 0 or snapshot_id.epoch < 0 or max_bytes < 1:
-            raise InvalidRequest(f"{max_bytes} bytes of the snapshot {snapshot_id}")
+            raise InvalidRequest(f"invalid request for {max_bytes} bytes of the snapshot {snapshot_id}")
         snapshot = self._context.log.read_snapshot(snapshot_id)
         if snapshot is None:
-            raise SnapshotNotFound(f"no snapshot {snapshot_id}")
+            raise SnapshotNotFound(f"the snapshot {snapshot_id} does not exist")
         most = min(max_bytes, self._context.config.quorum_fetch_snapshot_max_bytes)
         try:
             data, size = snapshot.read(position, most), snapshot.size_bytes

@@ -1,8 +1,8 @@
-"""FileBasedStateStore: the file `quorum-state` in the metadata log's directory.
+"""FileBasedStateStore: reads and writes the file `quorum-state` in the metadata log's directory.
 
-What it holds was promised to other nodes, so each write is on the disk before it returns, and takes the place
-of the former one as a whole. One that cannot be read stops the node: it may have voted in an epoch that it
-does not remember. Owned by the raft loop.
+The file holds promises made to other nodes. Each write replaces the file atomically and is on disk when it
+returns. A file that cannot be read stops the node, since the node may have voted in an epoch that it cannot
+remember. Owned by the raft loop.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kreplica.common.quorum_state import (
     parse_quorum_state,
 )
 
-# Far more than any quorum's election takes.
+# Far more than the state of any election takes.
 MAX_BYTES = 1 << 20
 
 
 class FileBasedStateStore:
-    """The QuorumStateStore of a directory, which is there. Both data versions are read and written."""
+    """The QuorumStateStore of an existing directory. Reads and writes both versions of the data."""
 
     __slots__ = ("_storage", "path")
 
@@ -29,14 +29,14 @@ class FileBasedStateStore:
         self.path = f"{directory}/{FILE_NAME}"
 
     def read(self) -> QuorumStateData | None:
-        """What was last written; None if nothing ever was.
+        """Return the state that was last written; None if nothing was written.
 
-        Raises InvalidFile, UnsupportedVersion, KafkaStorageError; nothing is changed then.
+        Raises InvalidFile, UnsupportedVersion, KafkaStorageError, and then changes nothing.
         """
         if not self._storage.exists(self.path):
             return None
         return parse_quorum_state(self._storage.read_file(self.path, MAX_BYTES), self.path)
 
     def write(self, state: QuorumStateData) -> None:
-        """Put it on disk. Raises KafkaStorageError: what is stored may then be the former or the new one."""
+        """Write the state to disk. After a KafkaStorageError, either the old or the new state is stored."""
         self._storage.write_file_atomically(self.path, format_quorum_state(state))

@@ -1,9 +1,9 @@
 """Following: how a member replicates its leader's log: Fetch, divergence, snapshots.
 
-A follower flushes what it was given before it fetches again, since the offset of a fetch says what is on its
-disk. It cuts its log only where the leader says that the two part, never below its high watermark. One
-request is in flight; an answer is dropped where the epoch, the leader or the log's end is another by then.
-Thread rule: the client's loop.
+A follower flushes the records it received before it fetches again, because the offset of a fetch says what is
+on its disk. It truncates its log only where the leader reports a divergence, and never below the high
+watermark. One request is in flight. Its answer is dropped if the epoch, the leader or the log end has changed
+since it was sent. Thread rule: the client's loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Following:
-    """`on_commit()` is called when the high watermark has moved, or a snapshot has taken the log's place."""
+    """`on_commit()` is called after the high watermark moved or a snapshot replaced the log."""
 
     def __init__(self, context: RaftContext, on_commit: Callable[[], None]) -> None:
         self._context = context
@@ -49,15 +49,15 @@ class Following:
     # ---- the step -----------------------------------------------------------------------------------------
 
     def poll_follower(self, state: FollowerState, now_ms: int) -> int:
-        """Send the request that is due; in how many ms to come again."""
+        """Send the request that is due. Returns in how many ms to call again."""
         if state.has_timed_out(now_ms):
             if self._quorum.is_electable:
                 if self._context.shutdown_until_ms is None:
                     self._quorum.transition_to_prospective()
                     return 0
                 return NEVER_MS
-            # An observer asks around until somebody knows the next leader. One that others still take for a
-            # voter does not hold them back.
+            # An observer asks all nodes until one knows the next leader. It must not delay an election if
+            # other nodes still take it for a voter.
             state.has_fetched = False
             return self.find_leader()
         due_ms = self._membership_requests.poll(state, now_ms)
@@ -69,9 +69,10 @@ class Following:
         return min(wait_ms, due_ms, state.remaining_ms(now_ms))
 
     def find_leader(self) -> int:
-        """Ask any voter or bootstrap server, by a fetch, who leads; in how many ms to come again.
+        """Send a fetch to any voter or bootstrap server to learn the leader. Returns in how many ms to call
+        again.
 
-        The leader of before is asked, too: it may be none of the voters that this node's log knows of.
+        The last known leader is asked too: it need not be a voter that this node's log knows.
         """
         others, leader_id = self._quorum.others(), self._quorum.leader_id
         others += self._context.membership.bootstrap
@@ -92,7 +93,8 @@ class Following:
 
     def _fetch(self, node_id: int, max_wait_ms: int) -> int:
         if self._context.is_flushing:
-            # A fetch would tell that all of the log is on disk. The end of the flush brings the next step.
+            # A fetch claims that the whole log is on disk, so it waits for the flush, which triggers the next
+            # step.
             return NEVER_MS
         context, position = self._context, self._position()
         return context.requests.maybe_send(
@@ -121,18 +123,18 @@ class Following:
         snapshot_id = offset_and_epoch_in(answer.snapshot_id)
         try:
             if diverging is not None:
-                # Its high watermark counts only once the logs agree (KAFKA-14704).
+                # The leader's high watermark counts only once the logs agree (KAFKA-14704).
                 self._truncate(diverging)
             elif snapshot_id is not None:
                 self._begin_snapshot(state, snapshot_id)
             else:
                 self._append(state, answer.records, int(answer.high_watermark))
         except CorruptMessage as error:
-            LOGGER.warning("node %d: what the leader sent is refused: %s", self._context.key.node_id, error)
+            LOGGER.warning("node %d: rejected records from the leader: %s", self._context.key.node_id, error)
             self._context.requests.back_off(sender)
 
     def _accepted(self, sender: int, epoch: int, response: Any) -> FollowerState | None:
-        """The follower's state, if the answer is its leader's, of the epoch of the question, and no error."""
+        """Return the follower state if the answer is from its leader and epoch and has no error."""
         answer = self._context.part_for_us(sender, response)
         if answer is None:
             return None
@@ -150,7 +152,7 @@ class Following:
     def _truncate(self, diverging: OffsetAndEpoch) -> None:
         end = self._context.log.truncate_to_end_offset(diverging)
         self._context.control.truncate_new_entries()
-        LOGGER.info("node %d: the log is cut to %d", self._context.key.node_id, end)
+        LOGGER.info("node %d: truncated the log to offset %d", self._context.key.node_id, end)
 
     def _append(self, state: FollowerState, records: Any, leader_mark: int) -> None:
         log = self._context.log
@@ -162,7 +164,7 @@ class Following:
         try:
             log.append_as_follower(records, state.epoch)
         except BaseException:
-            # What came before the batch that is refused counts, and the mark that came with it does not.
+            # The batches before the rejected one are kept, but the high watermark of this answer is not.
             mark = _nothing
             raise
         finally:
@@ -219,7 +221,7 @@ class Following:
             return
         if self._accepted(state.leader_id, state.epoch, response) is not state:
             if self._quorum.state is state:
-                # The leader has it no longer, or never had so much of it: a fetch tells of another one.
+                # The leader no longer has that much of the snapshot. The next fetch names another one.
                 state.drop_snapshot()
             return
         if state.snapshot is None or state.snapshot.size_bytes != position:
@@ -227,11 +229,11 @@ class Following:
         try:
             self._take_part(state, only_partition(response), position)
         except StorageFull:
-            # What there is of it takes room; it is asked for anew.
+            # The partial snapshot takes up room itself, so delete it. It is fetched again later.
             state.drop_snapshot()
             raise
         except (PositionOutOfRange, InvalidSnapshot, CorruptMessage, InvalidRequest) as error:
-            LOGGER.warning("node %d: the leader's snapshot is refused: %s", self._context.key.node_id, error)
+            LOGGER.warning("node %d: rejected the leader's snapshot: %s", self._context.key.node_id, error)
             state.drop_snapshot()
             self._context.requests.back_off(state.leader_id)
 
@@ -240,10 +242,15 @@ class Following:
         assert snapshot is not None
         assert snapshot_id is not None
         if offset_and_epoch_in(answer.snapshot_id) != snapshot_id or answer.position != position:
-            raise InvalidRequest(f"not what was asked for of the snapshot {snapshot_id}")
+            raise InvalidRequest(
+                f"asked for position {position} of the snapshot {snapshot_id}; the leader sent position"
+                f" {answer.position} of {offset_and_epoch_in(answer.snapshot_id)}"
+            )
         data = memoryview(answer.unaligned_records)
         if not data or position + len(data) > answer.size:
-            raise InvalidRequest(f"{len(data)} bytes at {position} of a snapshot of {answer.size}")
+            raise InvalidRequest(
+                f"the leader sent {len(data)} bytes at position {position} of a {answer.size} byte snapshot"
+            )
         snapshot.append(position, data)
         if snapshot.size_bytes == answer.size:
             snapshot.freeze()
@@ -255,9 +262,9 @@ class Following:
         if context.log.truncate_to_latest_snapshot():
             context.control.load_snapshot(snapshot_id)
             context.control.update()
-            LOGGER.info("node %d: the log begins at the snapshot %s", context.key.node_id, snapshot_id)
+            LOGGER.info("node %d: the log now starts at the snapshot %s", context.key.node_id, snapshot_id)
             self._on_commit()
 
 
 def _nothing() -> None:
-    """Nothing follows."""
+    """Do nothing after a flush."""

@@ -1,10 +1,10 @@
-"""FullDisk: what a member of the quorum does where the disk of its metadata log has no room.
+"""FullDisk: how a member of the quorum handles a metadata log whose disk is full.
 
-A full disk is no failure: what there is no room for is not done, nobody is told that it was, and it is tried
-again. So a vote that cannot be put on disk is not given, a follower fetches again what it could not append,
-and a leader gives its epoch up, since another voter may have room. What was scheduled and not appended is
-lost with the epoch, as whoever scheduled it is told. A disk that fails to flush what it has taken is another
-matter: the log is offline then, and the member ends.
+A full disk is not a failure: the operation is not done, its caller is notified, and it is retried later. A
+vote that cannot be written is not granted. A follower fetches again what it could not append. A leader
+resigns, since another voter may have room; records that were scheduled but not appended are lost with the
+epoch, and their callers are notified. A disk that fails to flush is a different case: the log goes offline
+and the member stops.
 
 Thread rule: the client's loop.
 """
@@ -19,16 +19,16 @@ from kreplica.raft.raft_config import RaftConfig
 from kreplica.raft.replicated_log import ReplicatedLog
 
 LOGGER = logging.getLogger(__name__)
-# Between two words about it, however often something is refused.
-TELL_INTERVAL_MS = 30_000
-# Most times that a member which had to give up an epoch waits twice as long before it tries to lead again.
+# Least time between two log lines about a full disk.
+LOG_INTERVAL_MS = 30_000
+# How often at most the wait of a member that had to resign is doubled before it tries to lead again.
 MOST_DOUBLINGS = 6
 
 
 class FullDisk:
-    """Of the member `node_id`, which keeps `log`."""
+    """Tracks the full disk of the member `node_id`, whose metadata log is `log`."""
 
-    __slots__ = ("_config", "_given_up", "_log", "_node_id", "_now_ms", "_told_ms")
+    __slots__ = ("_config", "_given_up", "_log", "_logged_ms", "_node_id", "_now_ms")
 
     def __init__(
         self, node_id: int, log: ReplicatedLog, config: RaftConfig, now_ms: Callable[[], int]
@@ -37,34 +37,36 @@ class FullDisk:
         self._log = log
         self._config = config
         self._now_ms = now_ms
-        self._told_ms: int | None = None
-        # The epochs in a row that this member led and could append nothing in.
+        self._logged_ms: int | None = None
+        # How many epochs in a row this member has led without being able to append.
         self._given_up = 0
 
     @property
     def retry_ms(self) -> int:
-        """After how many ms what was refused is tried again."""
+        """In how many ms an operation that found no room is retried."""
         return self._config.quorum_election_timeout_ms
 
     def refused(self, error: StorageFull) -> None:
-        """There was no room for something. Raises the error where it is the end of the log, too."""
+        """Log that an operation found no room. Raises the error again if the log has gone offline."""
         if self._log.is_offline:
             raise error
         now_ms = self._now_ms()
-        if self._told_ms is None or now_ms - self._told_ms >= TELL_INTERVAL_MS:
-            self._told_ms = now_ms
+        if self._logged_ms is None or now_ms - self._logged_ms >= LOG_INTERVAL_MS:
+            self._logged_ms = now_ms
             LOGGER.warning(
-                "node %d: the disk of the metadata log is full, and the quorum waits for room or for another"
-                " voter: %s",
+                "node %d: the disk of the metadata log is full. The quorum goes on when the disk has"
+                " room or another voter leads: %s",
                 self._node_id,
                 error,
             )
 
     def gave_up_an_epoch(self) -> int:
-        """This member has led and had no room; for how many ms it should leave the next epochs to others."""
+        """Count a leadership that ended without room. Returns for how many ms this member should not be
+        elected.
+        """
         self._given_up += 1
         return self._config.quorum_election_timeout_ms << min(self._given_up - 1, MOST_DOUBLINGS)
 
     def took_an_append(self) -> None:
-        """What this member appended as the leader went through."""
+        """Note that this member has appended as the leader: the disk has room again."""
         self._given_up = 0

@@ -1,14 +1,14 @@
-"""KafkaMetadataLog: the metadata log on a node's disk, a UnifiedLog and the snapshots beside it.
+"""KafkaMetadataLog: the metadata log on a node's disk: a UnifiedLog and the snapshots beside it.
 
-What the quorum asks of a log (see replicated_log), in Kafka's files in `__cluster_metadata-0`. A committed
-record is never cut: what would is a FatalTruncation. What a snapshot holds may go from the log, and at least
-one snapshot stays; a log that begins above 0 without one cannot be loaded by anybody, so it refuses to open.
+It implements `ReplicatedLog` with Kafka's files in `__cluster_metadata-0`. A committed record is never
+truncated: an attempt raises FatalTruncation. Records that a snapshot covers may be deleted, and at least one
+snapshot is kept. A log that starts above 0 without a snapshot cannot be loaded, so it is not opened.
 
-`flush` is one fdatasync of the active segment. Where the log was flushed to is noted on the disk at most once
-a second: a bad batch that a power cut leaves above the note is taken for a torn tail. The disk then lost
-what it had confirmed in that second, which only another voter can make good.
+`flush` is one fdatasync of the active segment. The flushed offset is written to disk at most once a second.
+After a power failure a bad batch above that offset is treated as a torn tail and cut off. If the disk lost
+records that it had confirmed in that second, only another voter can restore them.
 
-Owned by one loop; the directory's lock is the node's business.
+Owned by one loop. The node holds the lock of the directory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ STATE_FLUSH_INTERVAL_NS = 1_000_000_000
 
 
 class KafkaMetadataLog:
-    """See the module; `open` makes it. `log` is for those who look at files; nobody else appends to it."""
+    """The metadata log of one node; use `open` to make it.
+
+    `log` is public for tools that inspect the files. Nothing else may append to it."""
 
     __slots__ = (
         "_clock",
@@ -76,7 +78,7 @@ class KafkaMetadataLog:
         self._storage = storage
         self._clock = clock
         self._config = config
-        # The frozen ones, ascending.
+        # The complete snapshots, ascending.
         self._snapshots = snapshots
         self._writers = 0
         self._state_flushed_ns = clock.monotonic_ns()
@@ -85,10 +87,11 @@ class KafkaMetadataLog:
     def open(
         cls, directory: str, *, storage: Storage, clock: Clock, config: MetadataLogConfig | None = None
     ) -> Self:
-        """The log in `directory` (a node's `__cluster_metadata-0`), recovered where it needs that, or new.
+        """Open the log in `directory` (a node's `__cluster_metadata-0`). Recovers it, or creates it, if
+        needed.
 
-        Raises SnapshotMissing, InvalidSnapshot (the latest one), InconsistentTopicId and other InvalidFile,
-        all before anything on the disk is changed; DamagedLog for rot, KafkaStorageError.
+        Raises SnapshotMissing, InvalidSnapshot (of the latest one), InconsistentTopicId and other InvalidFile
+        errors before it changes anything on disk. Raises DamagedLog for rot, and KafkaStorageError.
         """
         settings = config or MetadataLogConfig()
         metadata_log_directory.prepare(storage, directory)
@@ -100,14 +103,14 @@ class KafkaMetadataLog:
             metadata_log_directory.restore_epochs(log)
             snapshots = metadata_log_directory.tidied_snapshots(storage, directory, log.log_start_offset)
             opened = cls(log, snapshots, storage, clock, settings)
-            # A crash may have come between a snapshot that was fetched and the log's new beginning.
+            # A crash may have come after a snapshot was fetched and before the log was moved to its end.
             opened.truncate_to_latest_snapshot()
         except BaseException:
             log.abandon()
             raise
         return opened
 
-    # ---- where it stands ----------------------------------------------------------------------------------
+    # ---- offsets and epochs -------------------------------------------------------------------------------
 
     @property
     def is_offline(self) -> bool:
@@ -128,7 +131,7 @@ class KafkaMetadataLog:
 
     @property
     def flushed_offset(self) -> int:
-        """All below is on the disk."""
+        """All records below this offset are on disk."""
         return self.log.flush_offset
 
     @property
@@ -140,8 +143,10 @@ class KafkaMetadataLog:
         return latest.epoch if latest is not None and latest.offset == end else 0
 
     def epoch_before(self, offset: int) -> int | None:
-        """The epoch of the last record below `offset`, as the log or a snapshot that ends there tells it;
-        None where neither goes back so far.
+        """Return the epoch of the last record below `offset`, from the log or from a snapshot that ends
+        there.
+
+        Returns None if neither goes back that far.
         """
         if self.start_offset < offset <= self.end_offset:
             return self.log.epochs.epoch_for_offset(offset - 1)
@@ -154,13 +159,17 @@ class KafkaMetadataLog:
         return self.log.append_as_leader(batches, epoch, origin=AppendOrigin.RAFT_LEADER, wait=False)
 
     def append_as_follower(self, records: Buffer, epoch: int) -> LogAppendInfo | None:
-        """See ReplicatedLog. Offsets have no gap in this log, so the first batch begins at its end. The last
-        one may be cut short, as a Kafka leader's answers are: it is left out."""
+        """See ReplicatedLog. Offsets have no gaps in this log, so the first batch must start at its end.
+
+        The last batch may be cut short, as in the answers of a Kafka leader. It is left out then.
+        """
         expected, size_bytes = self.end_offset, 0
         for batch in _up_to_epoch(records, epoch):
             if batch.base_offset != expected:
                 raise OffsetsOutOfOrder(
-                    f"{TOPIC_PARTITION}: a batch at {batch.base_offset}, not {expected}", where=expected
+                    f"{TOPIC_PARTITION}: expected a batch at offset {expected}, got one at"
+                    f" {batch.base_offset}",
+                    where=expected,
                 )
             expected, size_bytes = batch.next_offset, size_bytes + batch.size
         return self.log.append_as_follower(memoryview(records)[:size_bytes], epoch, wait=False)
@@ -176,14 +185,14 @@ class KafkaMetadataLog:
         """See ReplicatedLog."""
         flush = self.log.flush_job()
         if flush is None:
-            # A segment was begun since, which happens once in a great while.
+            # A new segment was begun since the last flush, which is rare: flush in the loop.
             flushed(self.flush)
             return
         job, finish = flush
         disk.submit(job, lambda _: flushed(finish))
         region = self.log.state.region
         if region is not None and self._is_state_due():
-            # Nobody waits for it; where it fails, so does the next one of the log.
+            # No caller waits for this flush. If it fails, the next flush of the log fails too.
             disk.submit(FlushJob(region), lambda _: None)
 
     def _is_state_due(self) -> bool:
@@ -205,12 +214,15 @@ class KafkaMetadataLog:
     # ---- epochs and truncation ----------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        """See ReplicatedLog. Raises FencedLeaderEpoch for one that is over."""
+        """See ReplicatedLog. Raises FencedLeaderEpoch if the epoch is over."""
         self.log.begin_epoch(epoch, self.end_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
-        """See ReplicatedLog. For an epoch above all that are here, it is the end of the log; for one below
-        all, the snapshot at the log's start."""
+        """See ReplicatedLog.
+
+        For an epoch above all in the log, this is the log end. For one below all, it is the snapshot at the
+        log start.
+        """
         found, offset = self.log.epochs.end_offset_for(epoch, self.end_offset)
         earliest = self.earliest_snapshot_id
         if found < 0:
@@ -220,8 +232,11 @@ class KafkaMetadataLog:
         return OffsetAndEpoch(offset, found)
 
     def validate_offset_and_epoch(self, offset: int, epoch: int) -> ValidOffsetAndEpoch:
-        """See ReplicatedLog. A snapshot is the answer below the log's start, where the epoch at the start is
-        another, and to an empty log, for which it is the shorter way."""
+        """See ReplicatedLog.
+
+        The answer is a snapshot if the offset is below the log start, or is the log start with a different
+        epoch. An empty log also gets a snapshot, which is faster to load.
+        """
         earliest, latest, start = self.earliest_snapshot_id, self.latest_snapshot_id, self.start_offset
         if latest is not None and earliest is not None and latest != BOOTSTRAP_SNAPSHOT_ID:
             at_other_epoch = offset == start > 0 and epoch != earliest.epoch
@@ -239,13 +254,14 @@ class KafkaMetadataLog:
         cut = self._end_if_cut_at(offset)
         if cut < self.high_watermark:
             raise FatalTruncation(
-                f"{TOPIC_PARTITION}: to be cut at {cut}, below the high watermark {self.high_watermark}",
+                f"{TOPIC_PARTITION}: refused to truncate to {cut}, below the high watermark"
+                f" {self.high_watermark}",
                 where=cut,
             )
         self.log.truncate_to(offset)
 
     def _end_if_cut_at(self, offset: int) -> int:
-        # A batch goes as a whole.
+        # Truncation removes whole batches.
         if not self.start_offset <= offset < self.end_offset:
             return offset
         found = self.read(offset, 1, committed_only=False).records
@@ -263,7 +279,7 @@ class KafkaMetadataLog:
         return self.end_offset
 
     def truncate_to_latest_snapshot(self) -> bool:
-        """See ReplicatedLog. Raises FatalTruncation where the snapshot ends below the high watermark."""
+        """See ReplicatedLog. Raises FatalTruncation if the snapshot ends below the high watermark."""
         latest = self.latest_snapshot_id
         if latest is None:
             return False
@@ -272,8 +288,9 @@ class KafkaMetadataLog:
             return False
         if latest.offset < self.high_watermark:
             raise FatalTruncation(
-                f"{TOPIC_PARTITION}: snapshot {latest.offset}-{latest.epoch} contradicts what is committed, "
-                f"up to {self.high_watermark}",
+                f"{TOPIC_PARTITION}: snapshot {latest.offset}-{latest.epoch} contradicts the committed"
+                " records "
+                f"below {self.high_watermark}",
                 where=latest.offset,
             )
         self.log.truncate_fully_and_start_at(latest.offset)
@@ -294,7 +311,9 @@ class KafkaMetadataLog:
     def create_new_snapshot(
         self, snapshot_id: OffsetAndEpoch, *, voters: VoterSet | None = None, kraft_version: int = 0
     ) -> RecordsSnapshotWriter:
-        """See ReplicatedLog; `voters` are those at its end, and are written from `kraft_version` 1 on."""
+        """See ReplicatedLog. `voters`: those at its end; they are written if `kraft_version` is at
+        least 1.
+        """
         last = self._last_batch_of(snapshot_id)
         return RecordsSnapshotWriter(
             self.store_snapshot(snapshot_id),
@@ -307,27 +326,32 @@ class KafkaMetadataLog:
     def _last_batch_of(self, snapshot_id: OffsetAndEpoch) -> RecordBatch:
         offset, epoch = snapshot_id
         if snapshot_id in self._snapshots:
-            raise IllegalSnapshotId(f"snapshot {offset}-{epoch} is there")
+            raise IllegalSnapshotId(f"snapshot {offset}-{epoch} already exists")
         if not self.start_offset < offset <= self.high_watermark:
             raise IllegalSnapshotId(
-                f"snapshot {offset}-{epoch}: committed are ({self.start_offset}, {self.high_watermark}]"
+                f"snapshot {offset}-{epoch}: its end must be above {self.start_offset} and at most the high"
+                f" watermark {self.high_watermark}"
             )
         if self.log.epochs.epoch_for_offset(offset - 1) != epoch:
-            raise IllegalSnapshotId(f"snapshot {offset}-{epoch}: the record before it is of another epoch")
+            raise IllegalSnapshotId(
+                f"snapshot {offset}-{epoch}: the record before its end has a different epoch"
+            )
         found = self.read(offset - 1, 1, committed_only=True).records
         assert found is not None
         batch = next(batches(found))
         if batch.next_offset != offset:
             raise IllegalSnapshotId(
-                f"snapshot {offset}-{epoch} ends inside the batch of {batch.base_offset} to "
+                f"snapshot {offset}-{epoch} would end inside the batch of offsets {batch.base_offset} to "
                 f"{batch.last_offset}"
             )
         return batch
 
     def store_snapshot(self, snapshot_id: OffsetAndEpoch) -> FileRawSnapshotWriter:
-        """See ReplicatedLog. Raises IllegalSnapshotId for what is no offset and epoch."""
+        """See ReplicatedLog. Raises IllegalSnapshotId if the offset or the epoch is out of range."""
         if not (0 <= snapshot_id.offset <= INT64_MAX and 0 <= snapshot_id.epoch <= INT32_MAX):
-            raise IllegalSnapshotId(f"no snapshot can be {snapshot_id.offset}-{snapshot_id.epoch}")
+            raise IllegalSnapshotId(
+                f"snapshot {snapshot_id.offset}-{snapshot_id.epoch}: offset or epoch is out of range"
+            )
         self._writers += 1
         return FileRawSnapshotWriter(
             self._storage, self.directory, snapshot_id, self._writers, self._on_frozen
@@ -372,7 +396,7 @@ class KafkaMetadataLog:
             try:
                 return now_ms - summary_of(reader).last_contained_log_timestamp > config.max_retention_ms
             except InvalidSnapshot:
-                # Nobody can load it, and a later one is there.
+                # This snapshot cannot be loaded, and there is a later one.
                 return True
 
     def _forget_before(self, snapshot_id: OffsetAndEpoch) -> None:
@@ -381,19 +405,19 @@ class KafkaMetadataLog:
         for each in old:
             self._storage.remove(f"{self.directory}/{snapshot_name(each)}")
 
-    # ---- life ---------------------------------------------------------------------------------------------
+    # ---- closing ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """See ReplicatedLog."""
         self.log.close()
 
     def abandon(self) -> None:
-        """Let go of the files as they are, as the end of the process would: nothing is written."""
+        """Release the files as they are, like the death of the process: nothing is written."""
         self.log.abandon()
 
 
 def _up_to_epoch(records: Buffer, epoch: int) -> Iterator[RecordBatch]:
-    # What a follower takes: all before the first batch of a later epoch.
+    # A follower appends all batches before the first one of a later epoch.
     for batch in batches(records, partial=True):
         if batch.leader_epoch > epoch:
             return
@@ -403,14 +427,14 @@ def _up_to_epoch(records: Buffer, epoch: int) -> Iterator[RecordBatch]:
 def _log_config(config: MetadataLogConfig) -> LogConfig:
     return LogConfig(
         segment_bytes=config.log_segment_bytes,
-        # More than the entries of a whole segment take.
+        # More than the index entries of a whole segment take.
         segment_index_bytes=min(DEFAULTS.segment_index_bytes, max(config.log_segment_bytes // 64, 4 << 10)),
         segment_ms=config.log_segment_ms,
-        # Snapshots decide what may go.
+        # Snapshots decide what is deleted, not retention.
         retention_ms=-1,
         retention_bytes=-1,
         file_delete_delay_ms=0,
         max_message_bytes=MAX_BATCH_SIZE_BYTES,
-        # The records' times are those of the voters' clocks, which are nobody's to refuse.
+        # Timestamps come from the clocks of other voters, so they are never rejected.
         message_timestamp_after_max_ms=INT64_MAX,
     )

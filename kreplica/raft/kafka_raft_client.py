@@ -1,14 +1,14 @@
 """KafkaRaftClient: one member of the metadata quorum, a voter or an observer (KIP-595, 853, 996).
 
-Everything is a step in one Loop: what comes in is posted there, and after each task the client looks at what
-its state wants to do next (`poll`) and sets an alarm for the rest. No step waits but for the disk. What must
-hold after a crash is on disk before it is answered: the election before a vote is granted, records before
-they are counted. A disk without room is waited for (`full_disk`). An error that nobody foresaw, a failing
-disk, or an order to cut what is committed ends the client: `on_fatal` is told, and nothing is answered any
-more.
+All work is done in steps of one Loop. Requests and answers are posted to it. After each task the client does
+what its state requires (`poll`) and sets an alarm for the next step. A step waits for nothing but the disk.
+State that must survive a crash is on disk before it is answered: the election before a vote is granted,
+records before they are counted. A full disk is retried (`full_disk`). Any unexpected error, a failing disk,
+or an order to truncate committed records stops the client: it calls `on_fatal` and answers nothing after
+that.
 
-Thread rule: `handle_inbound`, `schedule_append`, `resign`, `shutdown`, `connection_lost` and the properties
-may be called from any thread; everything else happens in the loop. Listeners are called there.
+Thread rule: any thread may call `handle_inbound`, `schedule_append`, `resign`, `shutdown`, `connection_lost`
+and the properties. Everything else runs in the loop, and so do the calls to listeners.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ from kreplica.raft.voter_changes import VoterChanges
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 LOGGER = logging.getLogger(__name__)
-# A step that leads to the next one at once goes on so often, before others have their turn.
+# How many steps in a row the client takes at most before it lets other tasks of the loop run.
 MOST_TURNS = 16
 
 
 class KafkaRaftClient:
-    """See the module. `voters`: those of the configuration, for a log that names none.
+    """One member of the quorum. `voters`: the configured voters, used while the log names none.
 
-    `on_fatal(error)` is called once, in the loop, when the client cannot go on. `disk`: what flushes the log;
-    where there is none, the loop does. `membership`: what the node may be in the quorum.
+    `on_fatal(error)` is called once, in the loop, when the client has to stop. `disk`: flushes the log;
+    without it the loop does. `membership`: which roles the node may have in the quorum.
     """
 
     def __init__(
@@ -168,32 +168,34 @@ class KafkaRaftClient:
         }
         self._listeners: list[ListenerContext] = []
         self._commit_watchers: list[Callable[[int], None]] = []
-        # Whether a step is queued that updates the listeners.
+        # Whether a step that updates the listeners is queued.
         self._is_update_queued = False
-        # By what the listeners were updated last, all of them to the mark.
-        self._told: tuple[object, ...] | None = None
+        # The state that the listeners were last updated to, if all of them have reached the high watermark.
+        self._listeners_seen: tuple[object, ...] | None = None
         self._shutdown: Future[None] | None = None
         self._alarm: Cancellable | None = None
         self._alarm_ms = self._due_ms = NEVER_MS
         self._clean_ms = 0
-        # The accumulator of the epoch that this node leads: read by any thread, changed in the loop.
+        # The accumulator of the epoch that this node leads: any thread reads it, only the loop sets it.
         self._accumulator: BatchAccumulator | None = None
-        # Whether a step is queued that takes what was appended.
+        # Whether a step that appends the scheduled records is queued.
         self._is_woken = False
         self._is_initialized = False
         self._closed = False
 
-    # ---- what holds: any thread ---------------------------------------------------------------------------
+    # ---- properties: any thread ---------------------------------------------------------------------------
 
     @property
     def leader_and_epoch(self) -> LeaderAndEpoch:
-        """Who leads which epoch, as far as this node knows."""
+        """The current epoch and its leader, as far as this node knows."""
         state = self._quorum.state
         return LeaderAndEpoch(state.leader_id, state.epoch)
 
     @property
     def high_watermark(self) -> int | None:
-        """All below is committed; None where a leader does not know yet, or nothing is known to be."""
+        """All records below this offset are committed; None if a new leader does not know it yet, or nothing
+        is.
+        """
         state = self._quorum.state
         if isinstance(state, LeaderState):
             return state.high_watermark
@@ -201,52 +203,57 @@ class KafkaRaftClient:
 
     @property
     def voters(self) -> VoterSet:
-        """Who votes by what this node's log says."""
+        """The current voters according to this node's log."""
         return self._control.voters
 
     def address_of(self, node_id: int) -> tuple[str, int] | None:
-        """As RaftContext.address_of."""
+        """Return the address of a node of the quorum; see RaftContext.address_of."""
         return self._context.address_of(node_id)
 
     @property
     def voters_offset(self) -> int:
-        """Where the batch begins whose record named them; -1 where they were configured."""
+        """Base offset of the batch that holds the current set of voters; -1 if it is the configured set."""
         return self._control.voters_offset
 
     @property
     def quorum(self) -> QuorumState:
-        """This member's state, for those who look on."""
+        """This member's state, for inspection."""
         return self._quorum
 
     @property
     def log(self) -> ReplicatedLog:
-        """The log; only this client writes to it."""
+        """The metadata log. Only this client writes to it."""
         return self._log
 
-    # ---- the owner ----------------------------------------------------------------------------------------
+    # ---- the owner's calls --------------------------------------------------------------------------------
 
     def register(self, listener: RaftListener, *, next_offset: int = 0) -> None:
-        """Let `listener` follow the committed log from `next_offset` on: all below it has by itself.
+        """Pass the committed log from `next_offset` on to `listener`, which has all records below it.
 
-        Where the log does not go back so far, and for 0 where there is a snapshot, it gets that first.
+        If the log starts later, or if `next_offset` is 0 and there is a snapshot, the listener gets that
+        first.
         """
         self._post(partial(self._listeners.append, ListenerContext(listener, next_offset)))
 
     def watch_commits(self, watcher: Callable[[int], None]) -> None:
-        """Call `watcher(offset)` in the loop as soon as this leader has committed all below it: before the
-        listeners replay it, for whom nobody waits who asked for the commit. It must only copy and post."""
+        """Call `watcher(offset)` in the loop as soon as this leader has committed all records below `offset`.
+
+        This happens before the listeners replay them, so that callers that wait for the commit need not wait
+        for the replay. The watcher must only copy the offset and post.
+        """
         self._commit_watchers.append(watcher)
 
     def initialize(self) -> None:
-        """Take up what is on disk, then take part.
+        """Load the state on disk and join the quorum.
 
-        Raises InvalidFile and UnsupportedVersion for a quorum-state that cannot be read,
-        InconsistentClusterId and InconsistentVoterSet for one of another quorum, InvalidConfig where no
-        voters are known, and what the log raises. Nothing is changed on disk then.
+        Raises InvalidFile and UnsupportedVersion if quorum-state cannot be read, InconsistentClusterId and
+        InconsistentVoterSet if it belongs to a different quorum, InvalidConfig if no voters are known, and
+        the log's errors. Nothing on disk is changed then.
         """
         self._control.initialize()
         if self._log.flushed_offset < self._log.end_offset:
-            # What a former life wrote may lie in the page cache only, and a fetch says that it is on disk.
+            # Records of an earlier run may only be in the page cache, and a fetch claims that they are on
+            # disk.
             self._log.flush()
         self._quorum.initialize(self._log.last_fetched_epoch)
         self._clean_ms = self._context.now_ms() + self.config.metadata_log_cleanup_interval_ms
@@ -255,7 +262,7 @@ class KafkaRaftClient:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next record would get: of a leader after all that was scheduled."""
+        """The offset that the next record gets. On a leader, scheduled records are counted."""
         accumulator = self._accumulator
         return self._log.end_offset if accumulator is None else accumulator.next_offset
 
@@ -267,37 +274,38 @@ class KafkaRaftClient:
         expected_base_offset: int | None = None,
         is_atomic: bool = True,
     ) -> int:
-        """Append the records, all or none of them, if this node leads `epoch`; the offset of the last one.
+        """Append the records atomically if this node leads `epoch`. Returns the offset of the last one.
 
-        Not `is_atomic`: more than a batch holds may be appended, and a part from the first on be committed.
+        If not `is_atomic`, more records than fit a batch are allowed, and only the first part of them may be
+        committed. `expected_base_offset`: append nothing if the first record would get a different offset,
+        because a record of the quorum itself came first.
 
-        `expected_base_offset`: append nothing where the first would get another offset; a record of the
-        quorum's own may have come between.
-
-        They are committed once a listener gets them, and lost if it is told of another leader before. Raises
-        NotLeader, UnexpectedEpoch, and as BatchAccumulator.append.
+        The records are committed when a listener gets them. They are lost if the listener is notified of
+        another leader first. Raises NotLeader, UnexpectedEpoch, and the errors of BatchAccumulator.append.
         """
         accumulator = self._accumulator
         if accumulator is None:
             if epoch > self._quorum.epoch:
-                raise UnexpectedEpoch(f"epoch {epoch} has not begun; this node is in {self._quorum.epoch}")
+                raise UnexpectedEpoch(
+                    f"epoch {epoch} has not begun; this node is in epoch {self._quorum.epoch}"
+                )
             raise NotLeader(f"node {self.node_id} does not lead epoch {epoch}")
         offset = accumulator.append(
             epoch, records, expected_base_offset=expected_base_offset, is_atomic=is_atomic
         )
         if not self._is_woken:
-            # One step takes all that was appended before it: else each append is a turn of its own, and a
-            # leader with a slow disk hears its voters only after all of them.
+            # One step appends everything scheduled before it. One step per record would keep a leader with a
+            # slow disk from reading its voters' messages in time.
             self._is_woken = True
             self._post(self._wake)
         return offset
 
     def _wake(self) -> None:
-        # Before the step: what is appended from now on wants another one.
+        # Cleared before the step, so that records scheduled from now on queue another step.
         self._is_woken = False
 
     def create_snapshot(self, snapshot_id: OffsetAndEpoch) -> SnapshotWriter:
-        """Begin a snapshot of all below `snapshot_id.offset`, in the loop. Raises IllegalSnapshotId."""
+        """Start a snapshot of all records below `snapshot_id.offset`. Loop only. Raises IllegalSnapshotId."""
         return self._log.create_new_snapshot(
             snapshot_id,
             voters=self._control.voters_at(snapshot_id.offset),
@@ -305,7 +313,7 @@ class KafkaRaftClient:
         )
 
     def resign(self, epoch: int) -> None:
-        """Lead `epoch` no longer, if this node does."""
+        """Give up the leadership of `epoch`, if this node has it."""
         self._post(partial(self._ask_to_resign, epoch))
 
     def _ask_to_resign(self, epoch: int) -> None:
@@ -314,19 +322,21 @@ class KafkaRaftClient:
             state.is_asked_to_resign = True
 
     def connection_lost(self, node_id: int) -> None:
-        """The connection to a node was closed: a hint that it is gone, which fetch and pre-vote test."""
+        """Note that the connection to a node was closed. The node may have failed: a fetch and a pre-vote
+        find out.
+        """
         self._post(partial(self._expect_less, node_id))
 
     def _expect_less(self, node_id: int) -> None:
         state = self._quorum.state
         if isinstance(state, FollowerState) and state.leader_id == node_id:
-            # Time for one more fetch, and not all at once: they would only take one another's votes.
+            # Leave time for one more fetch. The random part keeps voters from competing for the same votes.
             wait_ms = self._context.random.randrange(self.config.quorum_election_timeout_ms // 2 + 1)
             state.is_in_doubt = True
             state.expire_by(self._context.now_ms() + self.config.quorum_retry_backoff_ms + wait_ms)
 
     def shutdown(self, timeout_ms: int) -> Future[None]:
-        """Leave in order: a leader hands over and waits up to `timeout_ms` until another one leads.
+        """Leave the quorum. A leader hands over and waits up to `timeout_ms` until another node leads.
 
         The future is done when the client is closed.
         """
@@ -346,7 +356,9 @@ class KafkaRaftClient:
             self._shutdown.add_done_callback(lambda _: done.set_result(None))
 
     def close(self) -> None:
-        """Do and answer nothing any more, at once. The log and the store stay the owner's."""
+        """Stop at once: do nothing more and answer no request. The owner still has to close the log and
+        store.
+        """
         if self._closed:
             return
         self._closed = True
@@ -362,14 +374,14 @@ class KafkaRaftClient:
     # ---- requests -----------------------------------------------------------------------------------------
 
     def handle_inbound(self, request: Any) -> Future[Any]:
-        """The answer to a request of the quorum; the future fails with UnsupportedVersion for another."""
+        """Answer a request of the quorum. The future fails with UnsupportedVersion for any other request."""
         answer: Future[Any] = Future()
         self._loop.post(partial(self._guarded, partial(self._take_request, request, answer)))
         return answer
 
     def _take_request(self, request: Any, answer: Future[Any]) -> None:
         if self._closed or not self._is_initialized:
-            answer.set_exception(BrokerNotAvailable(f"node {self.node_id} takes part no longer, or not yet"))
+            answer.set_exception(BrokerNotAvailable(f"node {self.node_id} has stopped or is still starting"))
             return
         self._answer(request).add_done_callback(partial(_pass_on, answer))
 
@@ -389,10 +401,13 @@ class KafkaRaftClient:
         try:
             if request.cluster_id is None:
                 raise InvalidRequest(
-                    f"{kind.__name__} without a cluster id; this is {self._context.cluster_id}"
+                    f"{kind.__name__} without a cluster id; set it to {self._context.cluster_id}"
                 )
             if request.cluster_id != self._context.cluster_id:
-                raise InconsistentClusterId(f"this is {self._context.cluster_id}, not {request.cluster_id}")
+                raise InconsistentClusterId(
+                    f"the request is for cluster {request.cluster_id}, but this node is in"
+                    f" {self._context.cluster_id}"
+                )
             partition = only_partition(request)
         except KreplicaError as error:
             return resolved(top_level_error(request, error.code))
@@ -406,7 +421,7 @@ class KafkaRaftClient:
     # ---- the loop -----------------------------------------------------------------------------------------
 
     def _post(self, task: Callable[[], None]) -> None:
-        """Run a task in the loop, and a step after it."""
+        """Run a task in the loop and then take a step."""
         self._loop.post(partial(self._guarded, task))
 
     def _guarded(self, task: Callable[[], None]) -> None:
@@ -419,7 +434,7 @@ class KafkaRaftClient:
                 self._context.full_disk.refused(error)
             self._step()
         except Exception as error:
-            # Whoever is told by `on_fatal` logs it.
+            # The owner logs the error when `on_fatal` is called.
             LOGGER.debug("node %d: the quorum's client cannot go on", self.node_id, exc_info=True)
             self.close()
             self._on_fatal(error)
@@ -427,8 +442,7 @@ class KafkaRaftClient:
             self._context.metrics.note_busy(began_ns)
 
     def _note_stall(self) -> None:
-        """Where this step comes late, the node stood still: for so long nobody could reach it, and it blames
-        nobody for that."""
+        """Extend the timers if this step is late: while the node was stalled, no message could reach it."""
         late_ms = self._context.now_ms() - self._due_ms
         if late_ms > self.config.quorum_fetch_timeout_ms // 8:
             self._quorum.state.postpone(late_ms)
@@ -443,7 +457,8 @@ class KafkaRaftClient:
         self._due_ms = due_ms = self._context.now_ms() + wait_ms
         if self._alarm is not None:
             if self._alarm_ms <= due_ms:
-                # Each fetch puts it off a little: then it rings once for nothing, which costs less.
+                # Each fetch delays the due time a little. An alarm that rings early is cheaper than a new
+                # one.
                 return
             self._alarm.cancel()
             self._alarm = None
@@ -455,7 +470,9 @@ class KafkaRaftClient:
         self._alarm = None
 
     def poll(self) -> int:
-        """Do what is due; in how many ms the next is wanted. For the loop; the client calls it by itself."""
+        """Do what is due. Returns in how many ms to call again. Loop only; the client calls it after each
+        task.
+        """
         try:
             for _ in range(MOST_TURNS):
                 wait_ms = self._poll_state(self._quorum.state, self._context.now_ms())
@@ -465,7 +482,7 @@ class KafkaRaftClient:
             self._context.full_disk.refused(error)
             wait_ms = self._context.full_disk.retry_ms
         if self._is_update_queued:
-            # Whoever asked for what was committed has the next turn; the rest is the step's after it.
+            # The callers that wait for the commit come first; the step after theirs does the rest.
             return 0
         self._update_listeners()
         now_ms = self._context.now_ms()
@@ -513,7 +530,7 @@ class KafkaRaftClient:
             return NEVER_MS
         return until_ms - now_ms
 
-    # ---- what follows from a change -----------------------------------------------------------------------
+    # ---- consequences of a change -------------------------------------------------------------------------
 
     def _changed(self, former: EpochState, state: EpochState) -> None:
         if isinstance(former, FollowerState):
@@ -522,7 +539,7 @@ class KafkaRaftClient:
             former.accumulator.close()
             self._accumulator = None
             self._context.metrics.forget_appends()
-            self._give_up_waits(NotLeader(f"node {self.node_id} leads epoch {former.epoch} no longer"))
+            self._give_up_waits(NotLeader(f"node {self.node_id} no longer leads epoch {former.epoch}"))
         if isinstance(state, LeaderState):
             self._accumulator = state.accumulator
         if state.leader_id is None:
@@ -536,25 +553,27 @@ class KafkaRaftClient:
         self._context.appends.complete_all_exceptionally(error)
 
     def _committed(self) -> None:
-        """A leader's mark has moved. Whoever asked for the commit is told first; what else follows has a task
-        of its own: other voters are told the mark, the listeners replay what it covers."""
+        """Act on a new high watermark of this leader: notify the callers that wait for it at once.
+
+        The rest is a task of its own: other voters get the high watermark, and listeners replay the records.
+        """
         mark = self._log.high_watermark
         for watcher in self._commit_watchers:
             watcher(mark)
         if not self._is_update_queued:
             self._is_update_queued = True
-            self._post(self._tell_of_commit)
+            self._post(self._send_high_watermark)
 
-    def _tell_of_commit(self) -> None:
-        # The step after it updates the listeners.
+    def _send_high_watermark(self) -> None:
+        # The step that follows this task updates the listeners.
         self._is_update_queued = False
-        self._leadership.tell_of_commit()
+        self._leadership.send_high_watermark()
 
     def _update_listeners(self) -> None:
         log, state, listeners = self._log, self._quorum.state, self._listeners
         mark = log.high_watermark
         news = (state, mark, log.start_offset, log.latest_snapshot_id, len(listeners))
-        if news == self._told:
+        if news == self._listeners_seen:
             return
         if isinstance(state, LeaderState):
             for listener in listeners:
@@ -563,11 +582,11 @@ class KafkaRaftClient:
         else:
             for listener in listeners:
                 listener.update(log, self.leader_and_epoch)
-        self._told = news if all(listener.next_offset >= mark for listener in listeners) else None
+        self._listeners_seen = news if all(listener.next_offset >= mark for listener in listeners) else None
 
 
 def _nothing() -> None:
-    """The step after it is all that is wanted."""
+    """Do nothing. Posted for the step that follows."""
 
 
 def _pass_on(answer: Future[Any], made: Future[Any]) -> None:

@@ -1,6 +1,6 @@
-"""KafkaRaftMetrics: what Kafka's raft-metrics tell of a member of the quorum.
+"""KafkaRaftMetrics: Kafka's raft-metrics of one member of the quorum.
 
-Thread rule: the client's loop counts; anybody may read.
+Thread rule: the client's loop updates them; any thread may read them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ TEXTS = ("current-state", "current-vote-directory-id")
 
 
 class KafkaRaftMetrics:
-    """`gauges` has a function for each of NAMES, `texts` for each of TEXTS. Latencies are in ms; averages,
-    maxima, rates and the idle ratio cover the last half to one minute. `clock` tells how long tasks take."""
+    """`gauges` has a function for each of NAMES, `texts` for each of TEXTS. Latencies are in ms.
+
+    Averages, maxima, rates and the idle ratio cover the last 30 to 60 seconds. `clock` measures the tasks.
+    """
 
     def __init__(
         self,
@@ -62,35 +64,35 @@ class KafkaRaftMetrics:
         return figure(self._now_ms())
 
     def note_busy(self, began_ns: int) -> None:
-        """A task of the client, and the step after it, that began then have ended."""
+        """Record a task of the client, with the step after it, that began at `began_ns` and ends now."""
         ended_ns = self._clock.monotonic_ns()
         self._busy.record((ended_ns - began_ns) / 1e6, ended_ns // 1_000_000)
 
     def note_fetched(self, records: int, now_ms: int) -> None:
-        """A follower has appended records of its leader."""
+        """Record that a follower has appended records of its leader."""
         self._fetched.record(records, now_ms)
 
     def note_append(self, end_offset: int, records: int, now_ms: int) -> None:
-        """A leader has appended up to `end_offset`."""
+        """Record that a leader has appended records up to `end_offset`."""
         self._appends.record(records, now_ms)
         self._appended.append((end_offset, now_ms))
 
     def note_commit(self, high_watermark: int, now_ms: int) -> None:
-        """All below the mark is committed."""
+        """Record that all records below the high watermark are committed."""
         while self._appended and self._appended[0][0] <= high_watermark:
             self._commit_latency.record(now_ms - self._appended.pop(0)[1], now_ms)
 
     def forget_appends(self) -> None:
-        """The leader leads no longer: it will not learn when its appends are committed."""
+        """Drop the appends whose commit is not known: this node is no longer the leader."""
         self._appended.clear()
 
     def note_election_began(self, now_ms: int) -> None:
-        """There is no leader."""
+        """Record that there is no leader now."""
         if self._election_began_ms is None:
             self._election_began_ms = now_ms
 
     def note_leader(self, now_ms: int) -> None:
-        """A leader is known."""
+        """Record that the leader is known now."""
         if self._election_began_ms is not None:
             self._election_latency.record(now_ms - self._election_began_ms, now_ms)
             self._election_began_ms = None

@@ -1,9 +1,9 @@
-"""LeaderState: what the leader of an epoch knows of its voters and observers, and what follows from it.
+"""LeaderState: what the leader of an epoch knows about its voters and observers.
 
-The high watermark is the offset that a majority of the voters has on disk, the leader among them if it is
-one. It is known only once it is above the epoch's start: an older record may lie on a majority and still be
-lost (Raft, section 5.4.2), so each leader begins with a record of its own. Moments are in ms of the monotonic
-clock. Thread rule: the client's loop.
+The high watermark is the offset that a majority of the voters has on disk. The leader counts if it is a
+voter. The high watermark is known only once it is above the epoch's start. An older record may be on a
+majority and still be lost (Raft, section 5.4.2), so each leader begins with a record of its own. Times are in
+ms of the monotonic clock. Thread rule: the client's loop.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from kreplica.raft.epoch_state import NEVER_MS, EpochState, same_replica
 from kreplica.raft.replica_progress import ReplicaProgress
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
-# An observer that has not fetched for so long is forgotten.
+# An observer that has not fetched for this long is forgotten.
 OBSERVER_SESSION_TIMEOUT_MS = 300_000
-# Where more batches than these wait for the majority, they are read from the log again.
+# How many batches that wait for a majority are kept in memory. Older ones are read from the log again.
 MOST_APPENDED = 16
 
 
 class LeaderState(EpochState):
-    """`epoch_start_offset`: of the epoch's first record. Its main timer is check quorum: when the majority of
-    the voters has not been heard of for `check_quorum_timeout_ms`, the leader has to resign (KAFKA-15489).
+    """`epoch_start_offset`: the offset of the epoch's first record.
+
+    The main timer is check quorum: the leader must resign if it has not heard from a majority of the voters
+    for `check_quorum_timeout_ms` (KAFKA-15489).
     """
 
     NAME: ClassVar[str] = "leader"
@@ -47,7 +49,7 @@ class LeaderState(EpochState):
         self.epoch_start_offset = epoch_start_offset
         self.granting_voters = granting_voters
         self.accumulator = accumulator
-        # What this leader has appended last and not told its listeners yet, in the order of the log.
+        # The last batches that this leader appended and its listeners have not got yet, in log order.
         self.appended: deque[CompletedBatch] = deque(maxlen=MOST_APPENDED)
         self.high_watermark: int | None = None
         self.is_asked_to_resign = False
@@ -62,10 +64,10 @@ class LeaderState(EpochState):
     def allows_pre_votes(self) -> bool:
         return False
 
-    # ---- who there is -------------------------------------------------------------------------------------
+    # ---- voters and observers -----------------------------------------------------------------------------
 
     def update_voters(self, voters: VoterSet) -> None:
-        """Who votes from now on; what was known of them as voters or observers stays known."""
+        """Set the voters. The progress of replicas that are known as voters or observers is kept."""
         known = {progress.key: progress for progress in self.voters.values()} | self.observers
         self.voters = {}
         for node in voters:
@@ -76,7 +78,7 @@ class LeaderState(EpochState):
             known.pop(progress.key, None)
             progress.key = key
             self.voters[key.node_id] = progress
-        # Only a set that has changed is a reason to begin the count anew; see `note_contact`.
+        # Keep the contacts so far; `check_again_from` restarts the count if the set has changed.
         self._heard_of &= self.voters.keys()
         self.observers = {
             key: progress for key, progress in known.items() if key.node_id != self.local_key.node_id
@@ -84,34 +86,34 @@ class LeaderState(EpochState):
 
     @property
     def is_voter(self) -> bool:
-        """Whether the leader votes itself. One that was removed leads until that is committed."""
+        """Whether the leader itself is a voter. A removed leader goes on until its removal is committed."""
         progress = self.voters.get(self.local_key.node_id)
         return progress is not None and same_replica(progress.key, self.local_key)
 
     def progress_of(self, key: ReplicaKey) -> ReplicaProgress:
-        """What is known of the replica. Who has a voter's id and another directory is an observer."""
+        """Return the progress of a replica. A voter's id with another directory is an observer."""
         progress = self.voters.get(key.node_id)
         if progress is not None and same_replica(progress.key, key):
             return progress
         return self.observers.setdefault(key, ReplicaProgress(key))
 
     def forget_observers(self, now_ms: int) -> None:
-        """Let go of observers that have not fetched for long."""
+        """Forget observers that have not fetched for OBSERVER_SESSION_TIMEOUT_MS."""
         for key, progress in list(self.observers.items()):
             if now_ms - progress.fetch_ms >= OBSERVER_SESSION_TIMEOUT_MS:
                 del self.observers[key]
 
     def successors(self) -> list[ReplicaKey]:
-        """The other voters, who has most of the log first."""
+        """Return the other voters, those with the longest logs first."""
         others = [each for each in self.voters.values() if not same_replica(each.key, self.local_key)]
         return [each.key for each in sorted(others, key=lambda each: (-each.end_offset, each.key.node_id))]
 
     # ---- the high watermark -------------------------------------------------------------------------------
 
     def update_high_watermark(self, flushed_offset: int) -> bool:
-        """Move the high watermark to what a majority has on disk; whether it moved.
+        """Advance the high watermark to what a majority has on disk. Returns True if it moved.
 
-        `flushed_offset`: what the leader itself has there.
+        `flushed_offset`: the end of what the leader itself has on disk.
         """
         offsets = [
             flushed_offset if same_replica(voter.key, self.local_key) else voter.end_offset
@@ -127,7 +129,7 @@ class LeaderState(EpochState):
         return True
 
     def forget_appended(self, high_watermark: int) -> None:
-        """The listeners have all below the mark."""
+        """Drop the batches below `high_watermark`: the listeners have them."""
         appended = self.appended
         while appended and appended[0].last_offset < high_watermark:
             appended.popleft()
@@ -135,7 +137,7 @@ class LeaderState(EpochState):
     # ---- check quorum -------------------------------------------------------------------------------------
 
     def note_contact(self, key: ReplicaKey, now_ms: int) -> None:
-        """A voter has asked for something, so it believes this leader."""
+        """Note a request from a voter: it follows this leader."""
         voter = self.voters.get(key.node_id)
         if voter is None or not same_replica(voter.key, key) or key.node_id == self.local_key.node_id:
             return
@@ -144,7 +146,7 @@ class LeaderState(EpochState):
             self._restart_check(now_ms)
 
     def _wanted(self) -> int:
-        # The leader counts as one of the majority, if it votes.
+        # A leader that is a voter counts towards the majority.
         majority = len(self.voters) // 2 + 1
         return majority - 1 if self.is_voter else majority
 
@@ -153,5 +155,5 @@ class LeaderState(EpochState):
         self.deadline_ms = now_ms + self._check_quorum_timeout_ms if self._wanted() > 0 else NEVER_MS
 
     def check_again_from(self, now_ms: int) -> None:
-        """The voters are others now: give them a whole timeout to be heard of."""
+        """Restart check quorum after a change of the voters: the new ones get a whole timeout."""
         self._restart_check(now_ms)

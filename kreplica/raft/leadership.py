@@ -1,7 +1,8 @@
-"""Leadership: what the leader of an epoch does: append, count what is on disk where, tell who leads, resign.
+"""Leadership: what the leader of an epoch does: append, count replicas, announce itself, resign.
 
-A batch goes to waiting followers before the leader's own disk is flushed, so both happen at once; the leader
-counts itself only afterwards. Nothing is counted that a power cut could take. Thread rule: the client's loop.
+A batch is sent to waiting followers before the leader flushes its own disk, so that both happen at the same
+time. The leader counts its own copy only after the flush: records that a power failure could take never
+count. Thread rule: the client's loop.
 """
 
 from __future__ import annotations
@@ -27,19 +28,23 @@ from kreplica.raft.voter_set_history import BEFORE_THE_LOG
 
 
 class Leadership:
-    """`on_commit()` is called when the high watermark has moved; `tell_of_commit` is due soon after it."""
+    """`on_commit()` is called when the high watermark has moved; `send_high_watermark` is due soon
+    after it.
+    """
 
     def __init__(self, context: RaftContext, on_commit: Callable[[], None]) -> None:
         self._context = context
         self._quorum = context.quorum
         self._on_commit = on_commit
-        # Whether the high watermark has moved since followers that wait were told it last.
-        self._is_mark_untold = False
+        # Whether the high watermark has moved since it was last sent to the waiting followers.
+        self._is_mark_unsent = False
 
-    # ---- the beginning ------------------------------------------------------------------------------------
+    # ---- start of an epoch --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Lead the epoch that this candidate was elected in; its first records say so."""
+        """Start to lead the epoch that this candidate was elected in, and append its first control
+        records.
+        """
         context, log = self._context, self._context.log
         start, epoch = log.end_offset, self._quorum.epoch
         accumulator = BatchAccumulator(
@@ -49,7 +54,7 @@ class Leadership:
             linger_ms=context.config.quorum_append_linger_ms,
             max_batch_size_bytes=context.config.quorum_max_batch_size_bytes,
         )
-        # On disk first: whoever is told that this node leads must find it so after a crash.
+        # Write the state first: once another node knows that this one leads, it must hold after a crash.
         state = self._quorum.transition_to_leader(start, accumulator)
         try:
             log.begin_epoch(epoch)
@@ -79,7 +84,7 @@ class Leadership:
         ]
         is_first = control.voters_offset == BEFORE_THE_LOG
         if version and is_first:
-            # The voters that the cluster was formatted with enter the log (KIP-853).
+            # The voters that the cluster was formatted with are added to the log (KIP-853).
             messages.append(KRaftVersionRecord(k_raft_version=1))
         current = self._with_own_listeners(voters)
         if version and (is_first or current != voters):
@@ -87,33 +92,36 @@ class Leadership:
         return messages
 
     def _with_own_listeners(self, voters: VoterSet) -> VoterSet:
-        """The same voters; the leader, to which no voter can tell it, listens where it does in this life."""
+        """Return the voters with the leader's own current listeners, which no other voter can report to
+        it.
+        """
         own = self._context.own_voter_node
         return voters if own is None else voters.update_voter(own) or voters
 
     # ---- the step -----------------------------------------------------------------------------------------
 
     def poll_leader(self, state: LeaderState, now_ms: int) -> int:
-        """Do what is due; in how many ms to come again."""
+        """Do what is due. Returns in how many ms to call again."""
         if (
             state.is_asked_to_resign
             or self._context.shutdown_until_ms is not None
             or state.has_timed_out(now_ms)
             or self._is_removed(state)
         ):
-            # Who follows learns the last mark, too: it may be what took this leader's vote.
-            self.tell_of_commit()
+            # The followers get the last high watermark first. It may cover the record that removed this
+            # leader.
+            self.send_high_watermark()
             self._quorum.transition_to_resigned(state.successors())
             return 0
         state.forget_observers(now_ms)
         append_ms = self._append(state)
         if self._quorum.state is not state:
             return 0
-        begin_ms = self._tell_who_leads(state, now_ms)
+        begin_ms = self._announce(state, now_ms)
         return min(append_ms, begin_ms, state.remaining_ms(now_ms))
 
     def _is_removed(self, state: LeaderState) -> bool:
-        # It leads until the voters without it are committed, and does not count itself meanwhile.
+        # A removed leader goes on, without counting itself, until its removal is committed.
         offset = self._context.control.voters_offset
         return not state.is_voter and state.high_watermark is not None and offset < state.high_watermark
 
@@ -122,7 +130,7 @@ class Leadership:
     def _append(self, state: LeaderState) -> int:
         context, log = self._context, self._context.log
         if context.is_flushing:
-            # What comes meanwhile shares the next flush.
+            # Records that are scheduled meanwhile share the next flush.
             return NEVER_MS
         is_in_flight = log.end_offset > (state.high_watermark or 0)
         wait_ms = state.accumulator.time_until_drain_ms(in_flight=is_in_flight)
@@ -139,13 +147,15 @@ class Leadership:
         if refused is not None:
             self._give_up(state, refused)
         context.flush(partial(self._flushed, state))
-        # What came meanwhile is due at once, and so is leaving where there was no room, or where this has
+        # Call again at once if records were scheduled meanwhile, if the disk is full, or if this append has
         # committed the leader's removal.
         is_over = refused is not None or self._is_removed(state)
         return 0 if is_over or not state.accumulator.is_empty else NEVER_MS
 
     def _append_batches(self, state: LeaderState) -> tuple[list[CompletedBatch], StorageFull | None]:
-        """Append what waits; what went into the log of it, and why the rest did not."""
+        """Append the waiting batches. Returns those that were appended, and the error if the disk was
+        full.
+        """
         appended: list[CompletedBatch] = []
         for batch in state.accumulator.drain():
             try:
@@ -158,7 +168,7 @@ class Leadership:
         return appended, None
 
     def _give_up(self, state: LeaderState, error: StorageFull) -> None:
-        """There is no room: let a voter lead that has some, and look again later."""
+        """Resign because the disk is full. Another voter may lead; this one waits before it tries again."""
         full_disk = self._context.full_disk
         full_disk.refused(error)
         self._quorum.transition_to_resigned(state.successors())
@@ -172,9 +182,10 @@ class Leadership:
         context = self._context
         info = context.log.append_as_leader(batch.data, batch.epoch)
         if info.base_offset != batch.base_offset:
-            # Offsets that were given out are promised; the log has been written to by somebody else.
+            # Callers already have these offsets, so another program must have written to the log.
             raise OffsetsOutOfOrder(
-                f"a batch of offset {batch.base_offset} was appended at {info.base_offset}"
+                f"the batch assigned to offset {batch.base_offset} was appended at {info.base_offset}:"
+                " another program writes to the metadata log"
             )
         count = batch.last_offset - batch.base_offset + 1
         context.metrics.note_append(batch.last_offset + 1, count, context.now_ms())
@@ -188,29 +199,29 @@ class Leadership:
             state.check_again_from(self._context.now_ms())
 
     def update_high_watermark(self, state: LeaderState) -> None:
-        """Move the high watermark to what a majority has on disk."""
+        """Advance the high watermark to what a majority has on disk."""
         context, log = self._context, self._context.log
         if state.update_high_watermark(log.flushed_offset):
             offset = state.high_watermark or 0
             log.update_high_watermark(offset)
             context.appends.maybe_complete(offset)
-            self._is_mark_untold = True
+            self._is_mark_unsent = True
             self._on_commit()
 
-    def tell_of_commit(self) -> None:
-        """Answer the followers that wait for records: the high watermark has moved, without any."""
+    def send_high_watermark(self) -> None:
+        """Answer the fetches that wait: the high watermark has moved, without new records."""
         context, state = self._context, self._quorum.state
-        is_due, self._is_mark_untold = self._is_mark_untold, False
+        is_due, self._is_mark_unsent = self._is_mark_unsent, False
         if not is_due or not isinstance(state, LeaderState):
             return
         offset = state.high_watermark or 0
         context.metrics.note_commit(offset, context.now_ms())
         context.fetches.complete_all(offset)
 
-    # ---- who leads ----------------------------------------------------------------------------------------
+    # ---- announcing the leader ----------------------------------------------------------------------------
 
-    def _tell_who_leads(self, state: LeaderState, now_ms: int) -> int:
-        """BeginQuorumEpoch to voters that do not fetch."""
+    def _announce(self, state: LeaderState, now_ms: int) -> int:
+        """Send BeginQuorumEpoch to the voters that do not fetch. Returns in how many ms to call again."""
         wait_ms = NEVER_MS
         for node_id in self._quorum.others():
             voter = state.voters.get(node_id)
@@ -249,6 +260,6 @@ class Leadership:
         if is_known:
             voter.has_acknowledged = True
         elif not voter.has_acknowledged:
-            # Again as soon as it may be.
+            # Send it again as soon as the backoff allows.
             self._context.requests.back_off(node_id)
             voter.begin_due_ms = 0

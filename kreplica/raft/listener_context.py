@@ -1,4 +1,4 @@
-"""ListenerContext: how far one listener has come in the committed log, and what it is to be told next.
+"""ListenerContext: the position of one listener in the committed log, and what it gets next.
 
 Thread rule: the client's loop.
 """
@@ -16,17 +16,17 @@ from kreplica.raft.replicated_log import ReplicatedLog
 from kreplica.raft.snapshot_reader import RecordsSnapshotReader
 
 READ_BYTES = 8 << 20
-NOTHING_TOLD = LeaderAndEpoch(None, -1)
+NO_LEADER_KNOWN = LeaderAndEpoch(None, -1)
 
 
 class ListenerContext:
-    """`next_offset`: the first one that the listener wants; all below it has by itself."""
+    """`next_offset`: the first offset that the listener wants. It already has the records below."""
 
     def __init__(self, listener: RaftListener, next_offset: int) -> None:
         self.listener = listener
         self.next_offset = next_offset
-        self._told = NOTHING_TOLD
-        # Whether it has anything: a snapshot may end at 0, the one that a cluster is formatted with.
+        self._known_leader = NO_LEADER_KNOWN
+        # Whether the listener has got anything. The snapshot that a cluster is formatted with ends at 0.
         self._has_begun = next_offset > 0
 
     def update(
@@ -36,21 +36,21 @@ class ListenerContext:
         leads_from: int | None = None,
         appended: Collection[CompletedBatch] = (),
     ) -> None:
-        """Tell it what is committed by now, and who leads.
+        """Pass the newly committed records and the current leader to the listener.
 
-        `leads_from`: where this node leads, the start of its epoch. The listener is told so only once it
-        has what stands there: until then it could decide by what is out of date. `appended`: what this
-        leader has appended last, which need not be read again.
+        `leads_from`: the start of the epoch, if this node leads it. The listener is notified of that only
+        after it has the records up to there; before, its decisions could rest on stale data. `appended`: the
+        last batches that this leader appended; they need not be read from the log again.
         """
         if leads_from is None:
-            self._tell_leader(leader)
+            self._notify_leader(leader)
         self._commit(log, appended)
         if leads_from is not None and self.next_offset > leads_from:
-            self._tell_leader(leader)
+            self._notify_leader(leader)
 
-    def _tell_leader(self, leader: LeaderAndEpoch) -> None:
-        if leader != self._told:
-            self._told = leader
+    def _notify_leader(self, leader: LeaderAndEpoch) -> None:
+        if leader != self._known_leader:
+            self._known_leader = leader
             self.listener.handle_leader_change(leader)
 
     def _commit(self, log: ReplicatedLog, appended: Collection[CompletedBatch]) -> None:
@@ -74,9 +74,9 @@ class ListenerContext:
             self._has_begun = True
 
     def _hand_over(self, appended: Collection[CompletedBatch], mark: int) -> None:
-        """Tell it what is committed as the leader appended it, if that is all it lacks, and metadata alone.
+        """Pass the appended batches to the listener, if they are all it lacks and hold only metadata records.
 
-        As Kafka's does: the log would give the same bytes back to be checked and decoded.
+        Kafka does the same: reading the log would mean to check and decode the same bytes again.
         """
         wanted = [batch for batch in appended if self.next_offset <= batch.base_offset < mark]
         if (
@@ -108,7 +108,8 @@ class ListenerContext:
         raw = None if snapshot_id is None else log.read_snapshot(snapshot_id)
         if snapshot_id is None or raw is None:
             raise SnapshotMissing(
-                f"the log begins at {log.start_offset}, and no snapshot ends there or later"
+                f"the log starts at {log.start_offset}, and no snapshot covers the records below: restore the"
+                " node's metadata directory or start it with an empty one"
             )
         with RecordsSnapshotReader(raw) as reader:
             self.listener.handle_load_snapshot(reader)

@@ -1,10 +1,11 @@
-"""MembershipRequests: what a follower asks its leader for on its own account (KIP-853, KIP-1186).
+"""MembershipRequests: the requests by which a follower changes its own entry in the set of voters.
 
-A voter whose listeners are not those of the voters' record tells them by UpdateRaftVoter. An observer that is
-to join by itself (controller.quorum.auto.join.enable) asks by AddRaftVoter to become a voter; where its node
-votes with a disk that is gone, RemoveRaftVoter comes first. Each is asked at most once in a fetch timeout, in
-place of a fetch. So the leader answers before the change is committed, which may take this follower's
-fetches. A request that meets another change of voters is repeated sooner. Thread rule: the client's loop.
+A voter whose listeners differ from those in the voters' record sends UpdateRaftVoter (KIP-853). An observer
+with controller.quorum.auto.join.enable sends AddRaftVoter to become a voter (KIP-1186). If its node is still
+a voter with a disk that is gone, RemoveRaftVoter comes first. Each is sent at most once per fetch timeout,
+instead of a fetch. So the leader answers before the change is committed: the commit may need this follower's
+fetches. A request that collides with another change of voters is repeated sooner. Thread rule: the client's
+loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -30,13 +31,13 @@ LOGGER = logging.getLogger(__name__)
 
 
 class MembershipRequests:
-    """See the module."""
+    """Sends one follower's requests about its own vote."""
 
     def __init__(self, context: RaftContext) -> None:
         self._context = context
 
     def poll(self, state: FollowerState, now_ms: int) -> int:
-        """Send the request that is due; in how many ms to come again."""
+        """Send the request that is due. Returns in how many ms to call again."""
         context = self._context
         if now_ms < state.membership_due_ms:
             return state.membership_due_ms - now_ms
@@ -52,7 +53,7 @@ class MembershipRequests:
         return context.config.quorum_fetch_timeout_ms
 
     def _request(self, state: FollowerState) -> Any:
-        """What there is to ask for; None where all is as it should be."""
+        """Return the request to send; None if this node's entry is as it should be."""
         context, own = self._context, self._context.membership
         if context.control.kraft_version < 1 or not own.can_be_voter:
             return None
@@ -104,8 +105,8 @@ class MembershipRequests:
     def _answered(self, state: FollowerState, request: Any, response: Any) -> None:
         error = None if response is None else error_of(response.error_code)
         if isinstance(error, RequestTimedOut):
-            # The leader is busy with another change, such as that of a voter which was started at once with
-            # this one: it is over before the fetch timeout is.
+            # The leader is busy with another change, such as that of a voter started at the same time. That
+            # is over before the fetch timeout.
             state.membership_due_ms = self._context.now_ms() + self._context.config.fetch_wait_max_ms
         elif error is not None:
             # It is asked again as long as it is wanted.

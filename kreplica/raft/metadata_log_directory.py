@@ -1,6 +1,6 @@
-"""What must be right in a metadata log's directory before the log is opened, and what a crash left there.
+"""Checks and repairs in a metadata log's directory, before the log is opened.
 
-Everything that refuses does so before a byte is changed.
+A check that fails raises before a byte is changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 def prepare(storage: Storage, directory: str) -> None:
-    """Look at what is there; make the directory, and its topic's id, if there is nothing.
+    """Check the directory. Create it, with its topic id, if it does not exist.
 
     Raises SnapshotMissing, InvalidSnapshot, InconsistentTopicId, InvalidFile, KafkaStorageError.
     """
@@ -54,7 +54,7 @@ def prepare(storage: Storage, directory: str) -> None:
     if topic_id is None:
         file.write(Uuid.METADATA_TOPIC)
     elif topic_id != Uuid.METADATA_TOPIC:
-        raise InconsistentTopicId(f"{directory}: of topic {topic_id}, not {Uuid.METADATA_TOPIC}")
+        raise InconsistentTopicId(f"{directory}: belongs to topic {topic_id}, not {Uuid.METADATA_TOPIC}")
 
 
 def _snapshots(names: list[str]) -> list[OffsetAndEpoch]:
@@ -63,7 +63,7 @@ def _snapshots(names: list[str]) -> list[OffsetAndEpoch]:
 
 
 def _start_offset(storage: Storage, directory: str, names: list[str]) -> int:
-    """Where the log begins, as recovery is going to find it."""
+    """Return the log start offset that recovery will find."""
     files = [found for found in map(parse_file_name, names) if found is not None]
     start = min((base for base, suffix in files if suffix == LOG_SUFFIX), default=0)
     if STATE_FILE in names:
@@ -74,38 +74,39 @@ def _start_offset(storage: Storage, directory: str, names: list[str]) -> int:
 
 
 def require_snapshot(storage: Storage, directory: str) -> None:
-    """Raise SnapshotMissing where the log begins above 0, and no snapshot holds what came before."""
+    """Raise SnapshotMissing if the log starts above 0 and no snapshot covers the records below."""
     names = storage.list_directory(directory)
     latest = max(_snapshots(names), default=None)
     _require_start(directory, _start_offset(storage, directory, names), latest)
 
 
 def _require_start(directory: str, start: int, latest: OffsetAndEpoch | None) -> None:
-    # KAFKA-14238: what was before the start is in a snapshot, or nowhere.
+    # KAFKA-14238: records below the log start exist only in a snapshot.
     if start > 0 and (latest is None or latest.offset < start):
-        known = "there is none" if latest is None else f"the latest is {snapshot_name(latest)}"
+        known = "there are no snapshots" if latest is None else f"the latest is {snapshot_name(latest)}"
         raise SnapshotMissing(
-            f"{directory}: the log begins at offset {start}, and no snapshot ends there or later: {known}",
+            f"{directory}: the log starts at offset {start}, but no snapshot reaches that far: {known}",
             where=start,
         )
 
 
 def require_whole(log: UnifiedLog) -> None:
-    """Raise DamagedLog where a part of the log rotted: what it says cannot be made up for by guessing."""
+    """Raise DamagedLog if a part of the log has rotted: its records cannot be guessed."""
     if log.damage is not None:
         raise DamagedLog(
-            f"{log.local.directory}: {log.damage}; repair it (kreplica repair), or remove the directory and "
-            "let the node fetch it from the other voters if there are some",
+            f"{log.local.directory}: {log.damage}. Run `kreplica repair` on it, or remove the directory so"
+            " that "
+            "the node fetches the log from the other voters",
             where=log.damage.first_offset,
         )
     if not log.is_writable:
-        raise InvalidFile(f"{log.local.directory}: the log cannot be written")
+        raise InvalidFile(f"{log.local.directory}: the log is read-only")
 
 
 def restore_epochs(log: UnifiedLog) -> None:
-    """Know the leader epochs by the log's batches, where the file that tells them is gone, empty, or behind.
+    """Rebuild the leader epochs from the log's batches if their file is missing, empty, or out of date.
 
-    Only epochs without a record get lost, which decide about nothing. Raises KafkaStorageError.
+    Only epochs without a record are lost; they decide nothing. Raises KafkaStorageError.
     """
     start, end, epochs = log.log_start_offset, log.log_end_offset, log.epochs
     if start == end:
@@ -118,12 +119,12 @@ def restore_epochs(log: UnifiedLog) -> None:
     for batch in log.batches(start):
         if not found or found[-1].epoch != batch.leader_epoch:
             found.append(EpochEntry(batch.leader_epoch, max(batch.base_offset, start)))
-    LOGGER.warning("%s: the leader epochs are those of the log's batches: %s", log.local.directory, found)
+    LOGGER.warning("%s: rebuilt the leader epochs from the log's batches: %s", log.local.directory, found)
     epochs.restore(tuple(found))
 
 
 def tidied_snapshots(storage: Storage, directory: str, start_offset: int) -> list[OffsetAndEpoch]:
-    """Remove what was left half done, and snapshots that end below the log's start; the others, ascending."""
+    """Remove unfinished snapshots and those that end below the log start. Returns the others, ascending."""
     names = storage.list_directory(directory)
     for name in names:
         if is_left_over(name):

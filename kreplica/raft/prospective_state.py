@@ -1,4 +1,4 @@
-"""ProspectiveState: a voter that asks whether it would be elected, before it disturbs anybody (KIP-996)."""
+"""ProspectiveState: a voter that asks whether it would win before it begins an epoch (KIP-996)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kreplica.raft.voter_set import ReplicaKey
 
 
 class ProspectiveState(EpochState):
-    """The epoch, its leader and the vote given in it stay as they were. `retries`: elections lost so far."""
+    """Keeps the epoch, its leader and the vote of the state before. `retries`: elections lost so far."""
 
     NAME: ClassVar[str] = "prospective"
 
@@ -32,5 +32,5 @@ class ProspectiveState(EpochState):
 
     @property
     def may_vote(self) -> bool:
-        # Where the epoch has its leader no second one may come to be.
+        # An epoch that has a leader must not get a second one.
         return self.leader_id is None

@@ -1,4 +1,4 @@
-"""DescribeQuorum (55): what the leader knows of its voters and observers. Owns no state."""
+"""Answers DescribeQuorum (55): what the leader knows about voters and observers. Owns no state."""
 
 # mypy: disable-error-code="arg-type"
 
@@ -25,7 +25,7 @@ from kreplica.raft.replica_progress import ReplicaProgress
 
 
 def describe_quorum(context: RaftContext, request: Any) -> DescribeQuorumResponse:
-    """The answer to a DescribeQuorum."""
+    """Return the answer to a DescribeQuorum request."""
     try:
         only_partition(request)
     except KreplicaError as error:
@@ -34,7 +34,7 @@ def describe_quorum(context: RaftContext, request: Any) -> DescribeQuorumRespons
         )
     state = context.quorum.state
     if not isinstance(state, LeaderState):
-        return _response(context, NotLeaderOrFollower(f"node {context.key.node_id} does not lead"))
+        return _response(context, NotLeaderOrFollower(f"node {context.key.node_id} is not the leader"))
     return _response(
         context,
         None,

@@ -1,6 +1,6 @@
-"""What the gauges of KafkaRaftMetrics show of a member of the quorum.
+"""The values of the gauges of KafkaRaftMetrics.
 
-They are computed when somebody asks, in any thread, and may be a moment old.
+They are computed when they are read, by any thread, and may be slightly out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kreplica.raft.unattached_state import UnattachedState
 def gauges(
     member: Callable[[], RaftContext], high_watermark: Callable[[], int | None]
 ) -> dict[str, Callable[[], float]]:
-    """The numbers of `member()`, by Kafka's names."""
+    """Return the functions for the numeric gauges of `member()`, by Kafka's names."""
 
     def leading(count: Callable[[RaftContext, LeaderState], float]) -> Callable[[], float]:
         def gauge() -> float:
@@ -53,7 +53,7 @@ def gauges(
 
 
 def texts(member: Callable[[], RaftContext]) -> dict[str, Callable[[], str]]:
-    """The words of `member()`, by Kafka's names."""
+    """Return the functions for the text gauges of `member()`, by Kafka's names."""
 
     def current_vote_directory_id() -> str:
         voted = member().quorum.state.voted_key
@@ -68,7 +68,9 @@ def texts(member: Callable[[], RaftContext]) -> dict[str, Callable[[], str]]:
 
 
 def _state_name(state: EpochState, *, is_voter: bool) -> str:
-    """Kafka's word for the state: an observer follows without a vote; who has resigned is unattached."""
+    """Return Kafka's name of the state: a follower without a vote is an observer, a resigned leader
+    unattached.
+    """
     if isinstance(state, FollowerState) and not is_voter:
         return "observer"
     if isinstance(state, ResignedState):

@@ -1,10 +1,9 @@
-"""QuorumState: which state a member of the quorum is in, and what of it must be on disk.
+"""QuorumState: the current state of a member of the quorum, and the part of it that must be on disk.
 
-Every transition goes through here. One that is illegal raises IllegalQuorumTransition and changes nothing.
-The election is written before the transition returns, so whatever is answered or sent afterwards may depend
-on it: who has promised a vote keeps the promise after a crash. A transition that could not be written
-(StorageFull) has not happened. Epochs never go back. Thread rule: the client's loop; `state` may be looked at
-from any thread.
+Every transition goes through here. An illegal one raises IllegalQuorumTransition and changes nothing. The
+election is written to disk before the transition returns, so that later answers and messages may rely on it:
+a promised vote survives a crash. If the write fails (StorageFull), the transition has not happened. Epochs
+never go back. Thread rule: the client's loop; any thread may read `state`.
 """
 
 from __future__ import annotations
@@ -34,15 +33,16 @@ from kreplica.raft.unattached_state import UnattachedState
 from kreplica.raft.voter_set import ReplicaKey, VoterSet
 
 LOGGER = logging.getLogger(__name__)
-# The first election of all waits for this part of the election timeout at most.
+# The first election ever waits for at most this fraction (1/5) of the election timeout.
 FIRST_ELECTION_PART = 5
 
 
 class QuorumState:
-    """`voters()`: who votes now. `kraft_version()`: 1 where voters come and go; it names the file's version.
-    `may_be_elected()`: whether this node is a voter, or may be the only one to know that it is none.
+    """`voters()`: the current voters. `kraft_version()`: 1 if voters can be added and removed; it also
+    selects the file's version. `may_be_elected()`: whether this node is a voter, or was removed by a record
+    that only it may have.
 
-    `on_change(old, new)` is called after each transition, `about_to_wait()` before one is put on disk.
+    `on_change(old, new)` is called after each transition, `about_to_wait()` before a write to disk.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class QuorumState:
         self._written: QuorumStateData | None = None
         self.state: EpochState = UnattachedState(0)
 
-    # ---- what holds ---------------------------------------------------------------------------------------
+    # ---- properties ---------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -86,12 +86,12 @@ class QuorumState:
 
     @property
     def is_voter(self) -> bool:
-        """Whether this node, with this directory, votes."""
+        """Whether this node, with this directory, is a voter."""
         return self._voters().contains(self.local_key)
 
     @property
     def is_electable(self) -> bool:
-        """Whether this node takes part in elections; one that does not is an observer."""
+        """Whether this node takes part in elections. If not, it is an observer."""
         return self._may_be_elected()
 
     @property
@@ -103,7 +103,7 @@ class QuorumState:
         return [voter for voter in sorted(self._voters().voters) if voter != self.local_key.node_id]
 
     def now_ms(self) -> int:
-        """The time that deadlines are told in."""
+        """The clock of all deadlines."""
         return self._clock.monotonic_ns() // 1_000_000
 
     def random_election_timeout_ms(self) -> int:
@@ -111,18 +111,17 @@ class QuorumState:
         return timeout_ms + self._random.randrange(timeout_ms)
 
     def _first_election_deadline(self) -> int:
-        # Nobody was ever elected as far as this node knows, so no leader is waited for; pre-vote asks the
-        # others.
+        # As far as this node knows there never was a leader, so it does not wait for one. Pre-votes find out.
         wait_ms = self._random.randrange(self._config.quorum_election_timeout_ms // FIRST_ELECTION_PART + 1)
         return self.now_ms() + wait_ms if self.is_electable else NEVER_MS
 
-    # ---- the start ----------------------------------------------------------------------------------------
+    # ---- start --------------------------------------------------------------------------------------------
 
     def initialize(self, last_fetched_epoch: int) -> None:
-        """Take up the election that was stored. `last_fetched_epoch`: of the log's last record.
+        """Restore the stored election. `last_fetched_epoch`: the epoch of the log's last record.
 
-        Raises what the store raises for one that cannot be read; InconsistentClusterId and
-        InconsistentVoterSet where it is that of another quorum. Nothing is changed on disk then.
+        Raises the store's errors if it cannot be read, InconsistentClusterId or InconsistentVoterSet if it
+        belongs to a different quorum. Nothing on disk is changed then.
         """
         stored = self._store.read()
         if stored is not None:
@@ -131,10 +130,12 @@ class QuorumState:
             self._written = stored
         data = stored or QuorumStateData(0)
         if data.leader_epoch < last_fetched_epoch:
-            # What was stored is older than the log: nothing was promised in the log's epoch as far as known.
+            # The stored epoch is older than the log's. As far as is known, this node promised nothing in the
+            # log's epoch.
             self._enter(UnattachedState(last_fetched_epoch, deadline_ms=self._election_deadline()))
         elif data.leader_id == self.local_key.node_id:
-            # It has led this epoch, and may not know how far: it never leads it again, nor lets another.
+            # This node has led the epoch and may not know how far it got. It neither leads it again nor votes
+            # in it.
             self._enter(self._resigned(data.leader_epoch, ()))
         elif data.leader_id != NO_NODE:
             self._enter(self._following(data.leader_epoch, data.leader_id, _voted_key(data)))
@@ -147,28 +148,28 @@ class QuorumState:
             )
 
     def _has_voted_for_itself(self, data: QuorumStateData) -> bool:
-        # A vote of this id and another directory was given by somebody else, or by a disk that is gone.
+        # A vote of this id with another directory was given by a different node or by a lost disk.
         voted = _voted_key(data)
         return voted is not None and self.is_voter and same_replica(voted, self.local_key)
 
     # ---- transitions --------------------------------------------------------------------------------------
 
     def transition_to_unattached(self, epoch: int, vote: ReplicaKey | None = None) -> None:
-        """Another epoch has begun, and its leader is not known; or the leader of this one never was.
+        """Enter a new epoch whose leader is unknown, or return from Prospective to an epoch without a leader.
 
-        `vote`: to whom this node gives its vote in the new epoch at once, which is written with it.
+        `vote`: the replica that this node votes for in the new epoch. It is written together with the epoch.
         """
         state = self.state
         if epoch < state.epoch or (epoch == state.epoch and not isinstance(state, ProspectiveState)):
             raise self._illegal(f"Unattached in epoch {epoch}")
         if epoch == state.epoch and state.leader_id is not None:
-            raise self._illegal("Unattached, though the leader is known")
+            raise self._illegal("Unattached: the leader of this epoch is known")
         if vote is not None:
             if epoch == state.epoch:
-                raise self._illegal(f"a voter for {vote.node_id} once more")
+                raise self._illegal(f"a voter for {vote.node_id} again")
             self._enter_with_vote(epoch, vote)
             return
-        # A timer that runs already goes on: else whoever inflates epochs could keep all from their elections.
+        # Keep a timer that is running. Otherwise a node that keeps raising epochs could block all elections.
         deadline_ms = self._election_deadline()
         if isinstance(state, UnattachedState):
             deadline_ms = min(deadline_ms, state.deadline_ms) if self.is_electable else deadline_ms
@@ -176,23 +177,23 @@ class QuorumState:
         self._enter(UnattachedState(epoch, voted_key=voted_key, deadline_ms=deadline_ms))
 
     def note_vote(self, candidate: ReplicaKey) -> None:
-        """Give this node's vote in the epoch to `candidate`."""
+        """Record this node's vote for `candidate` in the current epoch, on disk."""
         state = self.state
         if not isinstance(state, (UnattachedState, ProspectiveState)) or state.leader_id is not None:
-            raise self._illegal(f"a vote for {candidate.node_id}")
+            raise self._illegal(f"a voter for {candidate.node_id}")
         if state.voted_key is not None:
             if not same_replica(state.voted_key, candidate):
-                raise self._illegal(f"a second vote, for {candidate.node_id}")
+                raise self._illegal(f"a voter for {candidate.node_id} as well")
             return
         self._enter_with_vote(state.epoch, candidate)
 
     def _enter_with_vote(self, epoch: int, candidate: ReplicaKey) -> None:
-        # Who has voted gives the candidate the time of an election.
+        # A node that has voted waits for one election timeout before it starts an election itself.
         deadline_ms = self._election_deadline()
         self._enter(UnattachedState(epoch, voted_key=candidate, deadline_ms=deadline_ms))
 
     def transition_to_prospective(self, retries: int = 0) -> None:
-        """Ask the voters whether they would elect this node."""
+        """Start to ask the voters for pre-votes."""
         state = self.state
         if not self.is_electable or isinstance(state, (LeaderState, ResignedState, ProspectiveState)):
             raise self._illegal("Prospective")
@@ -209,7 +210,7 @@ class QuorumState:
         )
 
     def transition_to_candidate(self) -> None:
-        """Begin the next epoch with a vote for itself."""
+        """Begin the next epoch and vote for this node itself."""
         state = self.state
         is_sole = self.is_sole_voter and not isinstance(state, LeaderState)
         if not self.is_electable or not (isinstance(state, ProspectiveState) or is_sole):
@@ -218,7 +219,7 @@ class QuorumState:
         self._enter(self._candidate(self.next_epoch(), retries))
 
     def transition_to_leader(self, epoch_start_offset: int, accumulator: BatchAccumulator) -> LeaderState:
-        """The voters have elected this node."""
+        """Become the leader of the epoch that this node has won."""
         state = self.state
         if not isinstance(state, CandidateState) or not state.votes.is_won:
             raise self._illegal("Leader")
@@ -236,31 +237,34 @@ class QuorumState:
         return leader
 
     def transition_to_follower(self, epoch: int, leader_id: int) -> None:
-        """Somebody else leads this epoch, or a later one."""
+        """Follow the leader of this epoch or of a later one."""
         state = self.state
         is_known = epoch == state.epoch and state.leader_id is not None
         if epoch < state.epoch or leader_id == self.local_key.node_id:
             raise self._illegal(f"Follower of {leader_id} in epoch {epoch}")
         if epoch == state.epoch and isinstance(state, (LeaderState, ResignedState)):
-            raise self._illegal(f"Follower of {leader_id} in the epoch that it led itself")
+            raise self._illegal(f"Follower of {leader_id} in an epoch that it led itself")
         if is_known and (state.leader_id != leader_id or isinstance(state, FollowerState)):
-            raise self._illegal(f"Follower of {leader_id}, though the leader is known")
+            raise self._illegal(f"Follower of {leader_id}: another leader of this epoch is known")
         voted_key = state.voted_key if epoch == state.epoch else None
         self._enter(self._following(epoch, leader_id, voted_key))
 
     def transition_to_resigned(self, preferred_successors: Sequence[ReplicaKey]) -> None:
-        """Lead no longer."""
+        """Give up the leadership."""
         if not isinstance(self.state, LeaderState):
             raise self._illegal("Resigned")
         self._enter(self._resigned(self.state.epoch, preferred_successors))
 
-    # ---- within -------------------------------------------------------------------------------------------
+    # ---- helpers ------------------------------------------------------------------------------------------
 
     def next_epoch(self) -> int:
-        """The epoch after this one. Raises IllegalQuorumTransition where an int32 holds no later one: it must
-        never be written, since no start could read it."""
+        """Return the next epoch.
+
+        Raises IllegalQuorumTransition if it would not fit an int32. Such an epoch must never be written,
+        since no start could read it.
+        """
         if self.state.epoch >= LAST_EPOCH:
-            raise self._illegal(f"anything in an epoch after {LAST_EPOCH}: {RECOVER}")
+            raise self._illegal(f"a member of an epoch above {LAST_EPOCH}. {RECOVER}")
         return self.state.epoch + 1
 
     def _election_deadline(self) -> int:
@@ -303,7 +307,7 @@ class QuorumState:
             election = replace(election, voted_directory_id=Uuid.ZERO, current_voters=voters, data_version=0)
         if election != self._written:
             self._about_to_wait()
-            # Where the write fails, either may be what is stored.
+            # If the write fails, either election may be on disk.
             self._written = None
             self._store.write(election)
             self._written = election
@@ -319,13 +323,15 @@ def _voted_key(data: QuorumStateData) -> ReplicaKey | None:
 def require_own(
     stored: QuorumStateData, cluster_id: str, configured: Iterable[int], where: str = FILE_NAME
 ) -> None:
-    """Raise InconsistentClusterId or InconsistentVoterSet where what was stored is that of another quorum.
+    """Raise InconsistentClusterId or InconsistentVoterSet if a stored election belongs to a different quorum.
 
-    `configured`: the voters' ids where the configuration names them, else nothing. `where` is for the text.
+    `configured`: the voters' ids if the configuration names them, else empty. `where`: used in the message.
     """
     if stored.cluster_id and stored.cluster_id != cluster_id:
         raise InconsistentClusterId(
-            f"{where} is of the cluster {stored.cluster_id}, and this node of {cluster_id}"
+            f"{where} belongs to cluster {stored.cluster_id}, but this node to cluster {cluster_id}: check"
+            " the"
+            " node's log directories"
         )
     wanted = sorted(configured)
     if wanted and stored.current_voters and sorted(stored.current_voters) != wanted:

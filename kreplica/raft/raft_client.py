@@ -1,7 +1,7 @@
-"""The ports of the quorum's client: what it tells a listener, and what a listener reads.
+"""The ports of the quorum's client: the calls that a listener gets and the values in them.
 
-A listener is called in the client's loop and must not block. What it raises stops the node: a metadata image
-that has missed a record is worth nothing.
+A listener is called in the client's loop and must not block. An exception from it stops the node, because a
+metadata image that misses a record is useless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LeaderAndEpoch(NamedTuple):
-    """Who leads in an epoch, as far as this node knows."""
+    """The leader of an epoch, as far as this node knows."""
 
     leader_id: int | None
     epoch: int
@@ -24,20 +24,22 @@ class LeaderAndEpoch(NamedTuple):
 
 
 class RaftListener(Protocol):
-    """Follows the committed log; see the module."""
+    """Receives the committed log, in order."""
 
     def handle_commit(self, reader: BatchReader) -> None:
-        """Committed batches, in order, each once."""
+        """Take committed batches, in order, each once."""
         ...
 
     def handle_load_snapshot(self, reader: RecordsSnapshotReader) -> None:
-        """A snapshot takes the place of all that came before it."""
+        """Replace everything received so far by a snapshot."""
         ...
 
     def handle_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """Another leader or epoch. To the leader itself only once its listener has all from before."""
+        """Note a new leader or epoch. The leader itself is notified after its listener got all earlier
+        records.
+        """
         ...
 
     def begin_shutdown(self) -> None:
-        """The client is closing: nothing more will come."""
+        """Note that the client is closing: no further calls follow."""
         ...

@@ -1,4 +1,4 @@
-"""The settings of a metadata quorum, under Kafka's names with dots for underscores."""
+"""RaftConfig: the settings of a metadata quorum, named as Kafka's with dots for underscores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kreplica.raft.batch_accumulator import MAX_BATCH_SIZE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig(Settings):
-    """Times in ms, sizes in bytes; the defaults are Kafka's where Kafka has the setting.
+    """Times are in ms, sizes in bytes. Defaults are Kafka's where Kafka has the setting.
 
-    Raises InvalidConfig for times with which no quorum could settle, and batches that no log takes.
+    Raises InvalidConfig for times with which no election could succeed, and for batches too large for a log.
     """
 
     PREFIX: ClassVar[str] = "controller."
@@ -36,7 +36,7 @@ class RaftConfig(Settings):
     )
     quorum_request_timeout_ms: int = setting(2_000, int32(1), "Timeout of requests of the quorum.")
     quorum_retry_backoff_ms: int = setting(20, int32(0), "Pause before a request is retried.")
-    # It has to be well below the fetch timeout, or a quorum without writes never settles.
+    # Well below the fetch timeout; otherwise a quorum without writes holds one election after another.
     quorum_fetch_wait_max_ms: int | None = setting(
         None,
         optional(int32(0)),
@@ -65,16 +65,18 @@ class RaftConfig(Settings):
     )
 
     def check_together(self) -> None:
-        """Raises InvalidConfig where a fetch would be held for longer than followers wait."""
+        """Raise InvalidConfig if the leader would hold a fetch for longer than a follower waits for it."""
         if self.fetch_wait_max_ms > self.quorum_fetch_timeout_ms // 2:
             raise InvalidConfig(
                 f"controller.quorum.fetch.wait.max.ms={self.fetch_wait_max_ms} is above half of"
-                f" controller.quorum.fetch.timeout.ms={self.quorum_fetch_timeout_ms}"
+                f" controller.quorum.fetch.timeout.ms={self.quorum_fetch_timeout_ms}: lower the former"
             )
 
     def require_log_takes_batches(self, log_segment_bytes: int) -> None:
-        """Raises InvalidConfig where a batch may be larger than a segment of the metadata log: the log would
-        refuse it when a leader appends it, and end the leader."""
+        """Raise InvalidConfig if a batch may be larger than a segment of the metadata log.
+
+        A leader that appends such a batch would fail.
+        """
         if self.quorum_max_batch_size_bytes > log_segment_bytes:
             raise InvalidConfig(
                 f"controller.quorum.max.batch.size.bytes={self.quorum_max_batch_size_bytes} is above"
@@ -83,17 +85,17 @@ class RaftConfig(Settings):
 
     @property
     def fetch_wait_max_ms(self) -> int:
-        """How long a leader that has nothing new holds a fetch, in ms."""
+        """How long a leader without new records holds a fetch, in ms."""
         if self.quorum_fetch_wait_max_ms is None:
             return self.quorum_fetch_timeout_ms // 4
         return self.quorum_fetch_wait_max_ms
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """A leader that a majority has not fetched from for so long resigns (KAFKA-15489)."""
+        """A leader resigns if a majority has not fetched for this long, in ms (KAFKA-15489)."""
         return self.quorum_fetch_timeout_ms * 3 // 2
 
     @property
     def begin_quorum_epoch_timeout_ms(self) -> int:
-        """A leader tells a voter that does not fetch so often that it leads."""
+        """How often a leader announces itself to a voter that does not fetch, in ms."""
         return max(self.quorum_fetch_timeout_ms // 2, 1)

@@ -1,4 +1,5 @@
-"""RaftContext: what the parts of one KafkaRaftClient share, and the transitions that any answer may bring.
+"""RaftContext: the state that the parts of a KafkaRaftClient share, and transitions that any answer may
+cause.
 
 Thread rule: the client's loop.
 """
@@ -45,13 +46,13 @@ MOST_PORT = 0xFFFF
 
 @dataclass(slots=True, kw_only=True)
 class RaftContext:
-    """`fetches`: fetches that wait for the log's end or the mark. `appends`: what waits for the mark.
+    """`fetches`: fetches that wait for the log end or the high watermark. `appends`: waits for a commit.
 
-    `shutdown_until_ms`: when a graceful shutdown gives up; None while there is none. `about_to_wait()`: as
-    Loop.about_to_wait. `post(task)`: run it in the loop, and a step after it. `disk`: what flushes the log;
-    None where the loop waits for that itself. `is_flushing`: it is under way, so nobody may be told of the
-    log's end. `strangers`: nodes that say they are of another cluster, as long as none has said otherwise
-    (`is_at_home`). `epochs`: how many epochs requests may add now.
+    `shutdown_until_ms`: when a graceful shutdown gives up; None if there is no shutdown. `about_to_wait()`:
+    see Loop.about_to_wait. `post(task)`: runs a task in the loop and a step after it. `disk`: flushes the
+    log; without it the loop does. `is_flushing`: a flush is in progress, so the log end must not be reported.
+    `strangers`: nodes that claim to be in a different cluster. They count until any node has answered as one
+    of this cluster (`is_at_home`). `epochs`: how many epochs requests may add now.
     """
 
     config: RaftConfig
@@ -76,17 +77,17 @@ class RaftContext:
     strangers: set[int] = field(default_factory=set)
     is_at_home: bool = False
     shutdown_until_ms: int | None = None
-    # Where leaders listen that answers have named; read by any thread.
+    # Addresses of leaders, learned from answers. Any thread may read it.
     learned: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def now_ms(self) -> int:
-        """The time that deadlines are told in."""
+        """The clock of all deadlines."""
         return self.clock.monotonic_ns() // 1_000_000
 
     def flush(self, then: Callable[[], object]) -> None:
-        """Put the log on disk, then call `then`: now, or in a later task of the loop where there is a disk.
+        """Flush the log and then call `then`: at once, or in a later task of the loop if there is a `disk`.
 
-        Other members in the process may do the same meanwhile.
+        With a `disk`, other members in this process can flush at the same time.
         """
         if self.disk is None:
             self.about_to_wait()
@@ -102,22 +103,25 @@ class RaftContext:
         then()
 
     def standing(self, error: KreplicaError | None = None) -> Standing:
-        """What an answer says: the error, if there is one, and who leads which epoch."""
+        """Return what each answer contains: the error if any, the epoch and its leader."""
         code = 0 if error is None else error.code
         return Standing(code, self.quorum.leader_id, self.quorum.epoch)
 
     def log_end(self) -> OffsetAndEpoch:
-        """Where the log ends, and the epoch of its last record."""
+        """Return the log end and the epoch of the last record."""
         return OffsetAndEpoch(self.log.end_offset, self.log.last_fetched_epoch)
 
     def is_up_to_date(self, other: OffsetAndEpoch) -> bool:
-        """Whether a log that ends so has all that this one may know to be committed."""
+        """Whether a log that ends at `other` has every record that this node may know to be committed."""
         own = self.log_end()
         return (other.epoch, other.offset) >= (own.epoch, own.offset)
 
     def address_of(self, node_id: int) -> tuple[str, int] | None:
-        """Where a node listens for the quorum: as its voters' record says, or what named the leader last;
-        None where neither does. A leader may have moved, so its own word comes first. For any thread."""
+        """Return the host and port on which a node listens for the quorum; None if they are unknown.
+
+        They come from the voters' record or from the last answer that named the leader. For the leader that
+        answer has priority, since it may have moved. Any thread may call this.
+        """
         learned = self.learned
         if node_id in learned and node_id == self.quorum.leader_id:
             return learned[node_id]
@@ -128,25 +132,27 @@ class RaftContext:
 
     @property
     def own_voter_node(self) -> VoterNode | None:
-        """This node as a voter of this life; None where nodes find each other by their ids."""
+        """This node as a voter, with its current listeners; None if nodes find each other by id."""
         endpoints = self.membership.endpoints
         return VoterNode(self.key, endpoints, *KRAFT_VERSIONS) if endpoints else None
 
     def learn_endpoints(self, endpoints: Any) -> None:
-        """An answer says where the leader listens (KIP-853)."""
+        """Remember the leader's address from an answer (KIP-853)."""
         for each in endpoints:
             if each.host and 0 < each.port <= MOST_PORT:
                 self.learned = {int(each.node_id): (each.host, int(each.port))}
 
     def learn_leader(self, leader_id: int, endpoints: Any) -> None:
-        """A leader says where it listens; the listener of the quorum's name counts, or else the first one."""
+        """Remember the address in a leader's announcement: the listener with the quorum's name, or the
+        first.
+        """
         own = self.membership.endpoints
         named = [each for each in endpoints if own and each.name == own[0].name] or list(endpoints)
         if named and named[0].host and named[0].port:
             self.learned = {leader_id: (str(named[0].host), int(named[0].port))}
 
     def voter_key(self, node_id: int) -> ReplicaKey:
-        """The voter's key; one without a directory where it is no voter."""
+        """Return the voter's key; without a directory if the node is not a voter."""
         voters = self.control.voters
         node = voters.voters.get(node_id)
         return ReplicaKey(node_id) if node is None else node.voter_key
@@ -154,58 +160,62 @@ class RaftContext:
     # ---- requests -----------------------------------------------------------------------------------------
 
     def require_own_key(self, asked: ReplicaKey) -> None:
-        """Raises InvalidVoterKey where a request is for another node, or for another disk of this one."""
+        """Raise InvalidVoterKey if a request is for another node or for another disk of this node."""
         if asked.node_id >= 0 and not same_replica(asked, self.key):
-            raise InvalidVoterKey(f"the request is for the voter {asked}, and this is {self.key}")
+            raise InvalidVoterKey(f"the request is for voter {asked}, but this node is {self.key}")
 
     def require_voters(self, sender: int) -> None:
-        """Raises InconsistentVoterSet where the voters are configured and not both are among them.
+        """Raise InconsistentVoterSet if the voters are configured and do not include both nodes.
 
-        Where voters come and go the sender may know of a change that this node does not.
+        If voters can be added and removed, the sender may know a change that this node does not know yet.
         """
         if sender < 0 or sender == self.key.node_id:
-            raise InvalidRequest(f"the request is from node {sender}, to node {self.key.node_id}")
+            raise InvalidRequest(f"invalid sender {sender} in a request to node {self.key.node_id}")
         voters = self.control.voters
         if self.control.kraft_version > 0:
             return
         if sender not in voters.voters or not voters.contains(self.key):
-            raise InconsistentVoterSet(f"node {sender} and this one, {self.key}, are not both in {voters!r}")
+            raise InconsistentVoterSet(f"node {sender} and this node, {self.key}, must both be in {voters!r}")
 
     def require_reachable(self, leader_id: int, endpoints: Any) -> None:
-        """Raises InconsistentVoterSet for a leader that is no voter and that this node could not reach.
+        """Raise InconsistentVoterSet for a leader that is not a voter and whose address is unknown.
 
-        One that is no voter by this node's log may have become one since, and then says where it listens.
+        It may have become a voter without this node knowing yet, but then it announces its address.
         """
-        # A node without endpoints finds the others by their ids.
+        # Nodes without endpoints find each other by id.
         if self.membership.endpoints and not endpoints and self.address_of(leader_id) is None:
             raise InconsistentVoterSet(
-                f"node {leader_id} says that it leads, but is not in {self.control.voters!r}, and does not"
-                " say where it listens"
+                f"node {leader_id} claims to lead, but is not in {self.control.voters!r} and does not name"
+                " its"
+                " address"
             )
 
     def require_plausible(self, epoch: int) -> None:
-        """Raises InvalidRequest where a request names an epoch that no election has led to."""
+        """Raise InvalidRequest if a request names an epoch that no election can have reached."""
         known, left = self.quorum.epoch, self.epochs.left(self.now_ms())
         if epoch - known > left or epoch >= LAST_EPOCH:
             raise InvalidRequest(
-                f"a request names epoch {epoch}, and node {self.key.node_id} is in epoch {known}: epochs more"
-                f" than {left} ahead, or from {LAST_EPOCH} on, are refused for now"
+                f"a request names epoch {epoch}, but node {self.key.node_id} is in epoch {known}: epochs"
+                " more than"
+                f" {left} ahead, or above {LAST_EPOCH - 1}, are rejected for now"
             )
 
     # ---- transitions --------------------------------------------------------------------------------------
 
     def take_standing(self, sender: int, standing: Standing) -> bool:
-        """Learn from an answer who leads; whether what else it says is of the epoch that holds now."""
+        """Take the leader and epoch from an answer. Returns True if the rest of it is of the current
+        epoch.
+        """
         quorum, state = self.quorum, self.quorum.state
         if standing.leader_epoch < state.epoch:
             return False
         leader_id = standing.leader_id
         if leader_id == self.key.node_id:
-            # Somebody remembers this node as the leader of an epoch; it knows better itself.
+            # The sender takes this node for the leader of an epoch. This node's own state decides that.
             leader_id = None
         if standing.leader_epoch >= LAST_EPOCH > state.epoch:
             LOGGER.warning(
-                "node %d: node %d answers with epoch %d, which leaves none for the next election",
+                "node %d: ignored the answer of node %d: its epoch %d would leave none for the next election",
                 self.key.node_id,
                 sender,
                 standing.leader_epoch,
@@ -221,11 +231,11 @@ class RaftContext:
         return True
 
     def part_for_us(self, sender: int, response: Any) -> Any:
-        """The part of an answer that is for the metadata log.
+        """Return the part of an answer that is about the metadata log; None if it has none.
 
-        None, and a pause for the sender, where it has none: no answer came, or an error, or not what was
-        asked for. What a peer sends never ends this node. Raises InconsistentClusterId where a majority of
-        the voters calls it a stranger, before any node has answered as one of its own cluster.
+        The sender is backed off then: there was no answer, an error, or something that was not asked for.
+        Nothing that a peer sends stops this node. Raises InconsistentClusterId if a majority of the voters
+        says that this node is in a different cluster, before any node has answered as one of this cluster.
         """
         if response is None:
             return None
@@ -233,7 +243,7 @@ class RaftContext:
             self._note_stranger(sender)
         try:
             if response.error_code:
-                raise InvalidRequest(f"node {sender} answers with {response.error_code!r}")
+                raise InvalidRequest(f"node {sender} answered with the error {response.error_code!r}")
             part = only_partition(response)
         except InvalidRequest as error:
             LOGGER.warning("node %d: %s", self.key.node_id, error)
@@ -248,12 +258,14 @@ class RaftContext:
         strangers = sorted(self.strangers & voters.voter_ids)
         if not self.is_at_home and len(strangers) >= voters.majority:
             raise InconsistentClusterId(
-                f"node {self.key.node_id} is formatted for the cluster {self.cluster_id!r}, and the voters"
-                f" {strangers} are of another one: format its directories anew, or correct who the voters are"
+                f"node {self.key.node_id} is formatted for cluster {self.cluster_id!r}, but the voters"
+                f" {strangers}"
+                " belong to a different cluster: format its directories again, or correct the configured"
+                " voters"
             )
 
     def begin_epoch(self, epoch: int, leader_id: int | None) -> None:
-        """A later epoch than this node's has been heard of."""
+        """Move to a later epoch that another node has named."""
         if leader_id is None:
             self.quorum.transition_to_unattached(epoch)
         else:

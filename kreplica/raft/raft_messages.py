@@ -1,6 +1,6 @@
-"""The quorum's messages, made and taken apart: entities of the package kio, in Kafka's newest versions.
+"""Builds and reads the quorum's messages: entities of the package kio, in Kafka's newest versions.
 
-All are for the one partition of the metadata log. A request that names another, or several, is an
+All are about the single partition of the metadata log. A request about another partition, or several, raises
 InvalidRequest. Owns no state; any thread may call.
 """
 
@@ -46,7 +46,7 @@ _fetch_question = maker(fetch_request.FetchPartition)
 
 
 class Standing(NamedTuple):
-    """What every answer says: an error code, and who leads which epoch as far as its sender knows."""
+    """What every answer contains: an error code, and the epoch and leader that its sender knows."""
 
     error_code: int
     leader_id: int | None
@@ -58,17 +58,17 @@ def _error_code(standing: Standing) -> ErrorCode:
 
 
 def or_none(node_id: int) -> int | None:
-    """The node's id in a message; None where it says that there is none."""
+    """Return the node id in a message; None if it stands for no node."""
     return None if node_id < 0 else int(node_id)
 
 
 def or_no_node(node_id: int | None) -> int:
-    """The node's id as a message holds it."""
+    """Return the node id as a message contains it; -1 for None."""
     return NO_NODE if node_id is None else node_id
 
 
 def key_of(node_id: int, directory_id: Any) -> ReplicaKey:
-    """The replica that a message names."""
+    """Return the replica that a message names."""
     return ReplicaKey(int(node_id), topic_id_of(directory_id))
 
 
@@ -77,20 +77,22 @@ def _directory_id(key: ReplicaKey) -> uuid.UUID | None:
 
 
 def only_partition(message: Any) -> Any:
-    """The part of a request or an answer that is for the metadata log's partition.
+    """Return the part of a request or answer that is about the metadata log's partition.
 
-    Raises InvalidRequest where it is for another one, or for more.
+    Raises InvalidRequest if the message is about another partition, or several.
     """
     topics = message.responses if isinstance(message, fetch_response.FetchResponse) else message.topics
     if len(topics) == 1 and _is_metadata(topics[0]) and len(topics[0].partitions) == 1:
         partition = topics[0].partitions[0]
         if _index_of(partition) == METADATA_PARTITION:
             return partition
-    raise InvalidRequest(f"{type(message).__name__}: not for {METADATA_TOPIC}-{METADATA_PARTITION} alone")
+    raise InvalidRequest(
+        f"{type(message).__name__}: must be about {METADATA_TOPIC}-{METADATA_PARTITION} alone"
+    )
 
 
 def _is_metadata(topic: Any) -> bool:
-    # Fetch first, which there is one of for each commit and each voter.
+    # Check for Fetch first: there is one for each commit and each voter.
     topic_id = getattr(topic, "topic_id", None)
     if topic_id is not None:
         return topic_id is METADATA_TOPIC_ID or bool(topic_id == METADATA_TOPIC_ID)
@@ -118,7 +120,7 @@ def make_vote_request(
     *,
     pre_vote: bool,
 ) -> vote_request.VoteRequest:
-    """Ask `voter` for its vote, or (KIP-996) whether it would give it."""
+    """Make a request for the vote of `voter`, or for its pre-vote (KIP-996)."""
     partition = vote_request.PartitionData(
         partition_index=METADATA_PARTITION,
         replica_epoch=epoch,
@@ -155,7 +157,7 @@ def make_begin_request(
     epoch: int,
     endpoints: Iterable[VoterEndpoint] = (),
 ) -> begin_request.BeginQuorumEpochRequest:
-    """Tell `voter` which node leads the epoch, and at which `endpoints` it listens."""
+    """Make a message that announces the leader of the epoch and its `endpoints` to `voter`."""
     partition = begin_request.PartitionData(
         partition_index=METADATA_PARTITION,
         voter_directory_id=_directory_id(voter),
@@ -187,7 +189,9 @@ def make_begin_response(standing: Standing) -> begin_response.BeginQuorumEpochRe
 def make_end_request(
     cluster_id: str, leader_id: int, epoch: int, successors: Iterable[ReplicaKey]
 ) -> end_request.EndQuorumEpochRequest:
-    """Tell that the leader of the epoch leads no longer, and who should, the best first."""
+    """Make a message that the leader of the epoch has resigned. `successors`: preferred new leaders, best
+    first.
+    """
     partition = end_request.PartitionData(
         partition_index=METADATA_PARTITION,
         leader_id=leader_id,
@@ -216,7 +220,7 @@ def make_end_response(standing: Standing) -> end_response.EndQuorumEpochResponse
 
 
 class FetchPosition(NamedTuple):
-    """Where a replica's log ends, and in which epoch it believes to be."""
+    """The end of a replica's log and the replica's current epoch."""
 
     current_epoch: int
     fetch_offset: int
@@ -227,7 +231,7 @@ class FetchPosition(NamedTuple):
 def make_fetch_request(
     cluster_id: str, replica: ReplicaKey, position: FetchPosition, *, max_wait_ms: int, max_bytes: int
 ) -> fetch_request.FetchRequest:
-    """Ask the leader for what comes at the replica's end; all below it is on the replica's disk."""
+    """Make a fetch at the end of the replica's log. All records below are on the replica's disk."""
     partition = _fetch_question(
         partition=METADATA_PARTITION,
         current_leader_epoch=position.current_epoch,
@@ -259,8 +263,11 @@ def make_fetch_response(
     records: Any = b"",
     leader_address: tuple[str, int] | None = None,
 ) -> fetch_response.FetchResponse:
-    """`high_watermark` is -1 where it is not known in this epoch. `records`: whole batches.
-    `leader_address`: where the leader listens, for a replica that may not know it."""
+    """Make the answer to a fetch.
+
+    `high_watermark` is -1 if it is not known in this epoch. `records`: whole batches. `leader_address`: where
+    the leader listens, for a replica that may not know it.
+    """
     endpoints: tuple[fetch_response.NodeEndpoint, ...] = ()
     if leader_address is not None and standing.leader_id is not None:
         host, port = leader_address
@@ -295,17 +302,17 @@ def make_fetch_response(
 
 
 def is_of_metadata_log(request: fetch_request.FetchRequest) -> bool:
-    """Whether a fetch is of the metadata log alone."""
+    """Whether a fetch is about the metadata log only."""
     topics = request.topics
     if len(topics) != 1:
         return False
     topic_id = topics[0].topic_id
-    # By its number: the comparison of ids is a call.
+    # Compare the number: comparing ids is a call.
     return topic_id is not None and topic_id.int == METADATA_TOPIC_NUMBER
 
 
 def offset_and_epoch_in(part: Any) -> OffsetAndEpoch | None:
-    """A diverging epoch's end or a snapshot's id in an answer; None where it has none."""
+    """Return a diverging epoch's end or a snapshot id from an answer; None if it has none."""
     if part.end_offset < 0 or part.epoch < 0:
         return None
     return OffsetAndEpoch(int(part.end_offset), int(part.epoch))
@@ -322,7 +329,7 @@ def make_snapshot_request(
     position: int,
     max_bytes: int,
 ) -> snapshot_request.FetchSnapshotRequest:
-    """Ask the leader of `epoch` for the bytes of a snapshot from `position` on."""
+    """Make a request to the leader of `epoch` for the bytes of a snapshot from `position` on."""
     partition = snapshot_request.PartitionSnapshot(
         partition=METADATA_PARTITION,
         current_leader_epoch=epoch,
@@ -344,7 +351,7 @@ def make_snapshot_response(
     position: int = 0,
     data: Any = b"",
 ) -> snapshot_response.FetchSnapshotResponse:
-    """`size`: of the whole snapshot, in bytes."""
+    """Make the answer to a FetchSnapshot. `size`: of the whole snapshot, in bytes."""
     partition = snapshot_response.PartitionSnapshot(
         index=METADATA_PARTITION,
         error_code=_error_code(standing),
@@ -363,13 +370,13 @@ def make_snapshot_response(
 
 
 def standing_in(answer: Any) -> Standing:
-    """What the partition's part of an answer says of its sender."""
+    """Return the error, epoch and leader in the partition's part of an answer."""
     leader = getattr(answer, "current_leader", answer)
     return Standing(int(answer.error_code), or_none(leader.leader_id), int(leader.leader_epoch))
 
 
 def top_level_error(request: Any, code: int) -> Any:
-    """The answer to a request of the quorum that is refused as a whole."""
+    """Make the answer to a request of the quorum that is rejected as a whole."""
     error_code = ErrorCode(code)
     if isinstance(request, vote_request.VoteRequest):
         return vote_response.VoteResponse(error_code=error_code, topics=())

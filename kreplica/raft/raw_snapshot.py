@@ -1,8 +1,8 @@
-"""Snapshots as files: bytes that come piece by piece, and bytes that are read by position.
+"""The files of snapshots: written in pieces, read by position.
 
-A snapshot is written beside its name and gets it once it is whole and on the disk, in that order: the file is
-checked, flushed, renamed, and the directory flushed. So under its name there is a whole snapshot or none.
-A frozen file never changes; a reader keeps it although it is removed. Owned by the raft loop.
+A snapshot is written under a temporary name. When it is complete it is checked, flushed, renamed, and the
+directory is flushed, in this order. So a file under a snapshot's name is always a whole snapshot. It never
+changes, and a reader keeps it even after the file is removed. Owned by the raft loop.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class FileRawSnapshotWriter:
-    """A RawSnapshotWriter into `directory`; `number` tells it from others of this process.
+    """Writes a snapshot into `directory`. `number` distinguishes writers of this process.
 
-    `on_frozen` is called with the id once the snapshot is there for everybody.
+    `on_frozen` is called with the id when the snapshot has its final name.
     """
 
     __slots__ = ("_directory", "_on_frozen", "_path", "_storage", "is_closed", "is_frozen", "size_bytes",
@@ -53,7 +53,7 @@ class FileRawSnapshotWriter:
         self._require_open()
         if position != self.size_bytes:
             raise PositionOutOfRange(
-                f"snapshot {self._path}: bytes from {position} on, {self.size_bytes} is next",
+                f"snapshot {self._path}: got bytes at position {position}, expected {self.size_bytes}",
                 where=self.size_bytes,
             )
         content = bytes(data)
@@ -71,7 +71,7 @@ class FileRawSnapshotWriter:
         except BaseException:
             self.close()
             raise
-        # From here on the file has its name, whatever the directory's flush says.
+        # From here on the file has its final name, even if the flush of the directory fails.
         self.is_frozen = self.is_closed = True
         self._storage.sync_directory(self._directory)
         self._on_frozen(self.snapshot_id)
@@ -84,11 +84,11 @@ class FileRawSnapshotWriter:
 
     def _require_open(self) -> None:
         if self.is_closed:
-            raise InvalidRequest(f"snapshot {self._path} is closed")
+            raise InvalidRequest(f"the writer of snapshot {self._path} is closed")
 
 
 class FileRawSnapshotReader:
-    """A RawSnapshotReader of the file at `path`, which is there. What it gives is pinned."""
+    """Reads the existing file at `path`. The bytes that it returns are pinned."""
 
     __slots__ = ("_region", "path", "size_bytes", "snapshot_id")
 
@@ -102,12 +102,12 @@ class FileRawSnapshotReader:
         """See RawSnapshotReader."""
         if not 0 <= position < self.size_bytes:
             raise PositionOutOfRange(
-                f"{self.path}: position {position} of {self.size_bytes} bytes", where=position
+                f"{self.path}: position {position} is outside of its {self.size_bytes} bytes", where=position
             )
         return self._region.slice(position, max(0, min(max_bytes, self.size_bytes - position)))
 
     def close(self) -> None:
-        """Let go of the file; what was read stays."""
+        """Close the file. Bytes that were read stay valid."""
         self._region.close()
 
     def __enter__(self) -> FileRawSnapshotReader:

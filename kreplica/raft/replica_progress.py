@@ -1,4 +1,4 @@
-"""ReplicaProgress: what a leader knows of one replica, a voter or an observer. The client's loop owns it."""
+"""ReplicaProgress: what a leader knows about one voter or observer. The client's loop owns it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ NOT_KNOWN = -1
 
 
 class ReplicaProgress:
-    """`end_offset`: all below is on the replica's disk, as its last fetch said; -1 before the first one.
+    """`end_offset`: the replica has all records below on disk, according to its last fetch; -1 before the
+    first.
 
-    Moments are in ms of the monotonic clock, `...date_ms` in ms since 1970; -1 for never.
+    Times are in ms of the monotonic clock, `...date_ms` in ms since 1970; -1 for never.
     """
 
     __slots__ = (
         *("begin_due_ms", "caught_up_date_ms", "caught_up_ms", "end_offset", "fetch_date_ms", "fetch_ms"),
-        *("has_acknowledged", "key", "leader_end_at_fetch", "told_high_watermark"),
+        *("has_acknowledged", "key", "leader_end_at_fetch", "sent_high_watermark"),
     )
 
     def __init__(self, key: ReplicaKey) -> None:
@@ -25,16 +26,17 @@ class ReplicaProgress:
         self.fetch_date_ms = NOT_KNOWN
         self.caught_up_ms = NOT_KNOWN
         self.caught_up_date_ms = NOT_KNOWN
-        # The leader's log end at the last fetch: who has reached it by the next one was caught up then.
+        # The leader's log end at the last fetch. A replica that has reached it by the next fetch was caught
+        # up then.
         self.leader_end_at_fetch = NOT_KNOWN
-        # Whether it knows who leads: it has answered BeginQuorumEpoch, or fetched.
+        # Whether the replica knows the leader: it has answered BeginQuorumEpoch or fetched.
         self.has_acknowledged = False
-        # When it is to be told (again) who leads.
+        # When the leader is next announced to the replica.
         self.begin_due_ms = 0
-        self.told_high_watermark = NOT_KNOWN
+        self.sent_high_watermark = NOT_KNOWN
 
     def note_fetch(self, offset: int, leader_end: int, now_ms: int, date_ms: int) -> None:
-        """A fetch at `offset` has come. A lower one than before is believed: a wiped disk has less."""
+        """Record a fetch at `offset`. A lower offset than before is accepted: a replaced disk has less."""
         if offset >= leader_end:
             self.caught_up_ms, self.caught_up_date_ms = now_ms, date_ms
         elif self.leader_end_at_fetch != NOT_KNOWN and offset >= self.leader_end_at_fetch:
@@ -44,6 +46,6 @@ class ReplicaProgress:
         self.leader_end_at_fetch = leader_end
 
     def note_contact(self, now_ms: int, date_ms: int) -> None:
-        """It has asked for something."""
+        """Record a request from the replica."""
         self.fetch_ms, self.fetch_date_ms = now_ms, date_ms
         self.has_acknowledged = True

@@ -1,10 +1,10 @@
-"""ReplicatedLog: the log that a quorum replicates, as its members see it, and the ports of its snapshots.
+"""ReplicatedLog: the ports of a quorum's log and of its snapshots.
 
-The quorum's rules are the client's; a log answers where it stands, what it has, and whether what somebody
-else says of his own log fits. `KafkaMetadataLog` is the one on disk. A snapshot is named by an
-OffsetAndEpoch: it holds all below `offset`, whose last record is of epoch `epoch`.
+The client applies the quorum's rules. The log answers questions about its own content, and whether a position
+in another member's log matches it. `KafkaMetadataLog` is the log on disk. A snapshot's id is an
+OffsetAndEpoch: it covers all records below `offset`, and the last of them has epoch `epoch`.
 
-Thread rule: everything here belongs to one loop, but for reads of what is committed, which are free.
+Thread rule: one loop owns everything here. Any thread may read committed records.
 """
 
 from __future__ import annotations
@@ -29,59 +29,60 @@ if TYPE_CHECKING:
     from kreplica.raft.voter_set import VoterSet
 
 BOOTSTRAP_SNAPSHOT_ID = OffsetAndEpoch(0, 0)
-"""The snapshot with which a cluster is formatted: it holds records that no log has."""
+"""The id of the snapshot that a cluster is formatted with. Its records are in no log."""
 
 
 class ValidOffsetAndEpochKind(enum.Enum):
-    """How a log that ends at an offset, with a last record of an epoch, relates to this one."""
+    """How another log, that ends at an offset with a last record of an epoch, compares to this one."""
 
-    VALID = "valid"  # a prefix of this log
-    DIVERGING = "diverging"  # the two part below that offset
-    SNAPSHOT = "snapshot"  # this log does not go back so far
+    VALID = "valid"  # it is a prefix of this log
+    DIVERGING = "diverging"  # the two differ below that offset
+    SNAPSHOT = "snapshot"  # this log starts later
 
 
 class ValidOffsetAndEpoch(NamedTuple):
-    """What to answer to a fetch: the position itself, the end of the epoch to cut to, or a snapshot's id."""
+    """The answer to a fetch: its own position, the end of an epoch to truncate to, or a snapshot's id."""
 
     kind: ValidOffsetAndEpochKind
     offset_and_epoch: OffsetAndEpoch
 
 
 class RawSnapshotWriter(Protocol):
-    """The bytes of a snapshot as they come; until `freeze` nobody sees it."""
+    """Writes the bytes of a snapshot. The snapshot is not visible before `freeze`."""
 
     @property
     def snapshot_id(self) -> OffsetAndEpoch: ...
 
     @property
     def size_bytes(self) -> int:
-        """What was appended by now: the position that is wanted next."""
+        """Size of the bytes so far, which is the position of the next ones."""
         ...
 
     @property
     def is_frozen(self) -> bool: ...
 
     def append(self, position: int, data: Buffer) -> None:
-        """Add the bytes that begin at byte `position` of the snapshot.
+        """Append the bytes at byte `position` of the snapshot.
 
-        Raises PositionOutOfRange where that is not `size_bytes`, KafkaStorageError.
+        Raises PositionOutOfRange if `position` is not `size_bytes`, KafkaStorageError.
         """
         ...
 
     def freeze(self) -> None:
-        """Check the whole, put it on disk, and let it be seen under its name; it never changes again.
+        """Check the snapshot, flush it, and give it its final name. It never changes after that.
 
-        Raises InvalidSnapshot for one that is cut short or broken (it is gone then), KafkaStorageError.
+        Raises InvalidSnapshot, and removes the snapshot, if it is cut short or broken. Raises
+        KafkaStorageError.
         """
         ...
 
     def close(self) -> None:
-        """Drop what is not frozen."""
+        """Remove the snapshot if it is not frozen."""
         ...
 
 
 class RawSnapshotReader(Protocol):
-    """The bytes of a frozen snapshot."""
+    """Reads the bytes of a frozen snapshot."""
 
     @property
     def snapshot_id(self) -> OffsetAndEpoch: ...
@@ -90,9 +91,9 @@ class RawSnapshotReader(Protocol):
     def size_bytes(self) -> int: ...
 
     def read(self, position: int, max_bytes: int) -> Buffer:
-        """At most so many bytes from `position` on; they may begin and end within a batch.
+        """Return up to `max_bytes` from `position` on. They may start and end within a batch.
 
-        Raises PositionOutOfRange where `position` is negative or not below `size_bytes`.
+        Raises PositionOutOfRange if `position` is negative or not below `size_bytes`.
         """
         ...
 
@@ -100,30 +101,30 @@ class RawSnapshotReader(Protocol):
 
 
 class SnapshotWriter(Protocol):
-    """Makes a snapshot of records, between a header and a footer that it adds by itself."""
+    """Writes records as a snapshot, and adds the header and the footer."""
 
     @property
     def snapshot_id(self) -> OffsetAndEpoch: ...
 
     def append(self, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> None:
-        """Add records in order. Raises InvalidRecord, RecordListTooLarge, KafkaStorageError."""
+        """Append records in order. Raises InvalidRecord, RecordListTooLarge, KafkaStorageError."""
         ...
 
     def freeze(self) -> None:
-        """Write what is left and the footer, and let the snapshot be seen; see RawSnapshotWriter."""
+        """Write the remaining records and the footer, and freeze the snapshot; see RawSnapshotWriter."""
         ...
 
     def close(self) -> None:
-        """Drop what is not frozen."""
+        """Remove the snapshot if it is not frozen."""
         ...
 
 
 class ReplicatedLog(Protocol):
-    """See the module. Offsets are exclusive ends where they are ends."""
+    """The log that a quorum replicates. End offsets are exclusive."""
 
     @property
     def is_offline(self) -> bool:
-        """Whether its disk has failed, so that it takes nothing any more."""
+        """Whether the disk has failed, so that nothing can be appended."""
         ...
 
     @property
@@ -137,100 +138,105 @@ class ReplicatedLog(Protocol):
 
     @property
     def last_fetched_epoch(self) -> int:
-        """The epoch of the last record, or of the snapshot that ends where the log does; 0 if there is none.
+        """The epoch of the last record, or of the snapshot that ends at the log end; 0 if there is neither.
 
-        An epoch that has begun and has no record yet is not meant.
+        An epoch that has begun but has no record yet does not count.
         """
         ...
 
     @property
     def flushed_offset(self) -> int:
-        """All below is on the disk."""
+        """All records below this offset are on disk."""
         ...
 
     def append_as_leader(self, batches: Buffer, epoch: int) -> LogAppendInfo:
-        """Append batches at the end, all or none, and give them offsets and the epoch.
+        """Append the batches at the end, all or none, and assign their offsets and the epoch.
 
         Raises CorruptMessage and its kinds, MessageTooLarge, FencedLeaderEpoch, KafkaStorageError.
         """
         ...
 
     def append_as_follower(self, records: Buffer, epoch: int) -> LogAppendInfo | None:
-        """Append a leader's batches as they are; nothing is cut. None where no batch was for this log.
+        """Append a leader's batches unchanged. Returns None if there was no batch to append.
 
-        Batches of a later epoch than `epoch` are left out (KAFKA-18723). Raises CorruptMessage and its kinds,
+        Batches of a later epoch than `epoch` are skipped (KAFKA-18723). Raises CorruptMessage and its kinds,
         OffsetsOutOfOrder, KafkaStorageError.
         """
         ...
 
     def flush(self) -> None:
-        """Put all below `end_offset` on disk. KafkaStorageError is for good: the log is offline then."""
+        """Write all records to disk. After a KafkaStorageError the log is offline for good."""
         ...
 
     def flush_aside(self, disk: Disk, flushed: Callable[[Callable[[], None]], object]) -> None:
-        """Have `disk` do it, then call `flushed(finish)` in the node's loop; `finish` notes it, or raises as
-        `flush`."""
+        """Let `disk` flush the log, then call `flushed(finish)` in the node's loop.
+
+        `finish` records the new flushed offset, or raises as `flush` does.
+        """
         ...
 
     def read(self, start_offset: int, max_bytes: int, *, committed_only: bool) -> FetchDataInfo:
-        """Whole batches from the one with `start_offset` on, as a pinned slice, at least one if there is any.
+        """Return whole batches as a pinned slice, beginning with the one that contains `start_offset`.
 
-        `committed_only`: up to the high watermark. Raises OffsetOutOfRange.
+        It is at least one batch if there is one. `committed_only`: stop at the high watermark. Raises
+        OffsetOutOfRange.
         """
         ...
 
     def validate_offset_and_epoch(self, offset: int, epoch: int) -> ValidOffsetAndEpoch:
-        """How a log relates to this one that ends at `offset` with a last record of `epoch`."""
+        """Compare this log with one that ends at `offset` with a last record of `epoch`."""
         ...
 
     def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
-        """The greatest epoch here that is not above `epoch`, and where it ends."""
+        """Return the greatest epoch of this log that is at most `epoch`, and its end offset."""
         ...
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note that `epoch` begins at the log's end (Kafka: initializeLeaderEpoch)."""
+        """Record that `epoch` begins at the log end (Kafka: initializeLeaderEpoch)."""
         ...
 
     def truncate_to(self, offset: int) -> None:
-        """Cut everything from `offset` on. Raises FatalTruncation below the high watermark: nothing is cut
-        then."""
+        """Remove all records from `offset` on.
+
+        Raises FatalTruncation, and removes nothing, if that would go below the high watermark.
+        """
         ...
 
     def truncate_to_end_offset(self, end: OffsetAndEpoch) -> int:
-        """Cut to where this log and one part whose epoch `end.epoch` ends at `end.offset`; the new end.
+        """Truncate to where this log diverges from one whose epoch `end.epoch` ends at `end.offset`.
 
-        Raises FatalTruncation.
+        Returns the new end. Raises FatalTruncation.
         """
         ...
 
     def truncate_to_latest_snapshot(self) -> bool:
-        """Begin the log anew behind the latest snapshot if that is ahead of it; whether it was.
+        """Replace the log by the latest snapshot if that ends after the log. Returns True if it did.
 
-        The snapshot is committed, so the high watermark is its end then.
+        The snapshot is committed, so its end is the new high watermark.
         """
         ...
 
     def update_high_watermark(self, offset: int) -> None:
-        """Move the high watermark up to `offset`, or to the log's end where that lies below; never back."""
+        """Advance the high watermark to `offset`, or to the log end if that is lower. It never goes back."""
         ...
 
     def create_new_snapshot(
         self, snapshot_id: OffsetAndEpoch, *, voters: VoterSet | None = None, kraft_version: int = 0
     ) -> SnapshotWriter:
-        """Begin a snapshot of all below `snapshot_id.offset`, where `voters` vote by records if
-        `kraft_version` is above 0.
+        """Start a snapshot of all records below `snapshot_id.offset`.
 
-        Raises IllegalSnapshotId unless that is a committed batch's boundary of that epoch, at or above the
-        log's start (KAFKA-14618), and no snapshot of this id is there.
+        `voters` are written into it if `kraft_version` is above 0. Raises IllegalSnapshotId unless the id is
+        the end of a committed batch of that epoch, not below the log start (KAFKA-14618), and is not taken
+        yet.
         """
         ...
 
     def store_snapshot(self, snapshot_id: OffsetAndEpoch) -> RawSnapshotWriter:
-        """Begin a snapshot whose bytes come from a leader."""
+        """Start a snapshot whose bytes come from a leader."""
         ...
 
     def read_snapshot(self, snapshot_id: OffsetAndEpoch) -> RawSnapshotReader | None:
-        """The bytes of the frozen snapshot; None if there is none of this id."""
+        """Open the frozen snapshot with this id, or return None."""
         ...
 
     @property
@@ -240,28 +246,29 @@ class ReplicatedLog(Protocol):
     def earliest_snapshot_id(self) -> OffsetAndEpoch | None: ...
 
     def clean(self, now_ms: int) -> bool:
-        """Drop old snapshots and the log below the oldest one kept, by retention; whether anything went.
+        """Delete old snapshots, and the log below the oldest one kept, by retention. Returns True if any
+        went.
 
-        The latest snapshot stays, and so does all above it (KAFKA-14238).
+        The latest snapshot and all records above it are kept (KAFKA-14238).
         """
         ...
 
     def close(self) -> None:
-        """Flush and let go of the files."""
+        """Flush and close the files."""
         ...
 
 
 class QuorumStateStore(Protocol):
-    """Keeps the election as this node last knew it; Kafka's FileBasedStateStore."""
+    """Stores the last known election; Kafka's FileBasedStateStore."""
 
     def read(self) -> QuorumStateData | None:
-        """What was last written; None if nothing ever was.
+        """Return the state that was last written; None if nothing was written.
 
-        Raises InvalidFile or UnsupportedVersion for what cannot be read: without it a node could vote twice
-        in one epoch, so it must not start.
+        Raises InvalidFile or UnsupportedVersion if it cannot be read. The node must not start then, since it
+        could vote twice in one epoch.
         """
         ...
 
     def write(self, state: QuorumStateData) -> None:
-        """Put it on disk before this returns. Raises KafkaStorageError."""
+        """Write the state to disk before returning. Raises KafkaStorageError."""
         ...

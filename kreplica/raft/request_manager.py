@@ -1,7 +1,7 @@
-"""RequestManager: one request in flight to each peer, and a pause after one that failed.
+"""RequestManager: sends one request at a time to each peer, and pauses after a failure.
 
-A peer's ConnectionState is ready, awaits an answer, or backs off. Answers are posted to the loop; one that is
-to a request which was given up meanwhile is dropped. Thread rule: the client's loop.
+The ConnectionState of a peer is ready, waiting for an answer, or backing off. Answers are posted to the loop.
+An answer to a request that was given up is dropped. Thread rule: the client's loop.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kreplica.common.ports import Clock, Random, Transport
 from kreplica.raft.epoch_state import NEVER_MS
 from kreplica.raft.raft_config import RaftConfig
 
-# Takes the answer of the peer; None where there was none.
+# Takes the peer's answer; None if there was none.
 TakeResponse = Callable[[Any], None]
 NANOSECONDS_PER_MS = 1_000_000
 
 
 class ConnectionState:
-    """`in_flight`: the number of the request that waits for its answer, 0 for none."""
+    """The connection to one peer. `in_flight`: the number of the request in flight, 0 for none."""
 
     __slots__ = ("backoff_until_ms", "in_flight", "node_id")
 
@@ -39,7 +39,7 @@ class ConnectionState:
 
 
 class RequestManager:
-    """`post(task)` runs a task in the client's loop, and a step after it."""
+    """`post(task)` runs a task in the client's loop and a step after it."""
 
     def __init__(
         self,
@@ -58,20 +58,20 @@ class RequestManager:
         self._numbers = 0
 
     def connection(self, node_id: int) -> ConnectionState:
-        """The state of the connection to the node, a new one the first time."""
+        """Return the state of the connection to a node, created on first use."""
         found = self._connections.get(node_id)
         if found is None:
             found = self._connections[node_id] = ConnectionState(node_id)
         return found
 
     def now_ms(self) -> int:
-        """The time that back-offs are told in."""
+        """The clock of all back-offs."""
         return self._clock.monotonic_ns() // NANOSECONDS_PER_MS
 
     def maybe_send(self, node_id: int, build: Callable[[], Any], take: TakeResponse) -> int:
-        """Send what `build` makes if the peer's connection is ready; in how many ms to come again.
+        """Send the request made by `build` if the connection is ready. Returns in how many ms to call again.
 
-        `take(response)` is called in the loop; with None where no answer came, which starts the back-off.
+        `take(response)` is called in the loop. It gets None if there was no answer; that starts a back-off.
         """
         connection, now_ms = self.connection(node_id), self.now_ms()
         if connection.in_flight:
@@ -88,32 +88,32 @@ class RequestManager:
     def maybe_send_to_all(
         self, node_ids: Iterable[int], build: Callable[[int], Any], take: Callable[[int, Any], None]
     ) -> int:
-        """As `maybe_send`, to each of the nodes; the least of what it says."""
+        """Call `maybe_send` for each node. Returns the shortest wait."""
         waits = [
             self.maybe_send(node_id, partial(build, node_id), partial(take, node_id)) for node_id in node_ids
         ]
         return min(waits, default=NEVER_MS)
 
     def back_off(self, node_id: int, duration_ms: int | None = None) -> None:
-        """The node has refused, or has not answered: send it nothing for a while."""
+        """Send nothing to the node for a while: it has rejected a request or not answered."""
         if duration_ms is None:
             duration_ms = self._config.quorum_retry_backoff_ms
         self.connection(node_id).backoff_until_ms = self.now_ms() + duration_ms
 
     def ready_one_of(self, node_ids: list[int]) -> int | None:
-        """One of the nodes to which a request may go now, by chance; None if there is none."""
+        """Return a random node among those that are ready for a request; None if none is ready."""
         now_ms = self.now_ms()
         ready = [node_id for node_id in node_ids if self.connection(node_id).is_ready(now_ms)]
         return ready[self._random.randrange(len(ready))] if ready else None
 
     def back_off_ms(self, node_ids: list[int]) -> int:
-        """In how many ms the first back-off among the nodes ends; NEVER_MS if none backs off."""
+        """Return in how many ms the first back-off among the nodes ends; NEVER_MS if none backs off."""
         now_ms = self.now_ms()
         ends = [self.connection(node_id).backoff_until_ms - now_ms for node_id in node_ids]
         return min((end for end in ends if end > 0), default=NEVER_MS)
 
     def unreachable(self, node_ids: Iterable[int]) -> list[int]:
-        """Those of the nodes whose last request failed a moment ago."""
+        """Return the nodes whose last request has just failed."""
         now_ms = self.now_ms()
         return [node_id for node_id in node_ids if self.connection(node_id).is_backing_off(now_ms)]
 
@@ -128,6 +128,6 @@ class RequestManager:
         try:
             take(reply.result())
         except StorageFull:
-            # The same would follow from the next answer, as often as there is one.
+            # The next answer would fail in the same way, so wait longer than usual.
             self.back_off(connection.node_id, self._config.quorum_election_timeout_ms)
             raise

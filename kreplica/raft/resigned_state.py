@@ -1,7 +1,7 @@
-"""ResignedState: a leader that leads its epoch no longer, by its own will, by check quorum, or by a restart.
+"""ResignedState: a leader that has given up its epoch: on request, by check quorum, or by a restart.
 
-It tells the voters that it is over (EndQuorumEpoch) and never says that it leads (KAFKA-17333). It gives no
-vote in the epoch that it has led (KAFKA-10661).
+It notifies the voters (EndQuorumEpoch) and never claims to be the leader (KAFKA-17333). It does not vote in
+the epoch that it has led (KAFKA-10661).
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from kreplica.raft.voter_set import ReplicaKey
 
 
 class ResignedState(EpochState):
-    """`local_id` led the epoch. `preferred_successors`: who should follow, the best first. `unacknowledged`:
-    the voters who have not answered."""
+    """`local_id` led the epoch. `preferred_successors`: preferred next leaders, best first.
+
+    `unacknowledged`: the voters that have not answered yet.
+    """
 
     NAME: ClassVar[str] = "resigned"
 
@@ -31,12 +33,12 @@ class ResignedState(EpochState):
         preferred_successors: Sequence[ReplicaKey],
         deadline_ms: int,
     ) -> None:
-        # The leader that is kept on disk is not one that is told to anybody.
+        # The leader is kept on disk only; other nodes must not learn of it from here.
         super().__init__(epoch, voted_key=voted_key, deadline_ms=deadline_ms)
         self.local_id = local_id
         self.preferred_successors = tuple(preferred_successors)
         self.unacknowledged = {voter for voter in voters if voter != local_id}
 
     def election(self) -> QuorumStateData:
-        """That it has led the epoch, so that it comes back in this state."""
+        """Return the election with this node as the leader, so that a restart comes back to this state."""
         return replace(super().election(), leader_id=self.local_id)

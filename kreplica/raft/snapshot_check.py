@@ -1,8 +1,8 @@
-"""What makes bytes a whole snapshot; checked before one gets its name, and before any of it is believed.
+"""Checks that bytes are a whole snapshot, before they get its name and before they are used.
 
-Batches follow each other without a gap from offset 0 on, all of the epoch that the name tells. The first
-record of the first is the header, the last of the last is the footer, and neither comes anywhere else. Bytes
-may come from another node or a disk: what does not fit is an InvalidSnapshot.
+Batches follow each other from offset 0 without gaps, all in the epoch of the snapshot's name. The first
+record of the first batch is the header, the last record of the last batch is the footer, and neither occurs
+elsewhere. The bytes may come from another node or a failing disk: any mismatch raises InvalidSnapshot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kreplica.raft.voter_set import VoterSet
 
 
 class SnapshotSummary(NamedTuple):
-    """What a snapshot's control records say."""
+    """The content of a snapshot's control records."""
 
     last_contained_log_timestamp: int
     kraft_version: int
@@ -36,7 +36,7 @@ _Check = Callable[[RawSnapshotReader], SnapshotSummary]
 
 
 def check_snapshot(snapshot: RawSnapshotReader) -> SnapshotSummary:
-    """Look through the whole of it: every CRC and every record's frame, header and footer.
+    """Check all of the snapshot: each CRC, each record's frame, the header and the footer.
 
     Metadata records are not decoded. Raises InvalidSnapshot, KafkaStorageError.
     """
@@ -44,7 +44,9 @@ def check_snapshot(snapshot: RawSnapshotReader) -> SnapshotSummary:
 
 
 def summary_of(snapshot: RawSnapshotReader) -> SnapshotSummary:
-    """What its first batch says, and nothing else is looked at. Raises InvalidSnapshot, KafkaStorageError."""
+    """Return the content of the first batch without checking the rest. Raises InvalidSnapshot,
+    KafkaStorageError.
+    """
     return _guarded(snapshot, _check_first)
 
 
@@ -62,7 +64,7 @@ def _check_all(snapshot: RawSnapshotReader) -> SnapshotSummary:
     summary, offset, ended = None, 0, False
     for batch in _batches(snapshot):
         if ended:
-            raise InvalidRecord(f"a batch behind the footer, at offset {batch.base_offset}")
+            raise InvalidRecord(f"there is a batch after the footer, at offset {batch.base_offset}")
         batch.check()
         _check_place(snapshot, batch, offset)
         offset = batch.next_offset
@@ -73,9 +75,11 @@ def _check_all(snapshot: RawSnapshotReader) -> SnapshotSummary:
         ended = bool(control) and isinstance(control[-1], SnapshotFooterRecord)
         inner = control[:-1] if ended else control
         if any(isinstance(each, (SnapshotHeaderRecord, SnapshotFooterRecord)) for each in inner):
-            raise InvalidRecord(f"a header or footer amid the records, in the batch at {batch.base_offset}")
+            raise InvalidRecord(
+                f"there is a header or footer between records, in the batch at {batch.base_offset}"
+            )
     if summary is None or not ended:
-        raise InvalidRecord(f"cut short at offset {offset}, byte {snapshot.size_bytes}: there is no footer")
+        raise InvalidRecord(f"it ends at offset {offset}, byte {snapshot.size_bytes}, without a footer")
     return summary
 
 
@@ -97,7 +101,9 @@ def _check_place(snapshot: RawSnapshotReader, batch: RecordBatch, offset: int) -
     epoch = snapshot.snapshot_id.epoch
     if batch.base_offset != offset or batch.leader_epoch != epoch:
         raise InvalidRecord(
-            f"a batch at offset {batch.base_offset} of epoch {batch.leader_epoch}, not {offset} of {epoch}"
+            f"got a batch at offset {batch.base_offset} of epoch {batch.leader_epoch}, expected offset"
+            f" {offset}"
+            f" of epoch {epoch}"
         )
 
 
@@ -108,7 +114,7 @@ def _control_records(batch: RecordBatch) -> list[ControlMessage | None]:
 def _summary(control: list[ControlMessage | None]) -> SnapshotSummary:
     header = control[0] if control else None
     if not isinstance(header, SnapshotHeaderRecord):
-        raise InvalidRecord("it does not begin with a header")
+        raise InvalidRecord("it does not start with a header")
     version, voters = 0, None
     for each in control:
         if isinstance(each, KRaftVersionRecord):

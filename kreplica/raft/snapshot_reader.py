@@ -1,7 +1,7 @@
-"""RecordsSnapshotReader: a snapshot as records, for those who load it.
+"""RecordsSnapshotReader: reads the records of a snapshot.
 
-The whole is looked through before the first record is given away, so nobody loads half of a snapshot; what a
-record says is checked as it is decoded. Belongs to the thread it is handed to.
+The whole snapshot is checked before the first record is returned, so that a broken one is never loaded in
+part. The content of each record is checked when it is decoded. Belongs to the thread that it was passed to.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kreplica.raft.voter_set import VoterSet
 
 
 class RecordsSnapshotReader:
-    """Over the bytes' own reader, which it closes. Iterating gives the batches, as often as one likes.
+    """Reads records from `raw`, and closes it. Each iteration yields all batches again.
 
-    `last_contained_log_timestamp`: ms since 1970. `voters`: None where the snapshot names none.
+    `last_contained_log_timestamp`: ms since 1970. `voters`: None if the snapshot names none.
     """
 
     __slots__ = ("_raw", "kraft_version", "last_contained_log_timestamp", "voters")
@@ -31,8 +31,9 @@ class RecordsSnapshotReader:
     voters: VoterSet | None
 
     def __init__(self, raw: RawSnapshotReader) -> None:
-        """Raises InvalidSnapshot for one that is cut short or broken, KafkaStorageError; `raw` is closed
-        then."""
+        """Raises InvalidSnapshot if the snapshot is cut short or broken, KafkaStorageError. It closes `raw`
+        then.
+        """
         self._raw = raw
         try:
             self.last_contained_log_timestamp, self.kraft_version, self.voters = check_snapshot(raw)
@@ -57,8 +58,10 @@ class RecordsSnapshotReader:
         return self._raw.size_bytes
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches in order; the first and the last are of control records. Raises InvalidSnapshot for a
-        record that cannot be decoded, KafkaStorageError."""
+        """Yield the batches in order. The first and the last hold control records.
+
+        Raises InvalidSnapshot if a record cannot be decoded, KafkaStorageError.
+        """
         try:
             yield from decoded_batches(self._raw.read(0, self.size_bytes))
         except (KafkaStorageError, InvalidSnapshot):
@@ -68,7 +71,7 @@ class RecordsSnapshotReader:
             raise InvalidSnapshot(f"snapshot {offset}-{epoch}: {error}", where=error.where) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._raw.close()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""Check the snapshots of a metadata log, as `kreplica.log.verify` checks the log itself, and change nothing.
+"""Checks the snapshots of a metadata log, as `kreplica.log.verify` checks the log itself. Changes nothing.
 
-A snapshot is whole: every CRC, its header and footer, its batches' offsets and epoch. Its name is its id. A
-log that begins above 0 has one that ends there or later. What a crash may leave behind, snapshots that were
-being written or removed, is no problem.
+A snapshot must be whole: each CRC, its header and footer, its batches' offsets and epoch. Its name must be
+its id. A log that starts above 0 must have a snapshot that ends there or later. Files that a crash leaves
+while snapshots are written or removed are not problems.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ METADATA_LOG = str(TOPIC_PARTITION)
 
 
 def verify_snapshots(storage: Storage, path: str) -> Iterator[Problem]:
-    """Every problem of the snapshots at `path`: the metadata log's directory, or the log directory that has
-    it. Raises KafkaStorageError only where `path` itself cannot be read."""
+    """Yield each problem of the snapshots at `path`: the metadata log's directory or the log directory above
+    it.
+
+    Raises KafkaStorageError only if `path` itself cannot be read.
+    """
     names = storage.list_directory(path)
     if METADATA_LOG in names:
         path = f"{path}/{METADATA_LOG}"
@@ -38,13 +41,15 @@ def verify_snapshots(storage: Storage, path: str) -> Iterator[Problem]:
     except SnapshotMissing as error:
         yield Problem(path, type(error).__name__, str(error), error.where)
     except KreplicaError:
-        return  # the state file's, which is told with the log
+        return  # a problem of the state file, reported with the log
 
 
 def _problems_of(storage: Storage, path: str, name: str) -> Iterator[Problem]:
     snapshot_id = parse_snapshot_name(name)
     if snapshot_id is None:
-        yield Problem(path, "InvalidSnapshot", f"{name} is no offset and epoch, as 20 and 10 digits")
+        yield Problem(
+            path, "InvalidSnapshot", f"{name} is not an offset of 20 digits and an epoch of 10 digits"
+        )
         return
     try:
         with FileRawSnapshotReader(storage, path, snapshot_id) as reader:

@@ -1,7 +1,7 @@
-"""RecordsSnapshotWriter: records as a snapshot's batches, with Kafka's header in front and footer behind.
+"""RecordsSnapshotWriter: writes records as a snapshot's batches, between Kafka's header and footer.
 
-Offsets in a snapshot are its own and begin at 0; the batches are of the epoch in its name. Where voters come
-and go by records, the first batch also says who votes (KIP-853). Owned by the raft loop.
+Offsets in a snapshot are its own and start at 0. The batches have the epoch in its name. If voters can be
+added and removed, the first batch also names the voters (KIP-853). Owned by the raft loop.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from kreplica.raft.replicated_log import RawSnapshotWriter
 from kreplica.raft.voter_set import VoterSet
 
 WRITE_SIZE_BYTES = 1 << 20
-"""So much is gathered before it is written."""
+"""How many bytes are collected before they are written."""
 
 
 class RecordsSnapshotWriter:
-    """A SnapshotWriter over the bytes' own. `last_contained_log_timestamp`: ms since 1970, of the last record
-    that the snapshot stands for. `voters` are written from `kraft_version` 1 on."""
+    """Writes records into `raw`.
+
+    `last_contained_log_timestamp`: of the last record that the snapshot covers, in ms since 1970. `voters`
+    are written if `kraft_version` is at least 1.
+    """
 
     __slots__ = ("_accumulator", "_raw")
 
@@ -64,7 +67,7 @@ class RecordsSnapshotWriter:
         return self._raw.is_frozen
 
     def append(self, records: Sequence[ApiMessageAndVersion[MetadataRecord]]) -> None:
-        """See SnapshotWriter. Records of one call may come to stand in several batches."""
+        """See SnapshotWriter. The records of one call may be split into several batches."""
         if not records:
             return
         try:

@@ -1,8 +1,8 @@
-"""ThresholdPurgatory: futures that wait until a value has come past a threshold, or for their deadline.
+"""ThresholdPurgatory: futures that wait until a value passes a threshold, or for their deadline.
 
-A fetch waits so for the log's end or the high watermark, an append for the high watermark. Deadlines lie on
-the native purgatory's timing wheel; nothing runs by itself: the loop tells the value and the time, and asks
-when to come again. Owned by the loop that resolves the futures.
+A fetch waits for the log end or the high watermark, an append for the high watermark. Deadlines are on the
+native purgatory's timing wheel. Nothing runs on its own: the loop passes in the value and the time, and asks
+when to call again. Owned by the loop that resolves the futures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEY = 0
 
 
 class ThresholdPurgatory:
-    """`name` stands in the message of a wait that took too long."""
+    """`name` appears in the error of a wait that timed out."""
 
     __slots__ = ("_clock", "_name", "_native")
 
@@ -30,39 +30,40 @@ class ThresholdPurgatory:
         return self._clock.monotonic_ns() // NANOSECONDS_PER_MILLISECOND
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return how many futures wait."""
         return self._native.delayed
 
     def await_threshold(self, threshold: int, max_wait_ms: int) -> Future[int]:
-        """A future that gets the value once it is above `threshold`.
+        """Return a future that gets the value once it is above `threshold`.
 
-        After `max_wait_ms` milliseconds it fails with RequestTimedOut, as soon as `expire` is called.
+        After `max_wait_ms` milliseconds it fails with RequestTimedOut, when `expire` is called.
         """
         future: Future[int] = Future()
         self._native.watch(_KEY, threshold + 1, self._now_ms() + max_wait_ms, future)
         return future
 
     def maybe_complete(self, value: int) -> int:
-        """Resolve, with the value, what waits for a lower one; how many did."""
+        """Resolve the futures whose threshold is below `value`. Returns how many they were."""
         return _resolve(self._native.complete_to(_KEY, value), value)
 
     def complete_all(self, value: int) -> int:
-        """Resolve with the value whatever waits; how many did."""
+        """Resolve all futures with `value`. Returns how many they were."""
         return _resolve(self._native.drain(), value)
 
     def complete_all_exceptionally(self, error: BaseException) -> int:
-        """Fail whatever waits; how many did."""
+        """Fail all futures. Returns how many they were."""
         return _fail(self._native.drain(), error)
 
     def expire(self) -> int | None:
-        """Fail what has waited too long; in how many milliseconds to come again, None if nothing waits.
+        """Fail the futures whose deadline has passed. Returns in how many ms to call again; None if none
+        waits.
 
-        That may be before the next deadline, never after it.
+        That may be before the next deadline, but never after it.
         """
         now_ms = self._now_ms()
         expired = self._native.expire(now_ms)
         if expired:
-            _fail(expired, RequestTimedOut(f"{self._name} waited in vain"))
+            _fail(expired, RequestTimedOut(f"{self._name} timed out"))
         following = self._native.next_deadline()
         return None if following is None else max(0, following - now_ms)
 

@@ -1,4 +1,4 @@
-"""UnattachedState: a member that knows of no leader in its epoch, with or without its vote given."""
+"""UnattachedState: a member that knows no leader of its epoch. It may have voted or not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kreplica.raft.epoch_state import EpochState
 
 
 class UnattachedState(EpochState):
-    """Its timer ends in an election of its own, if it is a voter. With a vote it is Kafka's former Voted."""
+    """When the timer ends, a voter starts an election. With a vote this was Kafka's Voted state."""
 
     NAME: ClassVar[str] = "unattached"
 

@@ -1,8 +1,9 @@
-"""VoterChanges: voters come, go, and move, one change at a time (KIP-853).
+"""VoterChanges: adds, removes and updates voters of the quorum, one change at a time (KIP-853).
 
-A change is a VotersRecord. It holds as soon as it is in the leader's log, and is committed by the new voters.
-The leader begins one only once its high watermark is known in this epoch, so that the change before is
-committed: two that overlap could leave two majorities without a common voter. Thread rule: the client's loop.
+A change is a VotersRecord. It takes effect when it is in the leader's log, and the new voters commit it. The
+leader starts a change only once its high watermark is known in this epoch, when the previous change is
+committed. Two overlapping changes could leave two majorities without a common voter. Thread rule: the
+client's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -45,8 +46,11 @@ Answer = Callable[[KreplicaError | None], Any]
 
 
 class _Change:
-    """A change that is under way. `answer(error)` is given to who asked for it, once; `on_over()` is called
-    when the change is committed, or has failed."""
+    """A change in progress.
+
+    `answer(error)` answers the request, once. `on_over()` is called when the change is committed or has
+    failed.
+    """
 
     def __init__(
         self, answer: Callable[[KreplicaError | None], object], on_over: Callable[[], object]
@@ -56,21 +60,24 @@ class _Change:
         self._is_answered = False
 
     def acknowledge(self, error: KreplicaError | None = None) -> None:
-        """Answer now; the change itself may go on."""
+        """Answer the request now. The change itself may still be in progress."""
         if not self._is_answered:
             self._is_answered = True
             self._answer(error)
 
     def settle(self, error: BaseException | None) -> None:
-        """Answer, if that is not done; the next change may begin."""
+        """End the change, and answer the request if that is not done yet. The next change may start."""
         self._on_over()
         assert error is None or isinstance(error, KreplicaError)
         self.acknowledge(error)
 
 
 class _Newcomer:
-    """A voter to be, which is awaited until it has all of the log. `waits_for_commit`: its change is answered
-    when it is committed, and otherwise when it is in the leader's log (KIP-1186)."""
+    """A future voter that first has to catch up with the log.
+
+    `waits_for_commit`: answer the request when the change is committed, not as soon as it is in the leader's
+    log (KIP-1186).
+    """
 
     def __init__(self, node: VoterNode, deadline_ms: int, change: _Change, *, waits_for_commit: bool) -> None:
         self.node = node
@@ -90,19 +97,22 @@ class VoterChanges:
     # ---- requests -----------------------------------------------------------------------------------------
 
     def handle_add(self, request: Any) -> Future[Any]:
-        """A new voter. It follows as an observer first, and catches up within the request's timeout. Where
-        the commit is not waited for it has to have caught up: it asks itself, and cannot fetch meanwhile."""
+        """Add a voter. It follows as an observer first and must catch up within the request's timeout.
+
+        If the request does not wait for the commit, the voter must have caught up already: it has sent the
+        request itself and cannot fetch meanwhile.
+        """
 
         def begin(state: LeaderState, change: _Change) -> None:
             key = key_of(request.voter_id, request.voter_directory_id)
             if key.node_id < 0 or key.directory_id == Uuid.ZERO:
-                raise InvalidRequest(f"a voter has an id and a directory, not {key}")
+                raise InvalidRequest(f"a voter needs an id and a directory id, got {key}")
             if key.node_id in state.voters:
-                raise DuplicateVoter(f"node {key.node_id} votes already")
+                raise DuplicateVoter(f"node {key.node_id} is already a voter")
             if not self._context.membership.is_controller(key.node_id):
                 raise InvalidRequest(
-                    f"node {key.node_id} has not registered as a controller: it needs the role controller in"
-                    " process.roles, or a moment more after its start"
+                    f"node {key.node_id} has not registered as a controller: give it the role controller in"
+                    " process.roles, or retry when it has started"
                 )
             node = VoterNode(key, self._endpoints(request.listeners), *KRAFT_VERSIONS)
             wait_ms = 0
@@ -119,29 +129,31 @@ class VoterChanges:
         return self._change(request.cluster_id, begin, partial(_plain_answer, AddRaftVoterResponse))
 
     def handle_remove(self, request: Any) -> Future[Any]:
-        """A voter less. The leader may be it: it leads until that is committed, and does not count itself."""
+        """Remove a voter. If it is the leader, it goes on without counting itself until the change is
+        committed.
+        """
 
         def begin(state: LeaderState, change: _Change) -> None:
             key = key_of(request.voter_id, request.voter_directory_id)
             voters = self._context.control.voters
             if key not in voters.voter_keys:
-                raise VoterNotFound(f"{key} is none of {voters!r}")
+                raise VoterNotFound(f"{key} is not in {voters!r}")
             left = voters.remove_voter(key)
             if left is None:
-                raise InvalidRequest(f"{key} is the last voter")
+                raise InvalidRequest(f"{key} is the last voter and cannot be removed")
             self._append(state, left, change)
 
         return self._change(request.cluster_id, begin, partial(_plain_answer, RemoveRaftVoterResponse))
 
     def handle_update(self, request: Any) -> Future[Any]:
-        """A voter has other listeners, or supports other levels of the protocol."""
+        """Change the listeners of a voter or the protocol levels that it supports."""
 
         def begin(state: LeaderState, change: _Change) -> None:
             epoch = int(request.current_leader_epoch)
             if epoch < state.epoch:
                 raise FencedLeaderEpoch(f"epoch {epoch} is over; this node is in {state.epoch}")
             if epoch > state.epoch:
-                raise UnknownLeaderEpoch(f"epoch {epoch} is not known; this node is in {state.epoch}")
+                raise UnknownLeaderEpoch(f"epoch {epoch} is not known; this node is in epoch {state.epoch}")
             voters, feature = self._context.control.voters, request.k_raft_version_feature
             key = key_of(request.voter_id, request.voter_directory_id)
             node = VoterNode(
@@ -151,24 +163,29 @@ class VoterChanges:
                 int(feature.max_supported_version),
             )
             if not node.supports(self._context.control.kraft_version):
-                raise InvalidRequest(f"{key} does not support the level of the protocol that holds")
+                raise InvalidRequest(
+                    f"{key} does not support the current protocol level, kraft.version"
+                    f" {self._context.control.kraft_version}"
+                )
             changed = voters.update_voter(node)
             if changed is None:
-                raise VoterNotFound(f"{key} is none of {voters!r}")
+                raise VoterNotFound(f"{key} is not in {voters!r}")
             if changed == voters:
                 change.settle(None)
             else:
                 self._append(state, changed, change)
-                # The commit may take this voter's own fetches.
+                # The commit may need this voter's own fetches, so answer now.
                 change.acknowledge()
 
         return self._change(request.cluster_id, begin, self._update_answer)
 
     def _endpoints(self, listeners: Any) -> tuple[VoterEndpoint, ...]:
-        """Where a voter is to listen. Raises InvalidRequest where the others would not find it there."""
+        """Return the listeners of a voter. Raises InvalidRequest if the other voters could not reach it
+        there.
+        """
         names = [each.name for each in listeners]
         if len(set(names)) != len(names):
-            raise InvalidRequest("two listeners have one name")
+            raise InvalidRequest("the listener names {names} are not unique")
         own = self._context.membership.endpoints
         if own and own[0].name not in names:
             raise InvalidRequest(
@@ -201,26 +218,31 @@ class VoterChanges:
         return future
 
     def _ready_leader(self, cluster_id: str | None) -> LeaderState:
-        """The leader's state, if a change may begin now; raises what is to be answered if not."""
+        """Return the leader's state if a change may start now. Raises the error to answer if not."""
         context, state = self._context, self._context.quorum.state
         if cluster_id is not None and cluster_id != context.cluster_id:
-            raise InconsistentClusterId(f"this is {context.cluster_id}, not {cluster_id}")
+            raise InconsistentClusterId(
+                f"the request is for cluster {cluster_id}, but this node is in {context.cluster_id}"
+            )
         if not isinstance(state, LeaderState):
-            raise NotLeaderOrFollower(f"node {context.key.node_id} does not lead")
+            raise NotLeaderOrFollower(f"node {context.key.node_id} is not the leader")
         if context.control.kraft_version < 1:
-            raise UnsupportedVersion("the voters of this quorum are configured: they do not come and go")
+            raise UnsupportedVersion(
+                "the voters of this quorum are fixed by its configuration (kraft.version 0)"
+            )
         mark = state.high_watermark
         if self._is_under_way or mark is None or context.control.voters_offset >= mark:
-            # Kafka's code for it; see KAFKA-16530 for a change before the mark is known.
+            # Kafka answers this code too. See KAFKA-16530 for a change before the high watermark is known.
             raise RequestTimedOut(
-                "another change is under way, or this leader does not know yet what is committed"
+                "another change is in progress, or the leader does not know the high watermark yet: retry"
+                " later"
             )
         return state
 
     # ---- the step -----------------------------------------------------------------------------------------
 
     def poll(self, now_ms: int) -> int:
-        """Let in who has caught up; in how many ms to come again."""
+        """Let a voter in once it has caught up. Returns in how many ms to call again."""
         newcomer, state = self._newcomer, self._context.quorum.state
         if newcomer is None or not isinstance(state, LeaderState):
             return NEVER_MS
@@ -236,7 +258,7 @@ class VoterChanges:
             return 0
         if now_ms >= newcomer.deadline_ms:
             newcomer.change.settle(
-                RequestTimedOut(f"{newcomer.node.voter_key} has not caught up with the log")
+                RequestTimedOut(f"{newcomer.node.voter_key} has not caught up with the log in time")
             )
             return NEVER_MS
         return newcomer.deadline_ms - now_ms
@@ -248,7 +270,7 @@ class VoterChanges:
         return now_ms - progress.caught_up_ms <= self._context.config.quorum_fetch_timeout_ms
 
     def leadership_lost(self, error: KreplicaError) -> None:
-        """This node leads no longer: who awaits a change learns it nowhere else."""
+        """Fail the change in progress: this node is no longer the leader."""
         newcomer, self._newcomer = self._newcomer, None
         if newcomer is not None:
             newcomer.change.settle(error)

@@ -1,8 +1,8 @@
-"""VoterSet: who votes in the metadata quorum, and how each is reached (KIP-853).
+"""VoterSet: the voters of the metadata quorum and their addresses (KIP-853).
 
-A voter is a node and its directory: with another disk the same node is another voter, since it has forgotten
-whom it voted for. A set that was configured (controller.quorum.voters) knows no directories; there the node's
-id is enough. Everything here is immutable; any thread may share it.
+A voter is a node with its directory. The same node with another disk is a different voter, since it has
+forgotten its votes. A configured set (controller.quorum.voters) has no directories; there the node's id is
+enough. All values are immutable; any thread may share them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_LISTENER = "CONTROLLER"
 
 
 class ReplicaKey(NamedTuple):
-    """A replica of the metadata log; `directory_id` is Uuid.ZERO where it is not known."""
+    """A replica of the metadata log. `directory_id` is Uuid.ZERO if it is not known."""
 
     node_id: int
     directory_id: Uuid = Uuid.ZERO
@@ -29,13 +29,13 @@ class ReplicaKey(NamedTuple):
         return str(self.node_id) if self.directory_id == Uuid.ZERO else f"{self.node_id}-{self.directory_id}"
 
 
-# The levels of the protocol that a node of kreplica supports, the lowest and the highest.
+# The lowest and the highest protocol level that a node of kreplica supports.
 KRAFT_VERSIONS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class VoterNode:
-    """A voter, its listeners (the first is the default), and the levels of the protocol that it supports."""
+    """A voter, its listeners (the first is the default), and the protocol levels that it supports."""
 
     voter_key: ReplicaKey
     endpoints: tuple[VoterEndpoint, ...] = ()
@@ -43,12 +43,12 @@ class VoterNode:
     max_supported_version: int = 0
 
     def is_voter(self, key: ReplicaKey) -> bool:
-        """Whether the key is this voter's; one without a directory is told by its node alone."""
+        """Whether the key is this voter's. If the voter has no directory, only the node ids are compared."""
         own = self.voter_key
         return own.node_id == key.node_id and own.directory_id in (Uuid.ZERO, key.directory_id)
 
     def endpoint(self, listener: str) -> VoterEndpoint | None:
-        """Where it listens under this name."""
+        """Return the address of the listener with this name."""
         return next((each for each in self.endpoints if each.name == listener), None)
 
     def supports(self, kraft_version: int) -> bool:
@@ -56,7 +56,7 @@ class VoterNode:
 
 
 class VoterSet:
-    """The voters by their nodes' ids, in ascending order. Raises InvalidConfig for none, or a node twice."""
+    """The voters by node id, ascending. Raises InvalidConfig for an empty set or a duplicate node."""
 
     __slots__ = ("voters",)
 
@@ -66,21 +66,25 @@ class VoterSet:
         nodes = sorted(voters, key=lambda node: node.voter_key.node_id)
         by_id = {node.voter_key.node_id: node for node in nodes}
         if not by_id:
-            raise InvalidConfig("a quorum without a voter")
+            raise InvalidConfig("a quorum needs at least one voter")
         if len(by_id) != len(nodes) or nodes[0].voter_key.node_id < 0:
-            raise InvalidConfig(f"voters {[str(n.voter_key) for n in nodes]}: each node once, none below 0")
+            raise InvalidConfig(
+                f"voters {[str(n.voter_key) for n in nodes]}: node ids must be unique and at least 0"
+            )
         self.voters = MappingProxyType(by_id)
 
     @classmethod
     def unknown(cls) -> VoterSet:
-        """The set of a node that asks bootstrap servers who leads, until its log names the voters: nobody."""
+        """The empty set of a node that asks the bootstrap servers for the leader until its log names the
+        voters.
+        """
         voters = cls.__new__(cls)
         voters.voters = MappingProxyType({})
         return voters
 
     @classmethod
     def parse(cls, text: str, listener: str = DEFAULT_LISTENER) -> VoterSet:
-        """The set in controller.quorum.voters: `id@host:port`, separated by commas. Raises InvalidConfig."""
+        """Parse controller.quorum.voters: `id@host:port`, separated by commas. Raises InvalidConfig."""
         return cls(_parse_voter(part.strip(), listener) for part in text.split(","))
 
     @property
@@ -93,12 +97,15 @@ class VoterSet:
 
     @property
     def majority(self) -> int:
-        """How many voters decide."""
+        """How many voters form a majority."""
         return len(self.voters) // 2 + 1
 
     def contains(self, key: ReplicaKey) -> bool:
-        """Whether the replica votes. A configured voter has no directory and is told by its node alone; a key
-        without one is no voter of a set that knows directories."""
+        """Whether the replica is a voter.
+
+        A configured voter has no directory, so its id is enough. In a set with directories, a key without one
+        is not a voter.
+        """
         node = self.voters.get(key.node_id)
         return node is not None and node.is_voter(key)
 
@@ -106,46 +113,51 @@ class VoterSet:
         return len(self.voters) == 1 and self.contains(key)
 
     def endpoint(self, node_id: int, listener: str) -> VoterEndpoint | None:
-        """Where the voter listens under this name; None if it is no voter, or has no such listener."""
+        """Return the voter's listener with this name; None if there is no such voter or listener."""
         node = self.voters.get(node_id)
         return None if node is None else node.endpoint(listener)
 
     def supports(self, kraft_version: int) -> bool:
-        """Whether all voters do."""
+        """Whether all voters support the level."""
         return all(node.supports(kraft_version) for node in self)
 
-    # ---- changes: another set, or None where they do not apply --------------------------------------------
+    # ---- changes: return a new set, or None if they do not apply ------------------------------------------
 
     def add_voter(self, node: VoterNode) -> VoterSet | None:
-        """With one more voter; None if its node votes already."""
+        """Return the set with one more voter; None if its node is already a voter."""
         if node.voter_key.node_id in self.voters:
             return None
         return VoterSet((*self, node))
 
     def remove_voter(self, key: ReplicaKey) -> VoterSet | None:
-        """Without the voter of exactly this key; None if it is none, or the last one."""
+        """Return the set without the voter of exactly this key; None if no voter has it or it is the
+        last one.
+        """
         node = self.voters.get(key.node_id)
         if node is None or node.voter_key != key or len(self.voters) == 1:
             return None
         return VoterSet(each for each in self if each is not node)
 
     def update_voter(self, node: VoterNode) -> VoterSet | None:
-        """With the voter's listeners and versions as given; None if it is no voter."""
+        """Return the set with the voter's new listeners and versions; None if it is not a voter."""
         known = self.voters.get(node.voter_key.node_id)
         if known is None or not known.is_voter(node.voter_key):
             return None
         return VoterSet(node if each is known else each for each in self)
 
     def has_overlapping_majority(self, other: VoterSet) -> bool:
-        """Whether every majority of one has a voter in common with every one of the other, so that no two
-        leaders can be elected by them: always where one voter came or went. (Kafka also takes an exchange of
-        one for another, which of three voters leaves majorities apart.)"""
+        """Whether each majority of one set shares a voter with each majority of the other.
+
+        Then they cannot elect two leaders. It always holds if one voter was added or removed. (Kafka also
+        accepts the exchange of one voter for another, which can leave disjoint majorities among three
+        voters.)
+        """
         return self.majority + other.majority > len(self.voter_keys | other.voter_keys)
 
-    # ---- its record ---------------------------------------------------------------------------------------
+    # ---- as a record --------------------------------------------------------------------------------------
 
     def to_voters_record(self, version: int = 0) -> VotersRecord:
-        """The control record that puts the set in force."""
+        """Return the control record that puts the set into force."""
         return VotersRecord(
             version=version,
             voters=tuple(
@@ -164,7 +176,7 @@ class VoterSet:
 
     @classmethod
     def from_voters_record(cls, record: VotersRecord) -> VoterSet:
-        """The set that a record puts in force. Raises InvalidRecord for one that no quorum can have."""
+        """Return the set in a record. Raises InvalidRecord if no quorum can have it."""
         try:
             return cls(_node_of(voter) for voter in record.voters)
         except InvalidConfig as error:
@@ -189,7 +201,7 @@ class VoterSet:
 def _node_of(voter: Voter) -> VoterNode:
     names = [endpoint.name for endpoint in voter.endpoints]
     if len(set(names)) != len(names):
-        raise InvalidRecord(f"VotersRecord: voter {voter.voter_id} has two listeners of one name")
+        raise InvalidRecord(f"VotersRecord: voter {voter.voter_id} has two listeners with the same name")
     feature = voter.k_raft_version_feature
     lowest, highest = feature.min_supported_version, feature.max_supported_version
     if not 0 <= lowest <= highest:
@@ -203,5 +215,5 @@ def _parse_voter(text: str, listener: str) -> VoterNode:
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     numbers_are_plain = all(n.isascii() and n.isdecimal() and len(n) <= 10 for n in (node_id, port))
     if not numbers_are_plain or not host or int(node_id) > INT32_MAX or int(port) > 0xFFFF:
-        raise InvalidConfig(f"controller.quorum.voters: {text[:80]!r} is no id@host:port")
+        raise InvalidConfig(f"controller.quorum.voters: {text[:80]!r} is not id@host:port")
     return VoterNode(ReplicaKey(int(node_id)), (VoterEndpoint(name=listener, host=host, port=int(port)),))

@@ -151,7 +151,7 @@ def test_a_node_that_is_formatted_for_another_cluster_ends_and_says_so(
             nodes.start(node_id, wait=False)
         assert nodes.wait_for_end(stranger) == 1
         said = nodes.log_file(stranger).read_text()
-        assert f"node {stranger} is formatted for the cluster '{OTHER_CLUSTER}'" in said
+        assert f"node {stranger} is formatted for cluster '{OTHER_CLUSTER}'" in said
         for node_id in nodes.live:
             nodes.wait_until_ready(node_id)
         assert stranger not in nodes.live

@@ -164,7 +164,9 @@ def test_a_node_of_another_cluster_says_so_in_one_line(tmp_path: Path) -> None:
     assert code == 1, err
     assert "Traceback" not in err
     [line] = [line for line in err.splitlines() if "cannot go on" in line]
-    assert f"node 2 is formatted for the cluster {other!r}, and the voters [1] are of another one" in line
+    assert (
+        f"node 2 is formatted for cluster {other!r}, but the voters [1] belong to a different cluster" in line
+    )
 
 
 def test_a_cluster_that_is_ended_while_it_starts(tmp_path: Path) -> None:

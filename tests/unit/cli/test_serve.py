@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         (["serve", *GOOD, "--directory", "foreign"], 1, "foreign: of cluster another, not " + CLUSTER),
         (["serve", *GOOD, "--set", "num.partitons=3"], 1, "'num.partitons'; is it 'num.partitions'?"),
         (["serve", *GOOD, "--set", "num.partitions"], 2, "expected NAME=VALUE"),
-        (["serve", *GOOD, "--quorum", "1@nowhere"], 1, "'1@nowhere' is no id@host:port"),
+        (["serve", *GOOD, "--quorum", "1@nowhere"], 1, "'1@nowhere' is not id@host:port"),
         (["serve", *GOOD[:-2]], 1, "controller.quorum.voters"),
         (["serve", *GOOD, "--listen", "nowhere"], 1, "'nowhere' is not host:port"),
         (["serve", "--brokers", "3", *GOOD[:2], *GOOD[-2:]], 2, "--quorum belongs to one node"),

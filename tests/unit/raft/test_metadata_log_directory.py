@@ -135,9 +135,9 @@ def test_a_log_that_begins_above_nothing_is_refused() -> None:
     log.clean(NOW_MS + 10_000_000)
     log.close()
     storage.remove(f"{DIRECTORY}/{snapshot_name(OffsetAndEpoch(100, 1))}")
-    assert "begins at offset 100" in refused(storage, SnapshotMissing)
+    assert "starts at offset 100" in refused(storage, SnapshotMissing)
     storage.remove(f"{DIRECTORY}/kreplica.state.deleted")
-    assert "there is none" in refused(storage, SnapshotMissing)
+    assert "there are no snapshots" in refused(storage, SnapshotMissing)
 
 
 @pytest.mark.parametrize("cut", [1, 60, 200])

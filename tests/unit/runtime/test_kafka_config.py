@@ -153,7 +153,7 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
             {"process_roles": "controller", "listeners": "PLAINTEXT://:1"},
             "a controller needs only the listener CONTROLLER",
         ),
-        ({"controller_quorum_voters": "1@a"}, "'1@a' is no id@host:port"),
+        ({"controller_quorum_voters": "1@a"}, "'1@a' is not id@host:port"),
         ({"controller_quorum_voters": "1@a:1,1@b:2"}, "each node once"),
         ({"listeners": "9092"}, "'9092' is not NAME://host:port"),
         ({"listeners": "PLAINTEXT://a:99999"}, "'a:99999' is not host:port"),
