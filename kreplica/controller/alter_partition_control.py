@@ -1,8 +1,8 @@
-"""AlterPartitionControl: leaders ask for another ISR, and the controller checks.
+"""AlterPartitionControl: checks and makes the ISR changes that leaders ask for.
 
-The order of the checks is Kafka's, since it decides what the leader does next. Nobody joins an ISR who is
-fenced, about to leave, or has been registered anew since the fetch that the leader counts on (KIP-841,
-KIP-903). It belongs to the controller's loop.
+The order of the checks is Kafka's, since it decides what the leader does next. A broker may not join an ISR
+if it is fenced, is shutting down, or has registered again since the fetch that the leader refers to (KIP-841,
+KIP-903). Owned by the controller's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -40,7 +40,7 @@ NO_BROKER_EPOCH = -1
 
 
 class AlterPartitionControl:
-    """See the module."""
+    """Handles AlterPartition requests for the active controller."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class AlterPartitionControl:
         self._logger = state_change_logger
 
     def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
-        """Change what may be changed; each partition has its answer."""
+        """Make the allowed changes. Each partition gets its own answer."""
         broker = self._context.metadata.brokers.get(request.broker_id)
         if broker is None or request.broker_epoch not in (NO_BROKER_EPOCH, broker.epoch):
             return AlterPartitionResponse(
@@ -74,7 +74,7 @@ class AlterPartitionControl:
                         accepted[key] = partition
                     except KreplicaError as error:
                         answers[key] = _refused(asked.partition_index, error)
-            # The answer tells how things stand after the change; so it waits for the epochs to be known.
+            # The answers contain the epochs after the change, so all changes are made first.
             answers.update({key: self._accepted(partition) for key, partition in accepted.items()})
         return AlterPartitionResponse(
             throttle_time=datetime.timedelta(0),
@@ -91,7 +91,7 @@ class AlterPartitionControl:
     def _partition(self, topic_id: uuid.UUID | None, number: int) -> PartitionContext:
         name = self._context.metadata.topic_names.get(Uuid(topic_id.bytes)) if topic_id else None
         if name is None:
-            raise UnknownTopicId("there is no topic of this id")
+            raise UnknownTopicId(f"unknown topic id {topic_id}")
         partition = self._context.partitions.get(TopicPartition(name, number))
         if partition is None:
             raise UnknownTopicOrPartition(f"{name} has no partition {number}")
@@ -100,34 +100,40 @@ class AlterPartitionControl:
     def _check(self, broker_id: int, partition: PartitionContext, asked: Asked) -> None:
         state = partition.registration
         if state is None or partition.change is not None:
-            raise InvalidUpdateVersion(f"{partition.topic_partition} is being changed")
+            raise InvalidUpdateVersion(f"{partition.topic_partition} has a change in progress: retry")
         isr = [broker.broker_id for broker in asked.new_isr_with_epochs]
         if asked.leader_epoch > state.leader_epoch or asked.partition_epoch > state.partition_epoch:
-            raise NotController(f"{partition.topic_partition}: epochs that this controller has not seen")
+            raise NotController(
+                f"{partition.topic_partition}: the request has newer epochs than this controller"
+            )
         if asked.leader_epoch < state.leader_epoch:
-            raise FencedLeaderEpoch(f"leader epoch {asked.leader_epoch}; it is {state.leader_epoch}")
+            raise FencedLeaderEpoch(
+                f"leader epoch {asked.leader_epoch} is over; the current one is {state.leader_epoch}"
+            )
         if broker_id != state.leader:
-            raise InvalidRequest(f"broker {broker_id} does not lead {partition.topic_partition}")
+            raise InvalidRequest(f"broker {broker_id} is not the leader of {partition.topic_partition}")
         if asked.partition_epoch < state.partition_epoch:
             raise InvalidUpdateVersion(
-                f"partition epoch {asked.partition_epoch}; it is {state.partition_epoch}"
+                f"partition epoch {asked.partition_epoch} is over; the current one is {state.partition_epoch}"
             )
         if not isr or len(set(isr)) < len(isr) or not set(isr) <= set(state.replicas):
-            raise InvalidRequest(f"the ISR {isr} is no set of the replicas {list(state.replicas)}")
+            raise InvalidRequest(
+                f"the ISR {isr} must be a non-empty subset of the replicas {list(state.replicas)}"
+            )
         if broker_id not in isr:
-            raise InvalidRequest(f"the leader {broker_id} is not in the ISR {isr}")
+            raise InvalidRequest(f"the ISR {isr} must contain the leader {broker_id}")
         self._check_recovery(state.leader_recovery_state, int(asked.leader_recovery_state), isr)
         self._check_eligible(asked)
 
     @staticmethod
     def _check_recovery(now: LeaderRecoveryState, wanted: int, isr: list[int]) -> None:
         if wanted not in RECOVERY_STATES:
-            raise InvalidRequest(f"a leader recovery state {wanted}")
+            raise InvalidRequest(f"unknown leader recovery state {wanted}")
         if wanted == LeaderRecoveryState.RECOVERING:
             if len(isr) > 1:
-                raise InvalidRequest(f"a leader that recovers is in sync alone, not with {isr}")
+                raise InvalidRequest(f"a recovering leader must be alone in its ISR, which is {isr}")
             if now is LeaderRecoveryState.RECOVERED:
-                raise InvalidRequest("a leader that has recovered cannot recover again")
+                raise InvalidRequest("a recovered leader cannot go back to recovering")
 
     def _check_eligible(self, asked: Asked) -> None:
         context = self._context
@@ -150,7 +156,7 @@ class AlterPartitionControl:
         change.leader_recovery_state = LeaderRecoveryState(asked.leader_recovery_state)
         change.set_isr(
             tuple(broker.broker_id for broker in asked.new_isr_with_epochs),
-            # The answer makes it count on these alone, before it hears of what the log says.
+            # The leader uses this ISR as soon as it is answered, before it reads later records of the log.
             min_isr=self._context.min_isr_of_leader(partition.topic_partition.topic, change.leader),
         )
         self._logger.trace(
@@ -167,7 +173,7 @@ class AlterPartitionControl:
         record = change.build(partition.topic_id, number)
         after = state if record is None else state.merge(record.message)
         if after.leader_epoch != state.leader_epoch:
-            # It was the last that a reassignment waited for, and its end took replicas out.
+            # This ISR completed a reassignment, whose end removed replicas and so began a new leader epoch.
             return _refused(number, NewLeaderElected(f"{partition.topic_partition} was reassigned"))
         return PartitionData(
             partition_index=number,

@@ -1,4 +1,4 @@
-"""Which brokers a partition may be given to. Pure looks at the context."""
+"""Checks which brokers a partition may be assigned to. Pure functions of the context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kreplica.controller.replica_placer import UsableBroker
 
 
 def usable_brokers(context: ControllerContext) -> list[UsableBroker]:
-    """The brokers that may get replicas."""
+    """Return the brokers that may get replicas."""
     return [
         UsableBroker(broker_id, broker.rack, broker_id in context.live_broker_ids)
         for broker_id, broker in sorted(context.metadata.brokers.items())
@@ -18,13 +18,14 @@ def usable_brokers(context: ControllerContext) -> list[UsableBroker]:
 
 
 def check_assignment(context: ControllerContext, replicas: Sequence[int], *, needs_live: bool) -> None:
-    """Raises InvalidReplicaAssignment where a partition may not have these brokers; `needs_live`: one of them
-    has to be up, since it is to lead at once.
+    """Raise InvalidReplicaAssignment if a partition cannot have these replicas.
+
+    `needs_live`: one of the brokers must be alive, because it has to lead at once.
     """
     if not replicas:
-        raise InvalidReplicaAssignment("a partition is assigned to no broker")
+        raise InvalidReplicaAssignment("the list of replicas of a partition is empty")
     if len(set(replicas)) < len(replicas):
-        raise InvalidReplicaAssignment(f"a broker is named twice in {list(replicas)}")
+        raise InvalidReplicaAssignment(f"the replicas {list(replicas)} name a broker twice")
     unknown = [replica for replica in replicas if replica not in context.metadata.brokers]
     if unknown:
         raise InvalidReplicaAssignment(f"brokers {unknown} of {list(replicas)} are not registered")
@@ -33,9 +34,9 @@ def check_assignment(context: ControllerContext, replicas: Sequence[int], *, nee
 
 
 def check_same_size(assignments: Sequence[Sequence[int]], size: int) -> None:
-    """Raises InvalidReplicaAssignment where a partition has more or fewer replicas than its topic."""
+    """Raise InvalidReplicaAssignment if a partition has another number of replicas than its topic."""
     for assignment in assignments:
         if len(assignment) != size:
             raise InvalidReplicaAssignment(
-                f"{list(assignment)} has {len(assignment)} replicas, the topic's partitions have {size}"
+                f"{list(assignment)} has {len(assignment)} replicas, but the topic's partitions have {size}"
             )

@@ -1,9 +1,9 @@
-"""BrokerChange: what the coming and going of brokers and their directories means for partitions and replicas.
+"""BrokerChange: updates partitions and replicas when brokers or their directories come or go.
 
-The order is that of the ZooKeeper-era controller: partitions whose leader is gone go Offline, leaders are
-elected, then the replicas that are gone leave their ISRs. All is one batch, and several brokers that go in
-one tick are one event: each election sees all of them gone (KAFKA-13173). Only partitions with a replica on
-the brokers concerned are looked at. It belongs to the controller's loop.
+The order is that of the ZooKeeper-era controller: partitions without a leader go Offline, leaders are
+elected, and then the lost replicas leave their ISRs. All of this is one batch. Several brokers that fail in
+one tick are one event, so that each election sees all of them gone (KAFKA-13173). Only partitions with a
+replica on these brokers are looked at. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 
 
 class BrokerChange:
-    """See the module."""
+    """Reacts to brokers that start, fail, shut down or lose directories."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class BrokerChange:
         self._shutdown_selector = ControlledShutdownLeaderSelector(context)
 
     def on_broker_failure(self, broker_ids: Collection[int]) -> None:
-        """The brokers are down, or about to be fenced."""
+        """Handle brokers that are down or are about to be fenced."""
         context, failed = self._context, frozenset(broker_ids)
         with self._batch.collected():
             context.set_brokers(context.live_broker_ids - failed, context.shutting_down_broker_ids - failed)
@@ -55,7 +55,7 @@ class BrokerChange:
             self._topic_deletion.fail_replica_deletion(failed)
 
     def on_broker_startup(self, broker_ids: Collection[int]) -> None:
-        """The brokers are up, or about to be unfenced."""
+        """Handle brokers that are up or are about to be unfenced."""
         context, started = self._context, frozenset(broker_ids)
         with self._batch.collected():
             context.set_brokers(context.live_broker_ids | started, context.shutting_down_broker_ids - started)
@@ -70,10 +70,11 @@ class BrokerChange:
                 self._topic_deletion.resume_deletion_for_broker(broker_id)
 
     def on_broker_shutdown(self, broker_id: int) -> int:
-        """The broker is about to leave: what it leads is handed over, and it leaves the ISRs of the rest.
+        """Handle a broker that is shutting down: hand over its leaderships and remove it from the other ISRs.
 
-        Gives how many partitions it still leads though another of their replicas is up: these may catch up,
-        so it is worth while to wait and ask again. One that is alone in sync leads on until it is down.
+        Returns how many partitions it still leads although another of their replicas is up. Such a replica
+        may catch up, so it is worth while to wait and call again. A leader that is alone in sync leads until
+        it is down.
         """
         context = self._context
         with self._batch.collected():
@@ -91,8 +92,11 @@ class BrokerChange:
         return len(self._led_with_others_up(broker_id))
 
     def _led_with_others_up(self, broker_id: int) -> list[PartitionContext]:
-        """The partitions that a leaving broker leads, and of which another replica is up. The others cannot
-        be handed over: when a whole cluster stops, those are all of the last broker."""
+        """Return the partitions that a leaving broker leads that have another live replica.
+
+        The others cannot be handed over. When a whole cluster stops, that is the case for all partitions of
+        the last broker.
+        """
         context = self._context
         return [
             partition
@@ -103,8 +107,9 @@ class BrokerChange:
         ]
 
     def on_broker_log_dir_failure(self, broker_id: int, offline: Iterable[Uuid]) -> None:
-        """Directories of a broker are offline, and so are the replicas in them; those named before stay
-        so.
+        """Handle directories of a broker that went offline, with the replicas in them.
+
+        Directories that went offline before stay offline.
         """
         context = self._context
         now = context.offline_directories.get(broker_id, frozenset()).union(offline)
@@ -119,9 +124,7 @@ class BrokerChange:
             )
 
     def on_unclean_shutdown(self, broker_id: int) -> None:
-        """The broker comes back and may have lost what it had: it is in sync nowhere, and nowhere eligible
-        (KIP-966).
-        """
+        """Handle a broker that may have lost data: remove it from all ISRs and ELRs (KIP-966)."""
         with self._batch.collected():
             leaderless = []
             for partition, replica in self._staying(broker_id):
@@ -133,7 +136,7 @@ class BrokerChange:
             self._partitions.trigger_online_partition_state_change()
 
     def on_metadata_offset(self, broker_id: int, metadata_offset: int) -> None:
-        """A broker has carried out the metadata up to this offset, that record included."""
+        """Record that a broker has applied the metadata up to and including `metadata_offset`."""
         self._context.metadata_offsets[broker_id] = metadata_offset
         self._topic_deletion.on_metadata_offset(broker_id, metadata_offset)
 
@@ -144,14 +147,14 @@ class BrokerChange:
             partition for partition, replica in staying if partition.leader_and_isr.leader == replica
         ]
         self._partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
-        # Those that were leaderless before cannot be helped by somebody's going. Where no broker lives, as at
-        # the end of a cluster, none can lead.
+        # A broker that leaves cannot help partitions that had no leader before. If no broker is alive, as at
+        # the end of a cluster, there is no candidate at all.
         if self._context.live_broker_ids:
             self._partitions.handle_state_changes(leaderless, PartitionState.ONLINE)
         self._replicas.handle_state_changes(staying, ReplicaState.OFFLINE)
 
     def _staying(self, broker_id: int) -> list[Replica]:
-        """The replicas of a broker whose topics stay."""
+        """Return the replicas on a broker, without those of topics that are being deleted."""
         deleted = self._context.topics_to_be_deleted
         return [
             (partition, broker_id)

@@ -1,19 +1,19 @@
-"""BrokerHeartbeatManager: when each broker was last heard, and what follows from that.
+"""BrokerHeartbeatManager: the sessions of brokers: when each was last heard, and what state it should be in.
 
-A broker has a session, which each heartbeat renews; one whose session has ended is to be fenced. A session
-that is too short makes leaders flap, one that is too long holds writers up, so its end moves by three rules:
+Each heartbeat renews a broker's session. A broker whose session has ended is to be fenced. With short
+sessions leaders flap, with long ones producers wait, so three rules move the end of a session:
 
-- A controller that was itself kept from looking adds the time to every session. It could not have heard
-  anybody.
-- A closed connection is a hint: what is left of the session is cut to `broker.session.hint.ms`. It never ends
-  it, since a connection may break and the broker live. A heartbeat makes the session whole again.
-- A broker that comes back in the same life after it was fenced was fenced too early. Its session is twice as
-  long from then on, up to `broker.session.max.timeout.ms`; each `broker.session.decay.ms` without another
-  such mistake takes one doubling back.
+- A stalled controller could not hear any broker, so it extends all sessions by the time of the stall.
+- A closed connection is a hint: the rest of the session is cut to `broker.session.hint.ms`. It does not end
+  the session, since a connection may break while the broker lives. The next heartbeat restores the whole
+  session.
+- A broker that comes back after its session ended, without a restart, was fenced too early. Its session is
+  doubled from then on, up to `broker.session.max.timeout.ms`. Each `broker.session.decay.ms` without another
+  such mistake takes back one doubling.
 
-All of it is the active controller's memory and nobody else's: a new controller gives every broker a whole
-session, or a longer one (`broker.session.failover.ms`), since the broker has to find it first. Times are
-monotonic, in nanoseconds. It belongs to the controller's loop.
+Only the active controller knows the sessions. A new controller gives each broker a whole session, or a longer
+one (`broker.session.failover.ms`), since the broker has to find the new controller first. Times are
+monotonic, in nanoseconds. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from kreplica.controller.controller_config import ControllerConfig
 
 NANOSECONDS_PER_MS = 1_000_000
-# So often within a session the controller looks, also where nobody's session ends: a look that is late tells
-# that the controller was held up, and how long.
+# How many times per session the controller checks, even if no session ends. A late check shows how long the
+# controller was stalled.
 CHECKS_A_SESSION = 8
 NOT_SHUTTING_DOWN = -1
 
 
 class BrokerControlState(enum.Enum):
-    """What the controller wants a broker to be."""
+    """The state that the controller wants a broker to have."""
 
     FENCED = "fenced"
     UNFENCED = "unfenced"
@@ -42,10 +42,11 @@ class BrokerControlState(enum.Enum):
 
 @dataclass(slots=True)
 class BrokerHeartbeatState:
-    """What is known of one broker. `metadata_offset`: the last record it has applied, -1 if it told none.
+    """The session of one broker.
 
-    `controlled_shutdown_offset`: the record up to which the others have to know that it leads nothing any
-    more, NOT_SHUTTING_DOWN otherwise.
+    `metadata_offset`: the last record that the broker has applied, -1 if unknown.
+    `controlled_shutdown_offset`: the broker may shut down when the others have applied the records up to
+    here; NOT_SHUTTING_DOWN if it is not shutting down.
     """
 
     broker_id: int
@@ -68,7 +69,7 @@ class BrokerHeartbeatState:
 
 
 class BrokerHeartbeatManager:
-    """The sessions of all registered brokers; see the module."""
+    """The sessions of all registered brokers."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self._timeout_ns = config.broker_session_timeout_ms * NANOSECONDS_PER_MS
@@ -78,12 +79,12 @@ class BrokerHeartbeatManager:
         self._decay_ns = config.broker_session_decay_ms * NANOSECONDS_PER_MS
         self._brokers: dict[int, BrokerHeartbeatState] = {}
 
-    # ---- who is there -------------------------------------------------------------------------------------
+    # ---- brokers ------------------------------------------------------------------------------------------
 
     def register(self, broker_id: int, epoch: int, now_ns: int, *, is_fenced: bool) -> None:
-        """A broker is registered in `epoch`, from now on with a whole session.
+        """Start a session for a broker registered in `epoch`.
 
-        What made its sessions longer stays with its id: the machine is the same one.
+        The doublings of its session are kept with its id, since the machine is the same.
         """
         known = self._brokers.get(broker_id)
         state = BrokerHeartbeatState(broker_id, epoch, is_fenced, 0)
@@ -93,22 +94,23 @@ class BrokerHeartbeatManager:
         self._brokers[broker_id] = state
 
     def remove(self, broker_id: int) -> None:
-        """The broker is no longer registered."""
+        """Remove a broker that is no longer registered."""
         self._brokers.pop(broker_id, None)
 
     def get(self, broker_id: int) -> BrokerHeartbeatState | None:
         return self._brokers.get(broker_id)
 
     def await_after_failover(self, broker_id: int, now_ns: int) -> None:
-        """The broker knows another controller and has to find this one: until it is heard first it has time
-        for that."""
+        """Extend the session of a broker until its first heartbeat: it has to find this new controller
+        first.
+        """
         state = self._brokers[broker_id]
         state.deadline_ns = max(state.deadline_ns, now_ns + self._failover_ns)
 
     # ---- sessions -----------------------------------------------------------------------------------------
 
     def touch(self, broker_id: int, now_ns: int, metadata_offset: int) -> None:
-        """The broker was heard: its session begins anew."""
+        """Restart the session of a broker after a heartbeat."""
         state = self._brokers[broker_id]
         state.metadata_offset = max(state.metadata_offset, metadata_offset)
         if state.was_expired:
@@ -118,18 +120,18 @@ class BrokerHeartbeatManager:
         state.deadline_ns = now_ns + self.session_ns(state, now_ns)
 
     def connection_lost(self, broker_id: int, now_ns: int) -> None:
-        """The connection to the broker was closed: a hint, no proof."""
+        """Shorten the session of a broker whose connection was closed. That is a hint, not a proof."""
         state = self._brokers.get(broker_id)
         if state is not None:
             state.deadline_ns = min(state.deadline_ns, now_ns + self._hint_ns)
 
     def controller_stalled(self, stall_ns: int) -> None:
-        """The controller could hear nobody for so long."""
+        """Extend all sessions by the time in which the controller was stalled."""
         for state in self._brokers.values():
             state.deadline_ns += stall_ns
 
     def fence(self, broker_id: int, *, expired: bool) -> None:
-        """The broker is fenced; `expired`: since it was not heard."""
+        """Mark the broker as fenced. `expired`: because its session ended."""
         state = self._brokers[broker_id]
         state.is_fenced = True
         state.was_expired = expired
@@ -144,7 +146,7 @@ class BrokerHeartbeatManager:
         return state is not None and state.epoch == epoch and now_ns < state.deadline_ns
 
     def expired_brokers(self, now_ns: int) -> list[int]:
-        """The brokers to be fenced now, all of them: two may end in one look (KAFKA-13173)."""
+        """Return all brokers to fence now. Two sessions may end before the same check (KAFKA-13173)."""
         return [
             state.broker_id
             for state in self._brokers.values()
@@ -152,23 +154,23 @@ class BrokerHeartbeatManager:
         ]
 
     def next_check_ns(self, now_ns: int) -> int:
-        """When to look again: as the next session ends, and often enough to notice a stall."""
+        """Return when to check next: when the next session ends, and often enough to notice a stall."""
         latest = now_ns + max(self._timeout_ns // CHECKS_A_SESSION, NANOSECONDS_PER_MS)
         ends = (state.deadline_ns for state in self._brokers.values() if not state.is_fenced)
         return min(latest, max(min(ends, default=latest), now_ns))
 
     def session_ns(self, state: BrokerHeartbeatState, now_ns: int) -> int:
-        """How long the broker may be silent now."""
+        """Return the broker's current session timeout."""
         doubled = self._timeout_ns << self._lengthenings(state, now_ns)
         return min(doubled, self._max_timeout_ns)
 
     def _lengthenings(self, state: BrokerHeartbeatState, now_ns: int) -> int:
-        # At most what leads to the longest session, so that it decays from there.
+        # Count at most the doublings that lead to the longest session, so that it decays from there.
         longest = (self._max_timeout_ns // self._timeout_ns).bit_length()
         passed = (now_ns - state.lengthened_at_ns) // self._decay_ns if self._decay_ns else state.lengthenings
         return max(min(state.lengthenings, longest) - passed, 0)
 
-    # ---- what a broker is to be ----------------------------------------------------------------------------
+    # ---- the state of a broker -----------------------------------------------------------------------------
 
     def next_state(
         self,
@@ -179,10 +181,10 @@ class BrokerHeartbeatManager:
         metadata_offset: int,
         has_leaderships: Callable[[], bool],
     ) -> BrokerControlState:
-        """What the broker's heartbeat makes of it.
+        """Return the state that follows from a broker's heartbeat.
 
-        It is unfenced once it knows its own registration, so it has caught up with all that was decided
-        before. It may shut down once it leads nothing, and all active brokers have heard of that.
+        A broker is unfenced once it has applied its own registration, and so all decisions before it. It may
+        shut down once it leads nothing and all active brokers know that.
         """
         state = self._brokers[broker_id]
         current = state.control_state
@@ -207,12 +209,12 @@ class BrokerHeartbeatManager:
         return BrokerControlState.SHUTDOWN_NOW
 
     def begin_controlled_shutdown(self, broker_id: int, offset: int) -> None:
-        """The broker shuts down in order; the others have to know the records up to `offset` first."""
+        """Start a controlled shutdown. The other brokers must apply the records up to `offset` first."""
         state = self._brokers[broker_id]
         state.controlled_shutdown_offset = max(state.controlled_shutdown_offset, offset)
 
     def lowest_active_offset(self) -> int:
-        """The last record that every active broker has applied; beyond all of them where none is active."""
+        """Return the last record that every active broker has applied; 2**63 if no broker is active."""
         return min(
             (
                 state.metadata_offset

@@ -1,12 +1,12 @@
-"""ClusterControl: which brokers and controllers there are, and who of the brokers may lead.
+"""ClusterControl: the registered brokers and controllers, and which brokers may lead.
 
-A broker registers with each of its lives, named by an incarnation id; the offset of that record is its epoch,
-with which it signs all it asks for later. It is fenced until it has caught up with the metadata, and again
-when it is not heard for a session. The record that fences it and those that move its leaders are one batch,
-so no reader ever sees a fenced broker lead or in an ISR.
+A broker registers at each start, under a new incarnation id. The offset of that record is its epoch, which it
+sends with later requests. It is fenced until it has caught up with the metadata, and again when its session
+ends. The record that fences a broker and those that move its leaders are one batch. So no reader ever sees a
+fenced broker as a leader or in an ISR.
 
-It decides by `metadata` and the sessions; what becomes of partitions is BrokerChange's, what is written goes
-to the writer. It belongs to the controller's loop.
+It decides by `metadata` and the sessions. BrokerChange updates the partitions, and the writer collects the
+records. Owned by the controller's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -61,14 +61,14 @@ from kreplica.metadata.registrations import (
 
 NO_THROTTLE = timedelta(0)
 RESERVED_DIRECTORIES = frozenset({LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY})
-# How often the offset of a registration is guessed anew where the quorum has written records of its own.
+# How often to guess the offset of a registration again if records of the quorum itself took it.
 GUESSES = 8
 
 
 class RecordWriter(Protocol):
-    """Collects what one event of the controller writes, at once or not at all.
+    """Collects the records of one event of the controller, which are written atomically.
 
-    `next_offset`: the one that the first record of the event gets.
+    `next_offset`: the offset of the event's first record.
     """
 
     @property
@@ -79,20 +79,20 @@ class RecordWriter(Protocol):
         ...
 
     def add_last(self, message: MetadataRecord) -> None:
-        """Write the record behind all others of the event."""
+        """Write the record after all others of the event."""
         ...
 
     def expect_offset(self, offset: int) -> None:
-        """The event is done anew where its first record would get another offset."""
+        """Repeat the event if its first record would get an offset other than `offset`."""
         ...
 
     def after_append(self, action: Callable[[int], object]) -> None:
-        """Call `action` with the offset of the last record once all are appended, else never."""
+        """Call `action` with the offset of the last record after all are appended, else never."""
         ...
 
 
 def check_broker_epoch(metadata: ClusterMetadata, broker_id: int, epoch: int) -> BrokerRegistration:
-    """The broker's registration. Raises StaleBrokerEpoch unless it is registered in that epoch."""
+    """Return the broker's registration. Raises StaleBrokerEpoch unless it is registered in `epoch`."""
     broker = metadata.brokers.get(broker_id)
     if broker is None:
         raise StaleBrokerEpoch(f"broker {broker_id} is not registered")
@@ -102,7 +102,7 @@ def check_broker_epoch(metadata: ClusterMetadata, broker_id: int, epoch: int) ->
 
 
 class ClusterControl:
-    """Registration, fencing and shutdown of brokers; registration of controllers. See the module."""
+    """Registers, fences and shuts down brokers, and registers controllers."""
 
     def __init__(
         self,
@@ -124,16 +124,18 @@ class ClusterControl:
     # ---- registration -------------------------------------------------------------------------------------
 
     def register_broker(self, request: BrokerRegistrationRequest) -> BrokerRegistrationResponse:
-        """BrokerRegistration (62): a broker starts. It is fenced from now on, save in the same incarnation.
+        """Handle BrokerRegistration (62): register a starting broker. It is fenced, except in the same
+        incarnation.
 
-        Raises InconsistentClusterId; DuplicateBrokerRegistration where another life of it may go on;
-        UnsupportedVersion where it lacks a feature of the cluster; InvalidRequest for directories that are
-        another broker's, or none.
+        Raises InconsistentClusterId, DuplicateBrokerRegistration if another broker with this id may be alive,
+        UnsupportedVersion if it lacks a feature of the cluster, and InvalidRequest if it names no directories
+        or those of another broker.
         """
         broker_id, incarnation = request.broker_id, topic_id_of(request.incarnation_id)
         if request.cluster_id != self._cluster_id:
             raise InconsistentClusterId(
-                f"broker {broker_id} is of cluster {request.cluster_id[:80]!r}, this is {self._cluster_id!r}"
+                f"broker {broker_id} belongs to cluster {request.cluster_id[:80]!r}, not to"
+                f" {self._cluster_id!r}"
             )
         now_ns = self._clock.monotonic_ns()
         existing = self._metadata.brokers.get(broker_id)
@@ -145,7 +147,9 @@ class ClusterControl:
             and self._heartbeats.has_valid_session(broker_id, existing.epoch, now_ns)
         ):
             raise DuplicateBrokerRegistration(
-                f"another broker {broker_id} is registered in epoch {existing.epoch} and was heard lately"
+                f"a broker {broker_id} is already registered in epoch {existing.epoch} and alive: wait for"
+                " the end"
+                " of its session, or use another id"
             )
         directories = self._checked_directories(broker_id, request.log_dirs)
         features = tuple(_feature(each) for each in request.features)
@@ -177,8 +181,8 @@ class ClusterControl:
         )
 
     def _end_life(self, broker: BrokerRegistration, *, is_clean: bool) -> None:
-        # Its last life is over: it leads nothing any more. One that was not ended in order may have lost
-        # what it had, so it is no longer believed to have what was committed (KIP-966).
+        # The previous incarnation leads nothing now. If it did not shut down cleanly, it may have lost data,
+        # so it no longer counts as having all committed records (KIP-966).
         if not broker.fenced:
             self._changes.on_broker_failure([broker.broker_id])
         if not is_clean:
@@ -187,19 +191,20 @@ class ClusterControl:
     def _checked_directories(self, broker_id: int, given: Iterable[Any]) -> tuple[Uuid, ...]:
         directories = tuple(topic_id_of(each) for each in given)
         if not directories or len(set(directories)) < len(directories):
-            raise InvalidRequest(f"broker {broker_id} names no log directory, or one twice")
+            raise InvalidRequest(f"broker {broker_id} must name at least one log directory, and none twice")
         if RESERVED_DIRECTORIES & set(directories):
-            raise InvalidRequest(f"broker {broker_id} names a directory whose id is reserved")
+            raise InvalidRequest(f"broker {broker_id} names a directory with a reserved id")
         for other in self._metadata.brokers.values():
             shared = set(other.directories) & set(directories)
             if other.broker_id != broker_id and shared:
                 raise InvalidRequest(
-                    f"broker {broker_id} names directory {shared.pop()}, which is broker {other.broker_id}'s"
+                    f"broker {broker_id} names directory {shared.pop()}, which belongs to broker"
+                    f" {other.broker_id}"
                 )
         return directories
 
     def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
-        """UnregisterBroker (64): the broker is taken out. Raises BrokerIdNotRegistered."""
+        """Handle UnregisterBroker (64): remove a broker. Raises BrokerIdNotRegistered."""
         broker = self._metadata.brokers.get(request.broker_id)
         if broker is None:
             raise BrokerIdNotRegistered(f"broker {request.broker_id} is not registered")
@@ -212,7 +217,7 @@ class ClusterControl:
         )
 
     def register_controller(self, request: ControllerRegistrationRequest) -> ControllerRegistrationResponse:
-        """ControllerRegistration (70): a controller tells where it listens and what it supports."""
+        """Handle ControllerRegistration (70): store a controller's listeners and supported features."""
         features = tuple(_feature(each) for each in request.features)
         check_supported(self._metadata.features, features, f"controller {request.controller_id}")
         record = RegisterControllerRecord(
@@ -230,7 +235,9 @@ class ClusterControl:
     # ---- heartbeats ---------------------------------------------------------------------------------------
 
     def process_broker_heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
-        """BrokerHeartbeat (63): the broker lives, and wants to be what it says. Raises StaleBrokerEpoch."""
+        """Handle BrokerHeartbeat (63): renew the session and move towards the wanted state. Raises
+        StaleBrokerEpoch.
+        """
         broker = check_broker_epoch(self._metadata, request.broker_id, request.broker_epoch)
         broker_id, offset = broker.broker_id, request.current_metadata_offset
         self._heartbeats.touch(broker_id, self._clock.monotonic_ns(), offset)
@@ -244,7 +251,7 @@ class ClusterControl:
         self._changes.on_metadata_offset(broker_id, offset)
         self._enter(broker, state)
         if request.offline_log_dirs:
-            # Behind that, since a broker that is unfenced begins with all its directories.
+            # This comes last, because unfencing a broker resets its directories to online.
             self._take_offline(broker, [topic_id_of(each) for each in request.offline_log_dirs])
         is_fenced = state in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
         return BrokerHeartbeatResponse(
@@ -271,9 +278,9 @@ class ClusterControl:
             self._await_all(broker_id)
 
     def _has_leaderships(self, broker: BrokerRegistration) -> bool:
-        """Whether the broker led anything by now that others can lead; those are asked to, if it leaves.
+        """Whether the broker leads anything that others could lead. A leaving broker tries to hand it over.
 
-        What it alone could lead goes offline with it: it waits for nobody.
+        Partitions that only this broker can lead go offline with it; it does not wait for them.
         """
         led = len(self._context.partitions_led_by(broker.broker_id))
         if not broker.in_controlled_shutdown:
@@ -285,11 +292,11 @@ class ClusterControl:
         return True
 
     def _await_all(self, broker_id: int) -> None:
-        # All others have to hear of what is written now, before the broker may go.
+        # The other brokers must apply the records of this event before the broker may stop.
         self._writer.after_append(lambda last: self._heartbeats.begin_controlled_shutdown(broker_id, last))
 
     def _take_offline(self, broker: BrokerRegistration, directories: Sequence[Uuid]) -> None:
-        # They are told with each heartbeat: this controller may have taken over since the first.
+        # Each heartbeat names all of them, since this controller may be newer than the first one.
         known = self._context.offline_directories.get(broker.broker_id, frozenset())
         failed = [each for each in directories if each not in known]
         if not failed:
@@ -302,10 +309,11 @@ class ClusterControl:
     # ---- fencing ------------------------------------------------------------------------------------------
 
     def activate(self, former_leader: int | None) -> None:
-        """A new epoch of the controller: every broker has a whole session; nobody could be heard before.
+        """Start an epoch of the controller: give each broker a whole session, since none could be heard
+        before.
 
-        Those that follow the quorum have to find its new leader first, and have time for that; not so the
-        node that led it before, which is told, and is the likeliest to be dead.
+        Brokers that have to find the new controller first get more time. The former leader does not: it knows
+        of the change, and is the likeliest to be dead.
         """
         now_ns = self._clock.monotonic_ns()
         for broker in self._metadata.brokers.values():
@@ -317,18 +325,18 @@ class ClusterControl:
                 self._heartbeats.begin_controlled_shutdown(broker_id, self._writer.next_offset - 1)
 
     def fence_expired_brokers(self) -> list[int]:
-        """Fence all brokers whose sessions have ended; their ids."""
+        """Fence all brokers whose sessions have ended. Returns their ids."""
         expired = self._heartbeats.expired_brokers(self._clock.monotonic_ns())
         if expired:
             self._fence(expired, expired=True)
         return expired
 
     def _fence(self, broker_ids: Sequence[int], *, expired: bool) -> None:
-        # All are dead before the first election, or one would be elected that is fenced next (KAFKA-13173).
+        # Mark all as dead before the first election, so that none of them is elected (KAFKA-13173).
         self._changes.on_broker_failure(broker_ids)
         for broker_id in broker_ids:
-            # Behind the elections: of a fence in several batches the first may be committed alone, and
-            # a broker that is not fenced yet is fenced again, with all that it still has.
+            # The fence comes after the elections. If it takes several batches, only the first may be
+            # committed. A broker that is not fenced then is fenced again, with the partitions it still has.
             epoch = self._metadata.brokers[broker_id].epoch
             self._writer.add_last(
                 BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=epoch, fenced=1)

@@ -1,9 +1,8 @@
-"""ConfigurationControl: changes of the cluster's dynamic settings, checked before they are written.
+"""ConfigurationControl: checks changes of the cluster's dynamic settings before they are written.
 
-A change is checked as a whole: the settings of a resource as they would be after it. A name that nobody
-knows, a value out of its range and two that contradict each other are an InvalidConfig for that resource;
-the other resources of a request are changed. It keeps no state but the metadata it looks at, and belongs to
-the controller's loop.
+A resource is checked as a whole, with its settings after the change. An unknown name, a value out of range,
+or two settings that contradict each other raise InvalidConfig for that resource; the other resources of the
+request are changed. It has no state but the metadata. Owned by the controller's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -49,7 +48,7 @@ from kreplica.metadata.records import ConfigRecord, MetadataRecord, PartitionCha
 from kreplica.metadata.serde import in_lowest_version
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
-# The name under which brokers' settings are those of all brokers.
+# The resource name that stands for all brokers.
 ALL_BROKERS = ""
 
 NO_THROTTLE = timedelta(0)
@@ -59,22 +58,21 @@ LISTS = frozenset(
     if field.metadata["kind"].type == "list"
 )
 TOPIC_SETTINGS = LogConfig.property_names()
-# What a broker takes on while it runs: the defaults of its logs, and what its cleaner and its replication
-# quota are set to.
+# Settings that a running broker applies: the defaults of its logs, its cleaner and its replication quotas.
 REPLICATION_RATES = frozenset({"leader.replication.throttled.rate", "follower.replication.throttled.rate"})
 RATE = int64(1)
 CLEANER_SETTINGS = CleanerConfig.property_names()
 BROKER_SETTINGS = TOPIC_SETTINGS | BROKERS_NAMES.keys() | CLEANER_SETTINGS | REPLICATION_RATES
 
 Change = Callable[[dict[str, str]], None]
-# Settings by type and name of resource.
+# Settings by type and name of the resource.
 Configs = Mapping[tuple[int, str], Mapping[str, str]]
 
 
 class ConfigurationControl:
-    """Looks at `metadata`, and says what is to be written.
+    """Checks changes against `metadata` and returns the records to write.
 
-    `fixed_settings`: the names of the settings that a node takes from its file alone.
+    `fixed_settings`: names of the settings that a node reads only from its file.
     """
 
     def __init__(self, metadata: ClusterMetadata, fixed_settings: Collection[str] = ()) -> None:
@@ -84,7 +82,9 @@ class ConfigurationControl:
     def incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest
     ) -> ControllerResult[IncrementalAlterConfigsResponse]:
-        """IncrementalAlterConfigs (44): set, delete, append to or subtract from single settings (KIP-339)."""
+        """Handle IncrementalAlterConfigs (44): set, delete, append to or subtract from single settings
+        (KIP-339).
+        """
         records, answers = self._alter(
             request.resources, lambda configs: lambda known: _apply_all(known, configs), IncrementalAnswer
         )
@@ -92,7 +92,7 @@ class ConfigurationControl:
         return ControllerResult(() if request.validate_only else records, response)
 
     def alter_configs(self, request: AlterConfigsRequest) -> ControllerResult[AlterConfigsResponse]:
-        """AlterConfigs (33): the settings of each resource are those that are given, and no others."""
+        """Handle AlterConfigs (33): replace all settings of each resource."""
         records, answers = self._alter(
             request.resources, lambda configs: lambda known: _replace_all(known, configs), AlterAnswer
         )
@@ -100,12 +100,12 @@ class ConfigurationControl:
         return ControllerResult(() if request.validate_only else records, response)
 
     def records_for(self, resource_type: int, name: str, changed: Mapping[str, str]) -> Records:
-        """The records that make a resource's settings `changed`. Raises as `check` does.
+        """Return the records that change a resource's settings to `changed`. Raises as `check` does.
 
-        Where enough are in sync by another min.insync.replicas, who was eligible besides is so no more: from
-        now on it may lack what is committed (KIP-966). Where too few are, nothing is committed, and everybody
-        stays eligible: to forget them all, as a ClearElrRecord does, would leave a partition without anybody
-        in sync to nobody.
+        If min.insync.replicas changes and enough replicas are in sync by the new value, the ELR is cleared:
+        from now on its members may miss committed records (KIP-966). If too few are in sync, nothing is
+        committed and the ELR stays. Clearing it then, as a ClearElrRecord does, could leave a partition
+        without any eligible leader.
         """
         self.check(resource_type, name, changed)
         before = self._metadata.config(resource_type, name)
@@ -120,7 +120,9 @@ class ConfigurationControl:
         return tuple(in_lowest_version(record) for record in records)
 
     def _no_longer_eligible(self, configs: Configs) -> Iterator[PartitionChangeRecord]:
-        """The partitions in which enough are in sync by these settings lose who was eligible besides."""
+        """Yield records that clear the ELR of the partitions that have enough replicas in sync with
+        `configs`.
+        """
         for topic in self._metadata.topics.values():
             min_isr = settings_by(configs, topic.name).min_insync_replicas
             for number, partition in topic.partitions.items():
@@ -130,25 +132,27 @@ class ConfigurationControl:
                     )
 
     def check(self, resource_type: int, name: str, settings: Mapping[str, str]) -> None:
-        """Raises InvalidConfig unless a resource can have these settings, InvalidRequest for a type of
-        resource that has none, UnknownTopicOrPartition or BrokerIdNotRegistered where it does not exist.
+        """Check that a resource can have these settings.
+
+        Raises InvalidConfig if not, InvalidRequest for a type of resource without settings, and
+        UnknownTopicOrPartition or BrokerIdNotRegistered if the resource does not exist.
         """
         if resource_type == TOPIC_RESOURCE:
             if name not in self._metadata.topics:
-                raise UnknownTopicOrPartition(f"there is no topic {name[:80]!r}")
+                raise UnknownTopicOrPartition(f"topic {name[:80]!r} does not exist")
             check_topic_settings(settings)
         elif resource_type == BROKER_RESOURCE:
             if name != ALL_BROKERS and not (name.isdecimal() and int(name) in self._metadata.brokers):
-                raise BrokerIdNotRegistered(f"there is no broker {name[:80]!r}")
+                raise BrokerIdNotRegistered(f"broker {name[:80]!r} is not registered")
             for setting in settings:
                 if setting in self._fixed_settings and not is_dynamic_for_brokers(setting):
                     raise InvalidConfig(
-                        f"{setting} cannot be changed while a node runs: set it in the node's file and start"
-                        " the node again"
+                        f"{setting} cannot be changed at run time: set it in the node's file and restart"
+                        " the node"
                     )
             check_broker_settings(settings)
         else:
-            raise InvalidRequest(f"no settings of resources of type {resource_type} can be changed")
+            raise InvalidRequest(f"resources of type {resource_type} have no settings that can be changed")
 
     def _alter(
         self, resources: Sequence[Any], change_of: Callable[[Any], Change], answer: Callable[..., Any]
@@ -161,7 +165,7 @@ class ConfigurationControl:
             error: KreplicaError | None = None
             try:
                 if times[key] > 1:
-                    raise InvalidRequest("the resource is there twice")
+                    raise InvalidRequest("the request names the resource twice")
                 records += self._altered(key, resource.configs, change_of)
             except KreplicaError as raised:
                 error = raised
@@ -178,24 +182,24 @@ class ConfigurationControl:
     def _altered(self, key: tuple[int, str], configs: Any, change_of: Callable[[Any], Change]) -> Records:
         names = Counter(config.name for config in configs)
         if twice := [name for name, times in names.items() if times > 1]:
-            raise InvalidRequest(f"{twice[0][:80]} is there twice")
+            raise InvalidRequest(f"the request names {twice[0][:80]} twice")
         changed = dict(self._metadata.config(*key))
         change_of(configs)(changed)
         return self.records_for(*key, changed)
 
 
 def check_topic_settings(settings: Mapping[str, str]) -> None:
-    """Raises InvalidConfig unless a topic can have these settings."""
+    """Raise InvalidConfig unless a topic can have these settings."""
     LogConfig.parse(_known(settings, TOPIC_SETTINGS))
 
 
 def is_dynamic_for_brokers(name: str) -> bool:
-    """Whether a broker takes another value of that setting while it runs."""
+    """Whether a running broker applies a change of this setting."""
     return name in BROKER_SETTINGS
 
 
 def check_broker_settings(settings: Mapping[str, str]) -> None:
-    """Raises InvalidConfig unless a broker can have these settings."""
+    """Raise InvalidConfig unless a broker can have these settings."""
     known = _known(settings, BROKER_SETTINGS)
     LogConfig.parse(topics_settings(known))
     CleanerConfig.parse(_of(known, CLEANER_SETTINGS))
@@ -204,11 +208,11 @@ def check_broker_settings(settings: Mapping[str, str]) -> None:
 
 
 def _known(settings: Mapping[str, str], names: Iterable[str]) -> Mapping[str, str]:
-    # A setting of nobody's would be kept and do nothing: a typing error that is found too late.
+    # An unknown setting would be stored and have no effect, so reject typing errors now.
     unknown = [name for name in settings if name not in names]
     if unknown:
-        LogConfig.parse({unknown[0]: settings[unknown[0]]})  # tells the nearest name
-        raise InvalidConfig(f"there is no setting {unknown[0][:80]!r}")
+        LogConfig.parse({unknown[0]: settings[unknown[0]]})  # its error suggests the nearest name
+        raise InvalidConfig(f"unknown setting {unknown[0][:80]!r}")
     return settings
 
 
@@ -227,14 +231,14 @@ def _apply(settings: dict[str, str], change: AlterableConfig) -> None:
         settings.pop(name, None)
         return
     if change.value is None:
-        raise InvalidRequest(f"{name[:80]} gets no value")
+        raise InvalidRequest(f"{name[:80]} needs a value")
     if operation == SET:
         settings[name] = change.value
         return
     if operation not in (APPEND, SUBTRACT):
-        raise InvalidRequest(f"{name[:80]}: operation {operation}")
+        raise InvalidRequest(f"{name[:80]}: unknown operation {operation}")
     if name not in LISTS:
-        raise InvalidConfig(f"{name[:80]} is no list, to which something could be appended")
+        raise InvalidConfig(f"{name[:80]} is not a list: append and subtract do not apply")
     default = LogConfig().properties()[name]
     items = [item for item in settings.get(name, default).split(",") if item]
     given = [item.strip() for item in change.value.split(",") if item.strip()]
@@ -249,5 +253,5 @@ def _replace_all(settings: dict[str, str], configs: Iterable[Any]) -> None:
     settings.clear()
     for config in configs:
         if config.value is None:
-            raise InvalidRequest(f"{config.name[:80]} gets no value")
+            raise InvalidRequest(f"{config.name[:80]} needs a value")
         settings[config.name] = config.value

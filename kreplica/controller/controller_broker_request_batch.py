@@ -1,17 +1,20 @@
-"""ControllerBrokerRequestBatch: what one event of the controller decides, appended at once or not at all.
+"""ControllerBrokerRequestBatch: the records of one event of the controller, appended atomically.
 
 The ZooKeeper-era controller sent its decisions to brokers as LeaderAndIsr, StopReplica and UpdateMetadata
-requests. Here they are records of the metadata log, which each broker reads: a LeaderAndIsr is the
-PartitionRecord or PartitionChangeRecord of a partition (one each, however often the event decided), a
-StopReplica that deletes is a RemoveTopicRecord or a partition's assignment without the replica, and
-UpdateMetadata is all the rest. One append takes them all; only then are they replayed into the context. If it
-fails, the context and all states are as they were before the batch.
+requests. Here they are records of the metadata log, which each broker reads:
+
+- LeaderAndIsr is the PartitionRecord or PartitionChangeRecord of a partition, one each per event.
+- StopReplica with deletion is a RemoveTopicRecord or an assignment without the replica.
+- UpdateMetadata is everything else.
+
+One append takes all records. Only then are they replayed into the context. If the append fails, the context
+and all states are restored.
 
     with batch.collected():                 # several decisions of one event
         batch.add_record(fenced, 1)
         partition_state_machine.handle_state_changes(...)
 
-It belongs to the controller's loop.
+Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -32,8 +35,7 @@ Append = Callable[[int, Sequence[ApiMessageAndVersion[MetadataRecord]]], int]
 
 
 class ControllerBrokerRequestBatch:
-    """`append(epoch, records)`: appends all records as one, gives the offset of the last; raises what it
-    likes.
+    """`append(epoch, records)` appends all records as one and returns the offset of the last. It may raise.
 
     `last_offset`: of the newest record that was appended; None before the first.
     """
@@ -49,13 +51,13 @@ class ControllerBrokerRequestBatch:
         self._records: list[ApiMessageAndVersion[MetadataRecord]] = []
         self._last_records: list[ApiMessageAndVersion[MetadataRecord]] = []
         self._removed: list[Uuid] = []
-        # The partitions that have a `change`, in the order they got it.
+        # The partitions that have a `change`, in the order of their first change.
         self._changed: list[PartitionContext] = []
 
     # ---- a batch ------------------------------------------------------------------------------------------
 
     def new_batch(self) -> None:
-        """Begin. Raises OperationNotAttempted if a batch is open: their records would be mixed up."""
+        """Start a batch. Raises OperationNotAttempted if one is open: their records would be mixed up."""
         if self._is_open:
             raise OperationNotAttempted("the controller's open batch is not appended yet")
         self._is_open = True
@@ -87,16 +89,17 @@ class ControllerBrokerRequestBatch:
         return self.last_offset
 
     def give_up(self, reason: BaseException) -> None:
-        """Forget the open batch: the context and the states are as they were."""
+        """Drop the open batch and restore the state before it."""
         self._clear()
         self._context.roll_back()
         self._logger.give_up(reason)
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """What happens within is one batch: the open one, or one of its own, which is sent at the end.
+        """Collect everything inside the `with` block into one batch: the open one, or a new one sent at the
+        end.
 
-        An exception within gives the batch up.
+        An exception inside drops the batch.
         """
         if self._is_open:
             yield
@@ -109,10 +112,10 @@ class ControllerBrokerRequestBatch:
             raise
         self.append_records()
 
-    # ---- what it collects ---------------------------------------------------------------------------------
+    # ---- what a batch collects ----------------------------------------------------------------------------
 
     def change_of(self, partition: PartitionContext) -> PartitionChangeBuilder:
-        """Return the partition's change in this batch, to be changed further; begin one if there is none."""
+        """Return the partition's change in this batch, to be edited. The first call starts one."""
         change = partition.change
         if change is None:
             self._require_open()
@@ -135,35 +138,35 @@ class ControllerBrokerRequestBatch:
         replicas: tuple[int, ...],
         directories: tuple[Uuid, ...],
     ) -> PartitionContext:
-        """A partition that the batch makes."""
+        """Create a partition in this batch."""
         self._require_open()
         partition = self._context.add_partition(topic_partition, topic_id, replicas, directories)
         self._changed.append(partition)
         return partition
 
     def add_topic_removal(self, topic_id: Uuid) -> None:
-        """The topic goes, and with it all that the batch says of its partitions."""
+        """Remove the topic, and drop the batch's changes of its partitions."""
         self._require_open()
         self._removed.append(topic_id)
 
     def add_record(self, message: MetadataRecord, version: int) -> None:
-        """What else everybody is to know: a topic, a broker, a setting (UpdateMetadata)."""
+        """Add a record about anything but a partition: a topic, a broker, a setting (UpdateMetadata)."""
         self._require_open()
         self._records.append(ApiMessageAndVersion(message, version))
 
     def add_last_record(self, message: MetadataRecord, version: int) -> None:
-        """As `add_record`, for one that stands behind those of the partitions."""
+        """Add a record that must come after those of the partitions."""
         self._require_open()
         self._last_records.append(ApiMessageAndVersion(message, version))
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise OperationNotAttempted("no batch of the controller's requests is open")
+            raise OperationNotAttempted("the controller has no open batch")
 
     def _collect(
         self,
     ) -> tuple[list[ApiMessageAndVersion[MetadataRecord]], list[PartitionContext | None]]:
-        """All records, and of which partition each is: topics stand before their partitions."""
+        """Return all records, each with its partition if it has one. Topics come before their partitions."""
         records = list(self._records)
         partitions: list[PartitionContext | None] = [None] * len(records)
         removed = dict.fromkeys(self._removed)

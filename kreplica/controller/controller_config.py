@@ -1,4 +1,4 @@
-"""The settings of a controller, under Kafka's names with dots for underscores."""
+"""ControllerConfig: the settings of a controller, named as Kafka's with dots for underscores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kreplica.common.types import INT16_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig(Settings):
-    """Times in ms but where the name says otherwise, sizes in bytes; the defaults are Kafka's.
+    """Times are in ms unless the name says otherwise, sizes in bytes. Defaults are Kafka's.
 
     See BrokerHeartbeatManager for `broker_session_*`. Raises InvalidConfig.
     """
@@ -22,7 +22,7 @@ class ControllerConfig(Settings):
     broker_session_hint_ms: int = setting(
         1_000, int32(1), "The same after the broker's last connection was closed.", is_ours=True
     )
-    # It has to find the new controller, which may take it a fetch timeout of the quorum.
+    # The broker has to find the new controller, which may take a fetch timeout of the quorum.
     broker_session_failover_ms: int | None = setting(
         None,
         optional(int32(0)),
@@ -65,7 +65,7 @@ class ControllerConfig(Settings):
     )
 
     def check_together(self) -> None:
-        """Raises InvalidConfig unless hint <= session <= longest session."""
+        """Raise InvalidConfig unless hint <= session <= longest session."""
         session_ms = self.broker_session_timeout_ms
         if self.broker_session_hint_ms > session_ms:
             raise InvalidConfig(

@@ -1,12 +1,12 @@
-"""ControllerContext: what the active controller knows, ahead of what is committed.
+"""ControllerContext: the active controller's view of the cluster, including uncommitted changes.
 
-It holds a ClusterMetadata of its own, into which the controller's records are replayed as soon as they are
-appended; the states of partitions and replicas; who is alive; which partitions each broker has; and which
-topics are being deleted. A new one is made at each fail-over and given up whole when leadership is lost, so
-nothing in it outlives an epoch.
+It holds its own ClusterMetadata, into which the controller's records are replayed as soon as they are
+appended. It also holds the states of partitions and replicas, the live brokers, the partitions of each
+broker, and the topics that are being deleted. Each fail-over makes a new one. It is dropped when the
+leadership is lost, so that nothing in it outlives an epoch.
 
-What a batch of changes does to it before the batch is appended can be undone: every setter notes what was
-there before (`begin`, `commit`, `roll_back`). It belongs to the controller's loop.
+Changes made by a batch can be undone until the batch is appended: each setter records how (`begin`, `commit`,
+`roll_back`). Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ ELR_FEATURE = "eligible.leader.replicas.version"
 
 
 def has_elr(metadata: ClusterMetadata) -> bool:
-    """Whether eligible leader replicas are kept (KIP-966): as the cluster's feature says, and in a cluster
-    that never recorded features.
+    """Whether eligible leader replicas are kept (KIP-966): by the cluster's feature, or if it has no
+    features.
     """
     return not metadata.features or metadata.features.get(ELR_FEATURE, 0) > 0
 
 
 class PartitionContext:
-    """A partition as the controller handles it; changed through the context alone.
+    """A partition as the controller handles it. Only the context changes it.
 
-    `registration`: as appended, None of one that is being made. `change`: what the open batch makes of it.
+    `registration`: as last appended; None for a partition that is being created. `change`: the change in the
+    open batch, if any.
     """
 
     __slots__ = ("change", "registration", "replica_states", "state", "topic_id", "topic_partition")
@@ -66,8 +67,8 @@ class PartitionContext:
 
     @property
     def leader_and_isr(self) -> PartitionChangeBuilder | PartitionRegistration:
-        """The partition as the open batch has it so far. Raises UnknownTopicOrPartition where it is not
-        assigned yet.
+        """The partition including the open batch. Raises UnknownTopicOrPartition if it has no replicas
+        yet.
         """
         current = self.change or self.registration
         if current is None:
@@ -79,7 +80,7 @@ class PartitionContext:
 
 
 class TopicDeletion:
-    """A topic that is gone from the metadata, while brokers still have its logs.
+    """A topic that is removed from the metadata while brokers still have its logs.
 
     `removal_offset`: of its RemoveTopicRecord; None until that is appended.
     """
@@ -94,13 +95,12 @@ class TopicDeletion:
 
 
 class ControllerContext:
-    """`metadata` is the context's from now on. `epoch`: of this controller; `last_offset`: the last record
-    that an earlier one may have written, -1 of none.
+    """The controller's state in one epoch. It takes over `metadata`.
 
-    `live_broker_ids`: registered, not fenced, not shutting down; `shutting_down_broker_ids`: not fenced, and
-    about to leave. `offline_directories`: of each broker that has any. `metadata_offsets`: the last record
-    that each broker has reported as applied. `unclean_leader_election_enable`: as the controller's node is
-    configured, for topics without a setting.
+    `epoch`: of this controller. `last_offset`: the last record that an earlier controller may have written,
+    or -1. `live_broker_ids`: registered, not fenced, not shutting down. `shutting_down_broker_ids`: not
+    fenced and about to leave. `offline_directories`: by broker. `metadata_offsets`: the last record that each
+    broker has applied. `unclean_leader_election_enable`: the node's setting, for topics without their own.
     """
 
     def __init__(
@@ -151,17 +151,17 @@ class ControllerContext:
             else:
                 self.partitions_being_reassigned.pop(partition, None)
 
-    # ---- questions ----------------------------------------------------------------------------------------
+    # ---- queries ------------------------------------------------------------------------------------------
 
     def min_isr(self, topic: str) -> int | None:
-        """The topic's min.insync.replicas; None where no eligible leader replicas are kept."""
+        """Return the topic's min.insync.replicas; None if no eligible leader replicas are kept."""
         return self.settings.of(topic).min_insync_replicas if self._is_elr_enabled else None
 
     def min_isr_of_leader(self, topic: str, broker_id: int) -> int | None:
-        """As `min_isr`, by what a leader may know that is answered before the log tells it anything.
+        """Return the least min.insync.replicas that a leader may still use, since it may lag behind the log.
 
-        One that has not heard of the last change may take as few as one replica for enough, so whoever it
-        leaves out of the ISR may miss what it commits.
+        A leader that has not applied the last change of the setting may take one replica as enough. Replicas
+        that it leaves out of the ISR may then miss committed records.
         """
         min_isr, heard_of = self.min_isr(topic), self.metadata_offsets.get(broker_id, -1)
         if min_isr is None or heard_of >= self.settings.min_isr_changed_at(topic):
@@ -173,24 +173,28 @@ class ControllerContext:
         return self.live_broker_ids | self.shutting_down_broker_ids
 
     def partition(self, topic_partition: TopicPartition) -> PartitionContext:
-        """Raises UnknownTopicOrPartition."""
+        """Return the partition. Raises UnknownTopicOrPartition."""
         partition = self.partitions.get(topic_partition)
         if partition is None:
-            raise UnknownTopicOrPartition(f"there is no partition {topic_partition}")
+            raise UnknownTopicOrPartition(f"partition {topic_partition} does not exist")
         return partition
 
     def partitions_of(self, topic: str) -> list[PartitionContext]:
-        """The partitions of a topic, but for those that the open batch makes; none of an unknown topic."""
+        """Return the partitions of a topic, without those that the open batch creates; [] for an unknown
+        topic.
+        """
         known = self.metadata.topics.get(topic)
         numbers = known.partitions if known else ()
         return [self.partitions[TopicPartition(topic, number)] for number in numbers]
 
     def partitions_on_broker(self, broker_id: int) -> list[PartitionContext]:
-        """The partitions with a replica there, those of topics that are being deleted among them."""
+        """Return the partitions with a replica on the broker, including those of topics that are being
+        deleted.
+        """
         return list(self._replicas_on_broker.get(broker_id, ()))
 
     def partitions_led_by(self, broker_id: int) -> list[PartitionContext]:
-        """The partitions that the broker leads, but for those of topics that are being deleted."""
+        """Return the partitions that the broker leads, without those of topics that are being deleted."""
         deleted = self.topics_to_be_deleted
         return [
             partition
@@ -206,17 +210,17 @@ class ControllerContext:
                 yield partition, replica
 
     def is_topic_queued_up_for_deletion(self, topic_id: Uuid) -> bool:
-        # Seldom is anything: so many partitions may ask that hashing their topics' ids counts.
+        # Usually there are no deletions. Skip hashing the topic id then, since many partitions ask.
         return bool(self.topics_to_be_deleted) and topic_id in self.topics_to_be_deleted
 
     def is_replica_online(self, partition: PartitionContext, broker_id: int) -> bool:
-        """Whether the broker is up, though it may be shutting down, and so is the replica's directory."""
+        """Whether the replica's broker is up, even if it is shutting down, and its directory is online."""
         if broker_id not in self.live_broker_ids and broker_id not in self.shutting_down_broker_ids:
             return False
         return not self.offline_directories or self._is_directory_online(partition, broker_id)
 
     def is_acceptable_leader(self, partition: PartitionContext, broker_id: int) -> bool:
-        """Whether the replica may become the leader: it is online, and stays."""
+        """Whether the replica may become the leader: it is online and not shutting down."""
         if broker_id not in self.live_broker_ids:
             return False
         return not self.offline_directories or self._is_directory_online(partition, broker_id)
@@ -233,37 +237,37 @@ class ControllerContext:
         )
 
     def default_directory(self, broker_id: int) -> Uuid:
-        """Where a new replica goes: to the broker's directory if it has one, else it is for the broker to
-        say.
+        """Return the directory of a new replica: the broker's only directory, or a value that lets it
+        choose.
         """
         broker = self.metadata.brokers.get(broker_id)
         if broker is None or not broker.directories:
             return MIGRATING_DIRECTORY
         return broker.directories[0] if len(broker.directories) == 1 else UNASSIGNED_DIRECTORY
 
-    # ---- what a batch changes, and can undo ---------------------------------------------------------------
+    # ---- changes that can be undone -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """From now on changes are noted."""
+        """Start to record changes for `roll_back`."""
         self._undo = []
 
     def commit(self) -> None:
-        """What was changed stays."""
+        """Keep the changes since begin()."""
         self._undo = None
 
     def roll_back(self) -> None:
-        """All is as it was at `begin`."""
+        """Undo every change since begin()."""
         undo, self._undo = self._undo or [], None
         for function, arguments in reversed(undo):
             function(*arguments)
 
     def note(self, function: Callable[..., object], *arguments: Any) -> None:
-        """How to undo what is done now."""
+        """Record how to undo the current change."""
         if self._undo is not None:
             self._undo.append((function, arguments))
 
     def set_partition_state(self, partition: PartitionContext, state: PartitionState) -> None:
-        """The partition is in the state; whether it may be is for the state machine to say."""
+        """Set the partition's state. The state machine has checked that the transition is valid."""
         partition.state = state
         if state is PartitionState.OFFLINE or state is PartitionState.NEW:
             self.partitions_not_online[partition] = None
@@ -273,12 +277,12 @@ class ControllerContext:
     def restore_partition_states(
         self, partitions: list[PartitionContext], states: list[PartitionState]
     ) -> None:
-        """The partitions are in those states again."""
+        """Restore the states of the partitions."""
         for partition, state in zip(reversed(partitions), reversed(states), strict=True):
             self.set_partition_state(partition, state)
 
     def set_replica_state(self, partition: PartitionContext, broker_id: int, state: ReplicaState) -> None:
-        """The replica is in the state; whether it may be is for the state machine to say."""
+        """Set the replica's state. The state machine has checked that the transition is valid."""
         states = partition.replica_states
         before = states.get(broker_id, ReplicaState.NON_EXISTENT)
         if before is state:
@@ -294,8 +298,8 @@ class ControllerContext:
     def restore_replica_states(
         self, replicas: list[tuple[PartitionContext, int]], states: list[ReplicaState]
     ) -> None:
-        """The replicas are in those states again; of the last ones no state may be known, for they were not
-        come to.
+        """Restore the states of the replicas. `states` may be shorter: the batch failed before it reached the
+        rest.
         """
         for place in reversed(range(len(states))):
             partition, broker_id = replicas[place]
@@ -308,7 +312,7 @@ class ControllerContext:
         replicas: tuple[int, ...],
         directories: tuple[Uuid, ...],
     ) -> PartitionContext:
-        """A partition that the open batch makes: it has replicas, and no state yet."""
+        """Add a partition that the open batch creates. It has replicas but no state yet."""
         partition = PartitionContext(topic_partition, topic_id)
         partition.change = PartitionChangeBuilder.of_new(replicas, directories)
         self.partitions[topic_partition] = partition
@@ -316,12 +320,12 @@ class ControllerContext:
         return partition
 
     def set_brokers(self, live: set[int], shutting_down: set[int]) -> None:
-        """Who is alive from now on, and who of them is about to leave."""
+        """Set the live brokers and those that are shutting down."""
         self.note(self.set_brokers, self.live_broker_ids, self.shutting_down_broker_ids)
         self.live_broker_ids, self.shutting_down_broker_ids = live, shutting_down
 
     def set_offline_directories(self, broker_id: int, directories: frozenset[Uuid]) -> None:
-        """The directories of a broker that are offline from now on, in place of those that were."""
+        """Replace the set of offline directories of a broker."""
         before = self.offline_directories.get(broker_id, frozenset())
         self.note(self.set_offline_directories, broker_id, before)
         if directories:
@@ -330,12 +334,12 @@ class ControllerContext:
             self.offline_directories.pop(broker_id, None)
 
     def add_deletion(self, deletion: TopicDeletion) -> None:
-        """The topic is queued for deletion."""
+        """Queue the topic for deletion."""
         self.topics_to_be_deleted[deletion.topic_id] = deletion
         self.note(self.topics_to_be_deleted.pop, deletion.topic_id)
 
     def remove_deletion(self, deletion: TopicDeletion) -> None:
-        """Nothing of the topic is left."""
+        """Forget a deletion: nothing of the topic is left."""
         del self.topics_to_be_deleted[deletion.topic_id]
         self.note(self.topics_to_be_deleted.__setitem__, deletion.topic_id, deletion)
 
@@ -348,8 +352,9 @@ class ControllerContext:
         offset: int,
         partition: PartitionContext | None = None,
     ) -> None:
-        """Take in a record that was appended at `offset`, and of which `partition` it is if it is of one; the
-        only way into `metadata`.
+        """Apply a record appended at `offset`. `partition`: the record's partition if it has one.
+
+        This is the only way to change `metadata`.
         """
         if isinstance(message, RemoveTopicRecord):
             self._remove_topic(message.topic_id, offset)

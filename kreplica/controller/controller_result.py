@@ -1,4 +1,4 @@
-"""ControllerResult: what a controller's operation wants written, and what it answers then. Immutable."""
+"""ControllerResult: the records that an operation of the controller writes, and its response. Immutable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Records = tuple[ApiMessageAndVersion[MetadataRecord], ...]
 
 
 class ControllerResult(NamedTuple, Generic[T]):
-    """The records are written at once or not at all; `response` is given once they are committed."""
+    """The records are written atomically. `response` is sent once they are committed."""
 
     records: Records
     response: T

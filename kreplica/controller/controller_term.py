@@ -1,8 +1,8 @@
-"""ControllerTerm: all that the active controller has for one epoch, made at its fail-over.
+"""ControllerTerm: all state of the active controller in one epoch, created at its fail-over.
 
-The context with its uncommitted records, the state machines over it, the sessions and the controls. When
-leadership is lost it is given up whole, so nothing of an epoch acts in a later one: a lost term refuses to
-append, and so does the quorum. It belongs to the controller's loop.
+It holds the context with its uncommitted records, the state machines over it, the sessions and the controls.
+It is dropped as a whole when leadership is lost, so that nothing of one epoch acts in a later one: a lost
+term refuses to append, and so does the quorum. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from kreplica.metadata.serde import ApiMessageAndVersion, in_lowest_version
 T = TypeVar("T")
 NO_OFFSET = -1
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
-# Records each of which is a decision of its own: an event of these alone may take several batches, such as
-# the fence of a broker with hundreds of thousands of partitions. Where only the first ones are committed, the
-# next controller decides the rest: at its fail-over, or when the broker's session ends. Kafka splits so, too.
+# Each of these records is a decision of its own, so an event of these alone may take several batches. An
+# example is the fence of a broker with hundreds of thousands of partitions. If only the first batches are
+# committed, the next controller decides the rest, at its fail-over or when the broker's session ends. Kafka
+# splits these too.
 STANDING_ALONE = (PartitionChangeRecord, BrokerRegistrationChangeRecord)
 
 
 class Quorum(Protocol):
-    """What a controller needs of its KafkaRaftClient."""
+    """The part of KafkaRaftClient that a controller uses."""
 
     @property
     def next_offset(self) -> int: ...
@@ -61,7 +62,9 @@ class Quorum(Protocol):
 
 
 class ControllerTerm:
-    """See the module. Implements `cluster_control.RecordWriter` for the event that is under way."""
+    """The controller's state in one epoch. Implements `cluster_control.RecordWriter` for the current
+    event.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class ControllerTerm:
     ) -> None:
         self.epoch = epoch
         self.is_lost = False
-        # The newest record of this epoch; whoever is answered waits until it is committed.
+        # The newest record of this epoch. Answers wait until it is committed.
         self.last_offset = NO_OFFSET
         self._quorum = quorum
         self._expected_offset: int | None = None
@@ -112,10 +115,10 @@ class ControllerTerm:
     # ---- one event ----------------------------------------------------------------------------------------
 
     def run(self, operation: Callable[[ControllerTerm], T | ControllerResult[T]]) -> T:
-        """Carry the operation out: all that it writes is appended at once, and seen by the next one.
+        """Run the operation as one event. Everything it writes is appended atomically.
 
-        Raises what the operation raises, and then nothing has changed. Raises UnexpectedBaseOffset where it
-        has to be done anew, NotController where this epoch is over.
+        If the operation raises, that is raised and nothing has changed. Raises UnexpectedBaseOffset if the
+        event has to be repeated, NotController if this epoch is over.
         """
         self._expected_offset = None
         self._after_append.clear()
@@ -132,9 +135,9 @@ class ControllerTerm:
         return result
 
     def alter_configs(self, change: ControllerResult[T]) -> ControllerResult[T]:
-        """What ConfigurationControl made of a request. Where it has to do with unclean elections, partitions
-        without a leader are tried again as soon as it holds: nobody who allows them wants to wait for the
-        next round.
+        """Return `change`, and retry elections after it if it sets unclean.leader.election.enable.
+
+        Partitions without a leader may get one then, without waiting for the next round.
         """
         if any(
             isinstance(each.message, ConfigRecord) and each.message.name == UNCLEAN_LEADER_ELECTION
@@ -144,9 +147,9 @@ class ControllerTerm:
         return change
 
     def abort_transaction(self, reason: str) -> None:
-        """Let nothing count that an earlier controller has begun in a transaction of the log (KIP-868).
+        """Abort a transaction of the metadata log that an earlier controller left open (KIP-868).
 
-        The context never knew of it, so this goes to the log alone.
+        The context has not applied the transaction, so only the log needs the record.
         """
         self._append(self.epoch, [in_lowest_version(AbortTransactionRecord(reason=reason))])
 
@@ -170,7 +173,7 @@ class ControllerTerm:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the first record of the event gets, unless the quorum writes one of its own."""
+        """The offset of the event's first record, unless the quorum appends a record of its own before it."""
         return self._quorum.next_offset
 
     def add(self, message: MetadataRecord) -> None:
@@ -178,13 +181,13 @@ class ControllerTerm:
         self.machines.batch.add_record(*in_lowest_version(message))
 
     def add_last(self, message: MetadataRecord) -> None:
-        """Write the record behind all others of the event."""
+        """Write the record after all others of the event."""
         self.machines.batch.add_last_record(*in_lowest_version(message))
 
     def expect_offset(self, offset: int) -> None:
-        """The event is done anew where its first record would get another offset."""
+        """Repeat the event if its first record would get an offset other than `offset`."""
         self._expected_offset = offset
 
     def after_append(self, action: Callable[[int], object]) -> None:
-        """Call `action` with the offset of the last record once all are appended, else never."""
+        """Call `action` with the offset of the last record after all are appended, else never."""
         self._after_append.append(action)

@@ -1,6 +1,6 @@
-"""DirectoryControl: in which log directory of its broker each replica is, as brokers tell it (KIP-858).
+"""DirectoryControl: records in which log directory of its broker each replica is (KIP-858).
 
-It keeps no state, and belongs to the controller's loop.
+It keeps no state. Owned by the controller's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -28,14 +28,15 @@ from kreplica.controller.states import PartitionState, ReplicaState
 
 
 class DirectoryControl:
-    """Decides by the machines' context, and writes to their batch."""
+    """Handles AssignReplicasToDirs requests for the active controller."""
 
     def __init__(self, machines: StateMachines) -> None:
         self._machines = machines
         self._context = machines.context
 
     def assign_replicas_to_dirs(self, request: AssignReplicasToDirsRequest) -> AssignReplicasToDirsResponse:
-        """AssignReplicasToDirs (73): the broker's replicas are where it says. Raises StaleBrokerEpoch.
+        """Handle AssignReplicasToDirs (73): record the directories that the broker names. Raises
+        StaleBrokerEpoch.
 
         A replica in a directory that the broker has lost goes offline.
         """
@@ -98,15 +99,15 @@ class DirectoryControl:
     def _partition(self, broker_id: int, topic_id: Uuid, number: int) -> PartitionContext:
         topic = self._context.metadata.topic_by_id(topic_id)
         if topic is None:
-            raise UnknownTopicId(f"there is no topic of id {topic_id}")
+            raise UnknownTopicId(f"unknown topic id {topic_id}")
         partition = self._context.partition(TopicPartition(topic.name, number))
         if broker_id not in partition.leader_and_isr.replicas:
-            raise NotLeaderOrFollower(f"broker {broker_id} is no replica of {partition.topic_partition}")
+            raise NotLeaderOrFollower(f"broker {broker_id} is not a replica of {partition.topic_partition}")
         return partition
 
     def _take_offline(self, broker_id: int, lost: list[PartitionContext]) -> None:
         led = [partition for partition in lost if partition.leader_and_isr.leader == broker_id]
-        # Out of the ISR before the election, which would choose it again.
+        # Leave the ISR before the election, which would choose the same replica again.
         self._machines.replicas.handle_state_changes(
             [(partition, broker_id) for partition in lost], ReplicaState.OFFLINE
         )

@@ -1,6 +1,6 @@
-"""FeatureControl: at which level the cluster's features are, and whether all nodes support another one.
+"""FeatureControl: the levels of the cluster's features, and checks that all nodes support a new one.
 
-No state of its own; it belongs to the controller's loop.
+It has no state of its own. Owned by the controller's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -26,7 +26,7 @@ METADATA_VERSION = "metadata.version"
 ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
-# What a node of this version supports: Kafka's levels, 25 is that of Kafka 4.0.
+# The levels that this version supports. They are Kafka's: 25 is the level of Kafka 4.0.
 SUPPORTED_FEATURES = (
     SupportedFeature(name=METADATA_VERSION, min_supported_version=7, max_supported_version=25),
     SupportedFeature(name=ELIGIBLE_LEADER_REPLICAS, min_supported_version=0, max_supported_version=1),
@@ -34,7 +34,7 @@ SUPPORTED_FEATURES = (
 
 
 def bootstrap_records() -> Records:
-    """What the first controller of a new cluster writes: the levels that all its nodes support."""
+    """Return the first records of a new cluster: the highest feature levels that this version supports."""
     return tuple(
         in_lowest_version(FeatureLevelRecord(name=each.name, feature_level=each.max_supported_version))
         for each in SUPPORTED_FEATURES
@@ -42,7 +42,7 @@ def bootstrap_records() -> Records:
 
 
 def check_supported(levels: dict[str, int], supported: Iterable[SupportedFeature], who: str) -> None:
-    """Raises UnsupportedVersion unless a node supports the levels that the cluster is at."""
+    """Raise UnsupportedVersion unless a node supports all feature levels of the cluster."""
     ranges = {each.name: each for each in supported}
     for name, level in levels.items():
         known = ranges.get(name)
@@ -53,13 +53,13 @@ def check_supported(levels: dict[str, int], supported: Iterable[SupportedFeature
 
 
 class FeatureControl:
-    """Looks at `metadata`, and says what is to be written."""
+    """Checks changes against `metadata` and returns the records to write."""
 
     def __init__(self, metadata: ClusterMetadata) -> None:
         self._metadata = metadata
 
     def update(self, request: UpdateFeaturesRequest) -> ControllerResult[UpdateFeaturesResponse]:
-        """UpdateFeatures (57): all features get their level, or none (KIP-584)."""
+        """Handle UpdateFeatures (57): change all features atomically (KIP-584)."""
         times = Counter(update.feature for update in request.feature_updates)
         records: Records = ()
         results = []
@@ -68,7 +68,7 @@ class FeatureControl:
             error: KreplicaError | None = None
             try:
                 if times[update.feature] > 1:
-                    raise InvalidRequest(f"{update.feature[:80]} is there twice")
+                    raise InvalidRequest(f"the request names {update.feature[:80]} twice")
                 records += self._level(update)
             except KreplicaError as raised:
                 error = raised
@@ -94,10 +94,10 @@ class FeatureControl:
         if level == current:
             return ()
         if kind not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE) or level < 0:
-            raise InvalidRequest(f"{name[:80]}: level {level} by a change of type {kind}")
+            raise InvalidRequest(f"{name[:80]}: invalid update to level {level} with upgrade type {kind}")
         if level < current and (kind == UPGRADE or name == METADATA_VERSION):
-            # Records of a higher level lie in the log already, which an older node could not read.
-            raise FeatureUpdateFailed(f"{name[:80]} cannot go back from level {current} to {level}")
+            # The log already has records of the higher level, which an older node could not read.
+            raise FeatureUpdateFailed(f"{name[:80]} cannot be downgraded from level {current} to {level}")
         for who, supported in self._nodes():
             check_supported({name: level}, supported, who)
         return (in_lowest_version(FeatureLevelRecord(name=name, feature_level=level)),)

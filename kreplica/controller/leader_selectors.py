@@ -1,9 +1,8 @@
-"""Which replica leads next: one selector for each reason to ask.
+"""Leader selectors: choose the leader of a partition, one class for each kind of election.
 
-A selector looks at a partition as it is and gives a leader and the replicas in sync, or raises
-NoReplicaOnline where there is nobody, StateChangeFailed where the one that was asked for cannot, and
-ElectionNotNeeded where it does already. It changes nothing. The first in the order of assignment comes first,
-everywhere.
+A selector returns a leader and an ISR and changes nothing. It raises NoReplicaOnline if no replica can lead,
+StateChangeFailed if the requested one cannot, and ElectionNotNeeded if it already leads. All selectors prefer
+replicas in the order of assignment.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from kreplica.controller.controller_context import ControllerContext, PartitionC
 
 
 class LeaderSelection(NamedTuple):
-    """Who leads, and who is in sync; `unclean`: the leader may lack what was committed."""
+    """The new leader and ISR. `unclean`: the leader may miss committed records."""
 
     leader: int
     isr: tuple[int, ...]
@@ -23,19 +22,21 @@ class LeaderSelection(NamedTuple):
 
 
 class PartitionLeaderSelector(Protocol):
-    """See the module."""
+    """Chooses the leader of a partition."""
 
     def select_leader(self, partition: PartitionContext) -> LeaderSelection: ...
 
 
 class OfflinePartitionLeaderSelector:
-    """For a partition that has lost its leader. In this order:
+    """Elects the leader of a partition that has lost it. It takes the first of these that exists:
 
-    the current leader, if it is in sync and alive after all; the first live replica in sync, and those alive
-    of the ISR stay in it; where none is, the first live one that is eligible though out of sync (KIP-966);
-    where nobody was eligible, the last known leader, which is unclean; and where the topic allows it
-    (unclean.leader.election.enable), or `always_unclean` says so, the first live replica. Else
-    NoReplicaOnline.
+    1. the current leader, if it is in sync and alive after all;
+    2. the first live replica of the ISR; the live members of the ISR stay in it;
+    3. the first live replica of the ELR (KIP-966);
+    4. the last known leader, if the ISR and the ELR are empty, which is unclean;
+    5. the first live replica, if unclean.leader.election.enable or `always_unclean` is set.
+
+    Otherwise it raises NoReplicaOnline.
     """
 
     def __init__(self, context: ControllerContext, *, always_unclean: bool = False) -> None:
@@ -66,20 +67,18 @@ class OfflinePartitionLeaderSelector:
         settings = self._context.settings.of(partition.topic_partition.topic)
         if not live:
             raise NoReplicaOnline(
-                f"{partition.topic_partition}: no replica of {list(current.replicas)} is alive"
+                f"{partition.topic_partition}: none of its replicas {list(current.replicas)} is alive"
             )
         if not (settings.unclean_leader_election_enable or self._always_unclean):
             raise NoReplicaOnline(
-                f"{partition.topic_partition}: nobody of the ISR {list(current.isr)} and of those eligible "
-                f"{list(current.elr)} is alive, and unclean leader election is off"
+                f"{partition.topic_partition}: no live replica is in its ISR {list(current.isr)} or ELR "
+                f"{list(current.elr)}, and unclean leader election is disabled"
             )
         return LeaderSelection(live[0], (live[0],), unclean=True)
 
 
 class ReassignedPartitionLeaderSelector:
-    """For a partition whose leader is not among the replicas that it is to have: the first of these that is
-    alive and in sync.
-    """
+    """Elects a leader that stays after a reassignment: the first new replica that is alive and in sync."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
@@ -91,13 +90,13 @@ class ReassignedPartitionLeaderSelector:
             if stays and replica in current.isr and self._context.is_acceptable_leader(partition, replica):
                 return LeaderSelection(replica, current.isr)
         raise NoReplicaOnline(
-            f"{partition.topic_partition}: nobody of the new replicas {list(current.replicas)} is alive and "
+            f"{partition.topic_partition}: none of its new replicas {list(current.replicas)} is alive and "
             f"in the ISR {list(current.isr)}"
         )
 
 
 class PreferredReplicaPartitionLeaderSelector:
-    """The first of the assigned replicas, if it is alive and in sync."""
+    """Elects the first assigned replica if it is alive and in sync."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
@@ -106,19 +105,20 @@ class PreferredReplicaPartitionLeaderSelector:
         current = partition.leader_and_isr
         preferred = current.replicas[0]
         if current.leader == preferred:
-            raise ElectionNotNeeded(f"{partition.topic_partition}: {preferred} leads already")
+            raise ElectionNotNeeded(f"{partition.topic_partition}: {preferred} is already the leader")
         if preferred in current.isr and self._context.is_acceptable_leader(partition, preferred):
             return LeaderSelection(preferred, current.isr)
         raise StateChangeFailed(
-            f"{partition.topic_partition}: the preferred leader {preferred} is not alive and in the ISR "
+            f"{partition.topic_partition}: the preferred leader {preferred} must be alive and in the ISR "
             f"{list(current.isr)}"
         )
 
 
 class HandoverLeaderSelector:
-    """For a partition whose leader cannot go on: another replica that is alive and in sync, the next one in
-    the order of assignment, so that it comes to all of them where several cannot. The former leader stays in
-    the ISR until it says itself what it lacks.
+    """Elects another leader because the current one cannot go on.
+
+    It takes the next live replica of the ISR in the order of assignment, so that repeated handovers reach all
+    of them. The former leader stays in the ISR until it reports what it lacks.
     """
 
     def __init__(self, context: ControllerContext) -> None:
@@ -131,14 +131,16 @@ class HandoverLeaderSelector:
             if replica in current.isr and self._context.is_acceptable_leader(partition, replica):
                 return LeaderSelection(replica, current.isr)
         raise StateChangeFailed(
-            f"{partition.topic_partition}: nobody but {current.leader} is alive and in the ISR "
+            f"{partition.topic_partition}: no replica but {current.leader} is alive and in the ISR "
             f"{list(current.isr)}"
         )
 
 
 class ControlledShutdownLeaderSelector:
-    """For a partition whose leader is about to leave: the first live replica in sync that stays; those that
-    leave are out of the ISR then.
+    """Elects another leader because the current one is shutting down: the first live replica of the ISR that
+    stays.
+
+    Brokers that are shutting down leave the ISR.
     """
 
     def __init__(self, context: ControllerContext) -> None:
@@ -151,6 +153,7 @@ class ControlledShutdownLeaderSelector:
             if replica in isr and self._context.is_acceptable_leader(partition, replica):
                 return LeaderSelection(replica, isr)
         raise StateChangeFailed(
-            f"{partition.topic_partition}: nobody else of the ISR {list(current.isr)} stays; shutting down "
-            f"are {sorted(leaving)}"
+            f"{partition.topic_partition}: no other replica of the ISR {list(current.isr)} stays, since"
+            " brokers "
+            f"{sorted(leaving)} are shutting down"
         )

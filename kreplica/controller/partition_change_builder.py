@@ -1,14 +1,13 @@
-"""PartitionChangeBuilder: what an open batch makes of one partition, and the record that says so.
+"""PartitionChangeBuilder: the change of one partition in an open batch, and its record.
 
-It starts as the partition is and is changed in place, by several decisions in a row where one event has
-several; what comes out is one record. The eligible leader replicas (KIP-966) follow from each change of the
-ISR: where the new ISR is smaller than min.insync.replicas, those who were in sync or eligible before still
-have all that was committed. They are counted from the partition as it was before the batch, since leaders and
-followers never see what lies between.
+It starts as a copy of the partition. One event may change it several times; the result is one record. The
+eligible leader replicas (ELR, KIP-966) follow from each change of the ISR. If the new ISR is smaller than
+min.insync.replicas, replicas that were in sync or eligible before still have all committed records. They are
+computed from the state before the batch, since leaders and followers never see the states in between.
 
-The leader epoch goes up with each other leader, and where replicas go: the leader then forgets what it knew
-of them, so that one which comes back is not taken for what it was (bug history "reassignment ABA").
-It belongs to the controller's loop.
+The leader epoch increases with each new leader, and when replicas are removed. The leader then forgets the
+progress of the removed replicas, so that a replica that comes back is not taken for what it was (bug history
+"reassignment ABA"). Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ELR_VERSION = 2
 
 
 class PartitionChangeBuilder:
-    """The fields are those of a PartitionRegistration. `version` tells one state of them from the next."""
+    """Has the fields of a PartitionRegistration. `version` changes with each change of them."""
 
     __slots__ = (
         "adding_replicas",
@@ -61,7 +60,7 @@ class PartitionChangeBuilder:
 
     @classmethod
     def of_new(cls, replicas: tuple[int, ...], directories: tuple[Uuid, ...]) -> PartitionChangeBuilder:
-        """A partition that is being made: assigned, and led by nobody yet."""
+        """Return a new partition that has replicas but no leader."""
         recovered = LeaderRecoveryState.RECOVERED
         made = cls(
             PartitionRegistration(replicas, directories, (), (), (), (), (), NO_LEADER, recovered, -1, -1)
@@ -71,13 +70,13 @@ class PartitionChangeBuilder:
 
     @property
     def partition_epoch(self) -> int:
-        """What a change is compared with: another one after each change of the batch."""
+        """The version to compare with before a change. It changes with each change in the batch."""
         return self.version
 
     # ---- changes ------------------------------------------------------------------------------------------
 
     def set_leader(self, leader: int) -> None:
-        """Another leader, or none."""
+        """Set the leader, or NO_LEADER."""
         if leader != self.leader:
             self.leader = leader
             self.names_leader = True
@@ -86,10 +85,11 @@ class PartitionChangeBuilder:
     def set_isr(
         self, isr: tuple[int, ...], *, min_isr: int | None, unclean_shutdown: Collection[int] = ()
     ) -> None:
-        """Other replicas in sync. `min_isr`: of the topic; None where no eligible leader replicas are kept:
-        then the last one in sync stays, though it is down.
+        """Set the ISR and update the eligible leader replicas.
 
-        `unclean_shutdown`: brokers that may have lost what they had, and are eligible no more.
+        `min_isr`: the topic's min.insync.replicas; None if no eligible leader replicas are kept. The last
+        replica in sync then stays in the ISR even if it is down. `unclean_shutdown`: brokers that may have
+        lost data and are therefore not eligible.
         """
         self.version += 1
         if unclean_shutdown:
@@ -109,20 +109,23 @@ class PartitionChangeBuilder:
             for replica in base.isr + base.elr
             if replica not in isr and replica in replicas and replica not in self.unclean_shutdown
         )
-        # Once nobody is left who surely has all, the last leader comes next (KIP-966).
+        # If no replica surely has all records, the last leader is the next best (KIP-966).
         if isr:
             self.last_known_elr = ()
         elif base.leader in replicas:
             self.last_known_elr = (base.leader,)
         elif base.last_known_elr:
-            # Whom this event has elected may be lost again in it.
+            # The leader that this event elected may be lost again in the same event.
             self.last_known_elr = tuple(replica for replica in base.last_known_elr if replica in replicas)
         else:
-            # It had no leader while some were in sync, of whom none was there: the last of those has as much.
+            # The partition had no leader, and no member of its ISR was up. The last member to leave has as
+            # much.
             self.last_known_elr = tuple(replica for replica in base.isr if replica in replicas)[:1]
 
     def elect(self, leader: int, isr: tuple[int, ...], *, unclean: bool, min_isr: int | None) -> None:
-        """What an election has found. An unclean one forgets who was eligible, for that they have is void."""
+        """Apply the result of an election. An unclean one clears the ELR: its members' records no longer
+        count.
+        """
         self.set_leader(leader)
         if isr != self.isr:
             self.set_isr(isr, min_isr=min_isr)
@@ -138,7 +141,7 @@ class PartitionChangeBuilder:
         removing: tuple[int, ...] = (),
         directories: Sequence[tuple[int, Uuid]] = (),
     ) -> None:
-        """Other replicas, in the order of assignment; `directories`: of new ones, where known."""
+        """Set the replicas, in the order of assignment. `directories`: of new replicas, if known."""
         placed = {**dict(directories), **dict(zip(self.replicas, self.directories, strict=True))}
         if not set(self.replicas) <= set(replicas):
             self.names_leader = True
@@ -153,7 +156,9 @@ class PartitionChangeBuilder:
     # ---- the record ---------------------------------------------------------------------------------------
 
     def registration(self) -> PartitionRegistration:
-        """The partition as it is now; the leader epoch is only higher than before where it goes up."""
+        """Return the partition with the change. The leader epoch is higher only if the change increases
+        it.
+        """
         base = self.base
         return PartitionRegistration(
             self.replicas,
@@ -170,7 +175,7 @@ class PartitionChangeBuilder:
         )
 
     def build(self, topic_id: Uuid, partition: int) -> ApiMessageAndVersion[MetadataRecord] | None:
-        """The record to append; None where all is as it was."""
+        """Return the record to append; None if nothing has changed."""
         base, new = self.base, self.registration()
         if base is None:
             return new.to_record(topic_id, partition)

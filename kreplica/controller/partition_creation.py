@@ -1,7 +1,7 @@
-"""PartitionCreation: brings new topics and partitions to life.
+"""PartitionCreation: creates topics and partitions.
 
 The order is that of the ZooKeeper-era controller: partitions New, replicas New, partitions Online, replicas
-Online. All of it is one batch. It belongs to the controller's loop.
+Online. All of it is one batch. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kreplica.metadata.records import TopicRecord
 
 
 class PartitionCreation:
-    """See the module."""
+    """Brings new partitions and their replicas into their first states."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class PartitionCreation:
     def on_new_topic_creation(
         self, topic: str, topic_id: Uuid, assignments: Sequence[tuple[int, ...]]
     ) -> None:
-        """A new topic, each of whose partitions has the brokers of one of `assignments`.
+        """Create a topic with one partition for each of `assignments`, which name its brokers.
 
-        Raises NoReplicaOnline, and nothing is made, where nobody of an assignment is alive.
+        Raises NoReplicaOnline, and creates nothing, if no broker of an assignment is alive.
         """
         with self._batch.collected():
             self._batch.add_record(TopicRecord(name=topic, topic_id=topic_id), 0)
@@ -46,7 +46,7 @@ class PartitionCreation:
     def on_new_partition_creation(
         self, topic: str, topic_id: Uuid, assignments: Sequence[tuple[int, ...]], first: int = 0
     ) -> None:
-        """New partitions of a topic, numbered from `first`. Raises NoReplicaOnline as above."""
+        """Add partitions to a topic, numbered from `first`. Raises NoReplicaOnline as above."""
         context = self._context
         with self._batch.collected():
             new = [

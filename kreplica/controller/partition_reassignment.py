@@ -1,13 +1,13 @@
 """PartitionReassignment: moves a partition to other replicas (KIP-455).
 
-While it is under way the partition has the replicas that are to stay or come, in the order asked for, and
-behind them those that are to go. Once all that come are in sync, and of those that are left as many as
-min.insync.replicas asks for, those that go are taken out, in one record with the election of another leader
-where the leader goes too. A cancelled one goes back to what was before.
+During a reassignment the partition has its target replicas, in the requested order, followed by those to be
+removed. It completes when all added replicas are in sync, and at least min.insync.replicas of the target.
+Then one record removes the old replicas and elects another leader if the leader is removed. A cancelled
+reassignment returns to the replicas before it.
 
-The record that takes replicas out raises the leader epoch: a leader then forgets what it knew of them, so
-that one which is added again at once and comes back empty is not taken for the one it was. It belongs to the
-controller's loop.
+The record that removes replicas increases the leader epoch. The leader then forgets their progress, so that a
+replica that is added again at once, and is empty, is not taken for what it was. Owned by the controller's
+loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kreplica.controller.states import PartitionState, ReplicaState
 
 
 class PartitionReassignment:
-    """See the module."""
+    """Starts, cancels and completes reassignments of partitions."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class PartitionReassignment:
     def start(self, partition: PartitionContext, target: Sequence[int]) -> None:
         """Move the partition to the brokers `target`, in this order.
 
-        One that is under way gives way, and what it added goes with the rest once all that are to come are in
-        sync: until then somebody of the ISR might be among them.
+        It replaces a reassignment in progress. Replicas that the replaced one added are removed at the end of
+        the new one, since some of them may be in the ISR.
         """
         with self._batch.collected():
             current = partition.leader_and_isr
@@ -55,9 +55,10 @@ class PartitionReassignment:
             self.complete_if_possible(partition)
 
     def cancel(self, partition: PartitionContext) -> None:
-        """Go back to the replicas before the reassignment. Raises NoReassignmentInProgress, and
-        InvalidReplicaAssignment where too few of them have all that was committed and the topic allows no
-        unclean election.
+        """Return to the replicas before the reassignment.
+
+        Raises NoReassignmentInProgress, and InvalidReplicaAssignment if too few of them have all committed
+        records and the topic does not allow unclean elections.
         """
         current = partition.leader_and_isr
         if not (current.adding_replicas or current.removing_replicas):
@@ -70,15 +71,18 @@ class PartitionReassignment:
             is_clean = len(left) >= min(settings.min_insync_replicas, len(whole), len(before))
             if not (is_clean or settings.unclean_leader_election_enable):
                 raise InvalidReplicaAssignment(
-                    f"{partition.topic_partition}: to go back would leave {left} of {whole}, who have all "
-                    f"that was committed, and may take an unclean election"
+                    f"{partition.topic_partition}: to cancel would leave {left} of the replicas {whole} that"
+                    " have all "
+                    f"committed records: enable unclean leader election, or wait until more are in sync"
                 )
             self._assign(partition, before, adding=(), removing=())
             self._elect_if_leader_went(partition)
 
     def complete_if_possible(self, partition: PartitionContext) -> bool:
-        """Take out the replicas that are to go, if those that are to come are in sync, and enough of those
-        that stay; whether it was so."""
+        """Complete the reassignment if all added replicas and enough of the target are in sync.
+
+        Returns True if it was completed.
+        """
         current = partition.leader_and_isr
         if not (current.adding_replicas or current.removing_replicas):
             return False
@@ -86,7 +90,8 @@ class PartitionReassignment:
         in_sync = [replica for replica in current.isr if replica in stays]
         if not in_sync or not set(current.adding_replicas) <= set(in_sync):
             return False
-        # Of fewer, one that loses its power takes along what all of them acknowledged. Kafka does not wait.
+        # With fewer, one power failure could take records that all of them had acknowledged. Kafka does not
+        # wait.
         wanted = self._context.settings.of(partition.topic_partition.topic).min_insync_replicas
         if len(in_sync) < min(wanted, len(stays)):
             return False
@@ -98,7 +103,7 @@ class PartitionReassignment:
         return True
 
     def _can_lead(self, partition: PartitionContext, stays: tuple[int, ...]) -> bool:
-        """Whether one of those that stay leads, or may."""
+        """Whether one of the staying replicas leads or may lead."""
         current = partition.leader_and_isr
         return current.leader in (*stays, NO_LEADER) or any(
             replica in current.isr and self._context.is_acceptable_leader(partition, replica)
@@ -155,6 +160,6 @@ class PartitionReassignment:
             return
         failures = self._partitions.handle_state_changes([partition], PartitionState.ONLINE, self._selector)
         if failures:
-            # Nobody who stays and is in sync may lead now.
+            # No replica that stays and is in sync may lead now.
             self._partitions.handle_state_changes([partition], PartitionState.OFFLINE)
             self._partitions.handle_state_changes([partition], PartitionState.ONLINE)

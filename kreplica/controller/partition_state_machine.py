@@ -1,8 +1,8 @@
-"""PartitionStateMachine: brings partitions into their states, as the ZooKeeper-era controller did.
+"""PartitionStateMachine: moves partitions between states, as the ZooKeeper-era controller did.
 
-A partition is New once it has replicas, Online once it has a leader, Offline when it lost it, NonExistent
-before and after. Only the transitions of `states.PREVIOUS_PARTITION_STATES` are legal. What a transition
-decides goes into the open batch, or into one of its own. It belongs to the controller's loop.
+A partition is New once it has replicas, Online once it has a leader, Offline when it has lost its leader, and
+NonExistent before and after. Only the transitions in `states.PREVIOUS_PARTITION_STATES` are legal. A
+transition writes to the open batch or to one of its own. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kreplica.controller.states import PREVIOUS_PARTITION_STATES, PartitionState
 
 
 class PartitionStateMachine:
-    """See the module."""
+    """Makes the transitions of partitions, including elections."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PartitionStateMachine:
         }
 
     def startup(self) -> None:
-        """Find the states of all partitions, and elect leaders where there are none."""
+        """Determine the states of all partitions, and elect missing leaders."""
         self._initialize_partition_state()
         self.trigger_online_partition_state_change()
 
@@ -59,7 +59,7 @@ class PartitionStateMachine:
         for partition in context.partitions.values():
             current = partition.registration
             assert current is not None  # no event has changed anything yet
-            # One that had a leader and lost all who may follow it is not new: there is something to lose.
+            # A partition that had a leader is not New, even if no replica may lead it: it may have records.
             if current.leader == NO_LEADER and not (current.leader_epoch or current.isr):
                 state = PartitionState.NEW
             elif current.leader != NO_LEADER and context.is_replica_online(partition, current.leader):
@@ -69,10 +69,10 @@ class PartitionStateMachine:
             context.set_partition_state(partition, state)
 
     def trigger_online_partition_state_change(self) -> dict[TopicPartition, StateChangeFailed]:
-        """Try to bring Online what is New or Offline, but for topics that are queued for deletion.
+        """Try to bring all New and Offline partitions Online, except those of topics queued for deletion.
 
-        Those whose replicas are all down stay as they are. So do those that none of the others may lead; they
-        are returned with the reason.
+        Partitions whose replicas are all down keep their state. So do those that no live replica may lead;
+        these are returned with the reason.
         """
         context = self._context
         live = context.live_broker_ids
@@ -90,10 +90,10 @@ class PartitionStateMachine:
         target: PartitionState,
         selector: PartitionLeaderSelector | None = None,
     ) -> dict[TopicPartition, StateChangeFailed]:
-        """Bring the partitions into `target`; `selector` elects who leads, by default the one for Offline.
+        """Bring the partitions into `target`. `selector` chooses leaders, by default the one for Offline.
 
-        Raises IllegalStateTransition, and changes nothing, where one of them may not. Those that nobody can
-        lead keep their state and are returned with the reason.
+        Raises IllegalStateTransition, and changes nothing, if the transition of any of them is illegal.
+        Partitions that cannot get a leader keep their state and are returned with the reason.
         """
         partitions = list(partitions)
         self._check(partitions, target)
@@ -120,7 +120,7 @@ class PartitionStateMachine:
     def _log_failure(
         self, partition: PartitionContext, target: PartitionState, error: StateChangeFailed
     ) -> None:
-        # What stays Offline is tried again and again; it is told once, and again when the reason is another.
+        # An Offline partition is retried often. Log the failure once, and again if the reason changes.
         if self._last_failures.get(partition) != str(error):
             self._last_failures[partition] = str(error)
             self._logger.failure(
@@ -147,7 +147,7 @@ class PartitionStateMachine:
         for partition in partitions:
             if partition.state not in previous:
                 raise IllegalStateTransition(
-                    f"partition {partition.topic_partition} is {partition.state} and may not become {target}"
+                    f"partition {partition.topic_partition} cannot go from {partition.state} to {target}"
                 )
 
     def _bring_online(self, partition: PartitionContext, selector: PartitionLeaderSelector) -> None:
@@ -159,13 +159,13 @@ class PartitionStateMachine:
     def _initialize_leader_and_isr(self, partition: PartitionContext) -> None:
         current = partition.leader_and_isr
         if current.leader != NO_LEADER or current.isr:
-            raise StateChangeFailed(f"{partition.topic_partition} has a leader and ISR already")
+            raise StateChangeFailed(f"{partition.topic_partition} already has a leader and an ISR")
         context = self._context
         live = tuple(each for each in current.replicas if context.is_acceptable_leader(partition, each))
         if not live:
             raise NoReplicaOnline(
-                f"{partition.topic_partition}: none of its replicas {list(current.replicas)} is alive; alive "
-                f"are {sorted(context.live_broker_ids)}"
+                f"{partition.topic_partition}: none of its replicas {list(current.replicas)} is alive; the"
+                f" live brokers are {sorted(context.live_broker_ids)}"
             )
         self._batch.update_leader_and_isr(partition, LeaderSelection(live[0], live))
 
@@ -188,7 +188,7 @@ class PartitionStateMachine:
         self._batch.update_leader_and_isr(partition, selection)
         if selection.unclean:
             self._logger.trace(
-                "elected leader %d of partition %s UNCLEANLY: what was committed may be lost",
+                "elected leader %d of partition %s UNCLEANLY: committed records may be lost",
                 *([selection.leader], [partition.topic_partition]),
             )
         return True

@@ -1,8 +1,8 @@
-"""PreferredReplicaLeaderElection: gives leadership back to the first of the assigned replicas.
+"""PreferredReplicaLeaderElection: returns leadership to the preferred replica, the first assigned one.
 
-After a broker was down, others lead what it led. `balance` looks at each broker that is up: where more than
-`imbalance_percentage` of the partitions that prefer it have another leader, they are handed over, at most
-`max_elections` at a time. It belongs to the controller's loop.
+While a broker is down, others lead its partitions. `balance` looks at each live broker. If more than
+`imbalance_percentage` of the partitions that prefer it have another leader, it hands them over, at most
+`max_elections` at a time. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_ELECTIONS = 1_000
 
 
 class PreferredReplicaLeaderElection:
-    """See the module."""
+    """Elects preferred replicas, on request or when a broker's leaderships are out of balance."""
 
     def __init__(
         self,
@@ -38,11 +38,15 @@ class PreferredReplicaLeaderElection:
         self._max_elections = max_elections
 
     def elect(self, partitions: Iterable[PartitionContext]) -> dict[TopicPartition, StateChangeFailed]:
-        """Let the preferred replicas lead; those that cannot are returned with the reason."""
+        """Elect the preferred replicas. Returns the partitions whose preferred replica cannot lead, with the
+        reason.
+        """
         return self._partitions.handle_state_changes(partitions, PartitionState.ONLINE, self._selector)
 
     def imbalance(self, broker_id: int) -> tuple[list[PartitionContext], int]:
-        """The partitions that prefer the broker and have another leader, and how many prefer it in all."""
+        """Return the partitions that prefer the broker but have another leader, and how many prefer it in
+        all.
+        """
         preferring = [
             partition
             for partition in self._context.partitions_on_broker(broker_id)
@@ -52,7 +56,7 @@ class PreferredReplicaLeaderElection:
         return [each for each in preferring if each.leader_and_isr.leader != broker_id], len(preferring)
 
     def balance(self) -> bool:
-        """Hand over where it is due; whether more is to be done at once."""
+        """Hand over what is out of balance. Returns True if more than `max_elections` were due."""
         due: list[PartitionContext] = []
         for broker_id in sorted(self._context.live_broker_ids):
             elsewhere, count = self.imbalance(broker_id)

@@ -1,4 +1,4 @@
-"""ProducerIdControl: hands out producer ids to brokers, a block at a time (KIP-730). No state of its own."""
+"""ProducerIdControl: allocates blocks of producer ids to brokers (KIP-730). It has no state of its own."""
 
 # mypy: disable-error-code="arg-type"
 
@@ -22,21 +22,21 @@ PRODUCER_ID_BLOCK_SIZE = 1_000
 
 
 class ProducerIdControl:
-    """Looks at `metadata`, and says what is to be written. It belongs to the controller's loop."""
+    """Checks requests against `metadata` and returns the records to write. Owned by the controller's loop."""
 
     def __init__(self, metadata: ClusterMetadata) -> None:
         self._metadata = metadata
 
     def allocate(self, request: AllocateProducerIdsRequest) -> ControllerResult[AllocateProducerIdsResponse]:
-        """AllocateProducerIds (67): the next block is the broker's, whether it is ever used or not.
+        """Handle AllocateProducerIds (67): give the next block to the broker, whether it will be used or not.
 
-        Raises StaleBrokerEpoch for a broker that is registered otherwise; UnknownServerError when there are
-        no ids left.
+        Raises StaleBrokerEpoch if the broker's epoch is not current, UnknownServerError if all ids are used
+        up.
         """
         check_broker_epoch(self._metadata, request.broker_id, request.broker_epoch)
         first = self._metadata.next_producer_id
         if first > INT64_MAX - PRODUCER_ID_BLOCK_SIZE:
-            raise UnknownServerError(f"there are no producer ids from {first} on")
+            raise UnknownServerError(f"all producer ids are used up: the next one would be {first}")
         record = ProducerIdsRecord(
             broker_id=request.broker_id,
             broker_epoch=request.broker_epoch,

@@ -1,17 +1,17 @@
-"""QuorumController: the cluster's controller on one node; active while its node leads the metadata quorum.
+"""QuorumController: the cluster's controller on one node. It is active while its node leads the metadata
+quorum.
 
-Everything that happens to it is an event in its loop, one after the other: a request, a timer, a change of
-the leader. An event of the active controller decides by its context, which is ahead of what is committed, and
-its records are appended at once or not at all. Whoever asked is answered when they are committed, or with
-NotController when leadership is lost first; then they may be committed nevertheless. An event that writes
-nothing waits for what it saw.
+Everything that happens is an event in its loop, one after the other: a request, a timer, a change of the
+leader. The active controller decides by its context, which is ahead of the committed state. The records of an
+event are appended atomically. A caller is answered when they are committed, or with NotController if the
+leadership is lost first; they may still be committed then. An event that writes nothing waits for the records
+that it has read.
 
-A fail-over goes in the ZooKeeper-era controller's order (see `_on_controller_failover`). What belongs to an
-epoch is its ControllerTerm, which a resignation gives up whole.
+A fail-over has the order of the ZooKeeper-era controller (see `_on_controller_failover`). All state of an
+epoch is in its ControllerTerm, which a resignation drops as a whole.
 
-The quorum's side calls `on_commit`, `on_leader_change` and `on_metadata_update` in its own loop; they only
-copy and post.
-Any thread may call the methods that return futures.
+The quorum calls `on_commit`, `on_leader_change` and `on_metadata_update` in its own loop. They only copy and
+post. Any thread may call the methods that return futures.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from kreplica.metadata.records import NoOpRecord
 
 LOGGER = logging.getLogger(__name__)
 NANOSECONDS_PER_MS = 1_000_000
-# How often an event is done anew since the quorum has written a record of its own.
+# How many times an event is repeated because the quorum appended a record of its own.
 ATTEMPTS = 8
-# How soon a fence that could not be written is tried again.
+# After how long a fence that could not be written is retried.
 FENCE_RETRY_MS = 20
-# How often a warning tells of partitions without a leader, and how many it names.
+# How often partitions without a leader are logged, and how many of them are named.
 REPORT_EVERY_MS = 60_000
 MOST_NAMES = 3
 
@@ -51,7 +51,7 @@ Operation = Callable[[ControllerTerm], T | ControllerResult[T]]
 
 
 class LeaderAndEpoch(Protocol):
-    """Who leads the quorum, None if nobody is known to, and in which epoch."""
+    """The epoch of the quorum and its leader, None if it is unknown."""
 
     @property
     def leader_id(self) -> int | None: ...
@@ -69,10 +69,13 @@ class Deferred(NamedTuple):
 
 
 class QuorumController:
-    """See the module. `metadata()`: the committed metadata. `in_transaction()`: whether records follow it in
-    the log that may be undone yet (KIP-868). Both are asked in the quorum's loop.
-    `unclean_leader_election_enable`: as the node is configured, for topics without a setting.
-    `fixed_settings`: the names of the settings that a node takes from its file alone."""
+    """The controller of one node.
+
+    `metadata()`: the committed metadata. `in_transaction()`: whether the log continues with records of a
+    transaction that may still be aborted (KIP-868). Both are called in the quorum's loop.
+    `unclean_leader_election_enable`: the node's setting, for topics without their own. `fixed_settings`:
+    names of the settings that a node reads only from its file.
+    """
 
     def __init__(
         self,
@@ -102,16 +105,16 @@ class QuorumController:
         self._clock = clock
         self._random = random
         self._loop = loop
-        # The loop's own:
+        # Owned by the loop:
         self._term: ControllerTerm | None = None
         self._leader_id: int | None = None
-        self._former_leader_id: int | None = None  # the last one that was another node
-        self._committed = 0  # all records below are
+        self._former_leader_id: int | None = None  # the last leader that was another node
+        self._committed = 0  # all records below this offset are committed
         self._deferred: deque[Deferred] = deque()
         self._timers: dict[str, Cancellable] = {}
         self._check_due_ns = 0
         self._written_at_ns = 0
-        # When the connection to a node was last seen to break, whoever was the active controller then.
+        # When the last connection to each node was closed, whichever controller was active then.
         self._lost_connections: dict[int, int] = {}
         self._add_metrics(metrics or MetricRegistry())
 
@@ -138,41 +141,44 @@ class QuorumController:
 
     @property
     def is_active(self) -> bool:
-        """Whether this is the active controller; may be a moment old."""
+        """Whether this is the active controller. The value may be slightly out of date."""
         return self._term is not None
 
     @property
     def fenced_count(self) -> int:
-        """How many brokers this controller has fenced since it started, for they were not heard."""
+        """How many brokers this controller has fenced since it started because their sessions ended."""
         return self._expired.count
 
     @property
     def leader_id(self) -> int | None:
-        """The node of the active controller as far as this one knows, None if it knows of none."""
+        """The node of the active controller, or None if this node does not know it."""
         return self._leader_id
 
     def append_write_event(self, name: str, operation: Operation[T]) -> Future[T]:
-        """Let the active controller do `operation(term)`; the future gets its result once that is committed.
+        """Run `operation(term)` in the active controller. The future gets its result once that is committed.
 
-        It fails with the operation's KreplicaError, then nothing was written; and with NotController where
-        this is not the active controller, or is no more before the commit: the same may be asked again.
+        The future fails with the operation's KreplicaError if it raised one; nothing was written then. It
+        fails with NotController if this is not the active controller, or stops being it before the commit:
+        retry then.
         """
         future: Future[T] = Future()
         self._loop.post(partial(self._run_event, name, operation, future))
         return future
 
     def connection_lost(self, broker_id: int) -> None:
-        """The connection to a node was closed: its broker may be dead."""
+        """Note that the connection to a node was closed: its broker may have failed."""
         self._loop.post(partial(self._connection_lost, broker_id))
 
     def close(self) -> None:
-        """Do nothing any more; whoever waits gets a NotController."""
+        """Stop. All waiting callers get a NotController."""
         self._loop.post(self._close)
 
     # ---- from the quorum's loop ---------------------------------------------------------------------------
 
     def on_leader_change(self, leader: LeaderAndEpoch) -> None:
-        """Another leader or epoch of the quorum; to its leader itself once it has all from before."""
+        """Note a new leader or epoch of the quorum. The leader is notified after it has all earlier
+        records.
+        """
         if leader.leader_id == self.node_id:
             metadata, in_transaction = self._metadata().copy(), self._in_transaction()
             self._loop.post(partial(self._claim, leader.epoch, metadata, in_transaction))
@@ -180,14 +186,13 @@ class QuorumController:
             self._loop.post(partial(self._renounce, leader.leader_id))
 
     def on_commit(self, offset: int) -> None:
-        """All records below `offset` are committed: whoever asked for them is answered, before anybody
-        replays them."""
+        """Answer the callers that wait for records below `offset`, before the records are replayed."""
         self._loop.post(partial(self._commit, offset))
 
     def on_metadata_update(
         self, _delta: MetadataDelta, _metadata: ClusterMetadata, applied: OffsetAndEpoch
     ) -> None:
-        """All records below `applied.offset` are committed, which `on_commit` may have told before."""
+        """Note that all records below `applied.offset` are committed, if `on_commit` has not yet."""
         if applied.offset > self._committed:
             self._loop.post(partial(self._commit, applied.offset))
 
@@ -203,7 +208,7 @@ class QuorumController:
             result = self._attempt(term, operation)
         except Exception as error:
             if term.is_lost:
-                # The quorum has another leader, which is told next; or this node has resigned.
+                # The quorum has another leader, which is reported next, or this node has resigned.
                 self._leader_id = None
                 self._on_controller_resignation(str(error))
                 future.set_exception(self._not_controller())
@@ -243,8 +248,10 @@ class QuorumController:
             future.set_result(result)
 
     def _fault(self, name: str, error: Exception, epoch: int) -> None:
-        # What an event that failed so has left in memory is not to be trusted; a new epoch reads it anew.
-        LOGGER.error("controller %d: %s failed, it resigns", self.node_id, name, exc_info=error)
+        # The state in memory is not trustworthy after such a failure. A new epoch reads it again.
+        LOGGER.error(
+            "controller %d: %s failed, so the controller resigns", self.node_id, name, exc_info=error
+        )
         if self._term is not None:
             self._on_controller_resignation(f"{name} failed: {error!r}")
         self._leader_id = None
@@ -266,13 +273,16 @@ class QuorumController:
             self._fault("onControllerFailover", error, epoch)
 
     def _on_controller_failover(self, epoch: int, metadata: ClusterMetadata, in_transaction: bool) -> None:
-        """Become the active controller, in the ZooKeeper-era controller's order.
+        """Become the active controller, in the order of the ZooKeeper-era controller:
 
-        Its epoch; the context, from what is committed (each later commit comes as an event behind this one);
-        the end of a transaction of the log that was left open; the
-        replicas' states, then the partitions', which elects leaders where there are none; reassignments that
-        were under way; sessions, so that brokers are told from dead ones; the timers. A deletion needs
-        nothing: brokers delete what the metadata lacks.
+        1. the epoch, and the context from the committed metadata (later commits come as later events);
+        2. the end of a transaction of the log that was left open;
+        3. the states of replicas and then of partitions, which elects missing leaders;
+        4. reassignments in progress;
+        5. sessions, so that failed brokers are detected;
+        6. timers.
+
+        Deletions need nothing: brokers delete the logs of topics that the metadata lacks.
         """
         self._failovers.mark()
         term = ControllerTerm(
@@ -290,7 +300,8 @@ class QuorumController:
         self._term = term
         self._written_at_ns = self._clock.monotonic_ns()
         if in_transaction:
-            # Else what follows would wait, or be undone, with what nobody is going to end (KIP-868).
+            # Otherwise the records that follow would wait for the transaction's end or be undone with it
+            # (KIP-868).
             self._require("abortTransaction", lambda term: term.abort_transaction("a new controller"))
         if not metadata.features:
             self._require("bootstrap", lambda _: ControllerResult(bootstrap_records(), None))
@@ -314,7 +325,7 @@ class QuorumController:
             self._on_controller_resignation("another node leads the quorum")
 
     def _on_controller_resignation(self, why: str) -> None:
-        """Be the active controller no more: all that belongs to the epoch goes, and whoever waits is told."""
+        """Stop being the active controller: drop all state of the epoch and fail all waiting callers."""
         term, self._term = self._term, None
         assert term is not None
         term.is_lost = True
@@ -334,7 +345,9 @@ class QuorumController:
     # ---- timed events -------------------------------------------------------------------------------------
 
     def _internal(self, name: str, operation: Operation[Any]) -> BaseException | None:
-        """An event of the controller's own, within this one; what it failed with. It comes again anyway."""
+        """Run an event of the controller itself. Returns its error, if any; the event is repeated later
+        anyway.
+        """
         future: Future[Any] = Future()
         self._run_event(name, operation, future)
         error = future.exception() if future.done() else None
@@ -343,7 +356,7 @@ class QuorumController:
         return error
 
     def _require(self, name: str, operation: Operation[Any]) -> None:
-        """An event without which this cannot be the controller."""
+        """Run an event that must succeed for this node to be the controller."""
         error = self._internal(name, operation)
         if error is not None:
             raise error
@@ -383,7 +396,7 @@ class QuorumController:
             term.add(NoOpRecord())
 
     def _report_offline_partitions(self, term: ControllerTerm) -> None:
-        # Also those that no live broker has a replica of, which no broker would tell of.
+        # This includes partitions without a replica on a live broker, which no broker reports.
         names = sorted(str(each.topic_partition) for each in term.context.partitions_not_online)
         if names:
             others = ", ..." if len(names) > MOST_NAMES else ""
@@ -409,7 +422,7 @@ class QuorumController:
         if timer is not None:
             timer.cancel()
         now_ns = self._clock.monotonic_ns()
-        # Rounded up: a look before the end of a session would find nothing and come again at once.
+        # Rounded up: a check before the end of a session would find nothing and be repeated at once.
         delay_ms = -(-(term.heartbeats.next_check_ns(now_ns) - now_ns) // NANOSECONDS_PER_MS)
         delay_ms = max(delay_ms, least_ms)
         self._check_due_ns = now_ns + delay_ms * NANOSECONDS_PER_MS
@@ -430,4 +443,4 @@ class QuorumController:
         fenced = term.cluster.fence_expired_brokers()
         if fenced:
             self._expired.mark(len(fenced))
-            LOGGER.info("controller %d fences brokers %s: their sessions have ended", self.node_id, fenced)
+            LOGGER.info("controller %d fenced brokers %s: their sessions have ended", self.node_id, fenced)

@@ -1,10 +1,9 @@
-"""Where new replicas go: round robin over the brokers, with each partition's replicas in as many racks as may
-be.
+"""Places new replicas: round robin over the brokers, with each partition in as many racks as possible.
 
-Brokers stand in a row in which the racks take turns. A partition's leader is the next in the row after the
-last partition's; its followers are those behind, at a distance that grows with each round, so that the
-partitions of one leader have different followers. The row begins at a random place. Brokers that are fenced
-get followers, and only where those that are up are too few.
+Brokers are put in a row in which the racks alternate. The leaders of successive partitions are successive
+brokers of the row. A partition's followers come after its leader, at a distance that grows with each round,
+so that the partitions of one leader have different followers. The row starts at a random place. Fenced
+brokers get followers, and only if there are too few live ones.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kreplica.common.ports import Random
 
 
 class UsableBroker(NamedTuple):
-    """A broker that may get replicas; `is_up`: it may lead."""
+    """A broker that may get replicas. `is_up`: it may lead."""
 
     broker_id: int
     rack: str | None
@@ -27,15 +26,16 @@ class UsableBroker(NamedTuple):
 def place(
     brokers: Iterable[UsableBroker], partitions: int, replication_factor: int, random: Random
 ) -> list[tuple[int, ...]]:
-    """The brokers of each of so many partitions, the leader first.
+    """Return the brokers of each of `partitions` partitions, the leader first.
 
-    Raises InvalidReplicationFactor where there are too few brokers, or none is up.
+    Raises InvalidReplicationFactor if there are too few brokers, or no live one.
     """
     brokers = list(brokers)
     up = [broker for broker in brokers if broker.is_up]
     if replication_factor > len(brokers):
         raise InvalidReplicationFactor(
-            f"{replication_factor} replicas are more than the {len(brokers)} brokers that are registered"
+            f"a replication factor of {replication_factor} needs more than the {len(brokers)} registered"
+            " brokers"
         )
     if not up:
         raise InvalidReplicationFactor("all brokers are fenced or shutting down")
@@ -66,7 +66,7 @@ def _alternate_racks(brokers: list[UsableBroker]) -> list[int]:
 def _replicas(
     row: list[int], racks: Mapping[int, str | None], leader: int, shift: int, replication_factor: int
 ) -> list[int]:
-    """The leader at the place in the row, and who follows: other racks first, then whoever is next."""
+    """Return the leader at its place in the row and its followers, first those from other racks."""
     followers = len(row) - 1
     behind = [row[(leader + 1 + (shift + each) % followers) % len(row)] for each in range(followers)]
     chosen = [row[leader]]

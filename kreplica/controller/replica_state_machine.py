@@ -1,8 +1,7 @@
-"""ReplicaStateMachine: brings replicas into their states, as the ZooKeeper-era controller did.
+"""ReplicaStateMachine: moves replicas between states, as the ZooKeeper-era controller did.
 
-Only the transitions of `states.PREVIOUS_REPLICA_STATES` are legal. A replica that goes Offline leaves the
-ISR; so what a transition decides goes into the open batch, or into one of its own. It belongs to the
-controller's loop.
+Only the transitions in `states.PREVIOUS_REPLICA_STATES` are legal. A replica that goes Offline leaves the
+ISR. A transition writes to the open batch or to one of its own. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Replica = tuple[PartitionContext, int]
 
 
 class ReplicaStateMachine:
-    """See the module. A replica is a partition and the id of a broker."""
+    """Makes the transitions of replicas. A replica is a partition and a broker id."""
 
     def __init__(
         self,
@@ -33,8 +32,9 @@ class ReplicaStateMachine:
         self._logger = state_change_logger
 
     def startup(self) -> None:
-        """Find the states of all replicas: Online where they are up, else DeletionIneligible, since what is
-        down may have logs that were to be deleted.
+        """Determine the states of all replicas: Online if they are up, else DeletionIneligible.
+
+        A replica that is down may have logs that should have been deleted.
         """
         context = self._context
         for partition in context.partitions.values():
@@ -46,8 +46,8 @@ class ReplicaStateMachine:
     def handle_state_changes(self, replicas: Iterable[Replica], target: ReplicaState) -> None:
         """Bring the replicas into `target`.
 
-        Raises IllegalStateTransition where one of them may not, StateChangeFailed where one is to be New
-        while it leads; then nothing is changed.
+        Raises IllegalStateTransition if a transition is illegal, StateChangeFailed if a leader is to become
+        New. Nothing is changed then.
         """
         replicas = list(replicas)
         self._check(replicas, target)
@@ -73,19 +73,21 @@ class ReplicaStateMachine:
             state = partition.replica_states.get(broker_id, ReplicaState.NON_EXISTENT)
             if state not in previous:
                 raise IllegalStateTransition(
-                    f"replica {broker_id} of {partition.topic_partition} is {state} and may not become "
-                    f"{target}"
+                    f"replica {broker_id} of {partition.topic_partition} cannot go from {state} to {target}"
                 )
             if target is ReplicaState.NEW and partition.leader_and_isr.leader == broker_id:
                 raise StateChangeFailed(
-                    f"replica {broker_id} of {partition.topic_partition} leads it and cannot be new"
+                    f"replica {broker_id} of {partition.topic_partition} is its leader and cannot become"
+                    f" {target}"
                 )
 
     def remove_replica_from_isr(
         self, partition: PartitionContext, broker_id: int, *, unclean_shutdown: bool = False
     ) -> None:
-        """The replica is in sync no more, and leads no more if it did; the last one in sync becomes eligible
-        (KIP-966), or stays where that is not kept. `unclean_shutdown`: it is not eligible either.
+        """Remove the replica from the ISR, and from the leadership if it has it.
+
+        The last replica in sync becomes eligible (KIP-966), or stays in the ISR if no ELR is kept.
+        `unclean_shutdown`: the replica does not become eligible.
         """
         context = self._context
         if context.is_topic_queued_up_for_deletion(partition.topic_id):

@@ -1,8 +1,8 @@
-"""ReplicationControl: the requests about topics and partitions, as the active controller answers them.
+"""ReplicationControl: handles the requests about topics and partitions for the active controller.
 
-Each method takes a request of the package kio, lets the open batch (or one of its own) decide, and gives the
-response. It is to be sent once the batch is committed: `ControllerBrokerRequestBatch.last_offset` tells up to
-where. It belongs to the controller's loop.
+Each method takes a request of the package kio, writes to the open batch (or to one of its own) and returns
+the response. Send it once the batch is committed, up to `ControllerBrokerRequestBatch.last_offset`. Owned by
+the controller's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -67,12 +67,12 @@ from kreplica.controller.topic_control import TopicControl
 
 NO_DELAY = datetime.timedelta(0)
 PREFERRED, UNCLEAN = 0, 1
-# kreplica's own: the leader cannot go on, and another replica in sync is to lead.
+# kreplica's own type: the leader cannot go on, so another replica in sync should lead.
 HANDOVER = 100
 
 
 class ReplicationControl:
-    """See the module."""
+    """Handles elections and reassignments, and passes other requests on."""
 
     def __init__(
         self,
@@ -109,9 +109,11 @@ class ReplicationControl:
     # ---- ElectLeaders -------------------------------------------------------------------------------------
 
     def elect_leaders(self, request: ElectLeadersRequest) -> ElectLeadersResponse:
-        """Let the preferred replicas lead (type 0), or elect for leaderless partitions though it be unclean
-        (type 1); or let somebody else lead than now (type 100). Where all partitions are asked for, those
-        that need no election have no answer.
+        """Handle ElectLeaders (43): run elections of the requested type.
+
+        Type 0 elects preferred replicas. Type 1 elects leaders of leaderless partitions, uncleanly if
+        necessary. Type 100 hands leadership to another replica. A request for all partitions gets no answer
+        for those that need no election.
         """
         if request.election_type not in (PREFERRED, UNCLEAN, HANDOVER) or (
             request.election_type == HANDOVER and request.topic_partitions is None
@@ -152,7 +154,7 @@ class ReplicationControl:
     def _elect(self, topic_partition: TopicPartition, election_type: int) -> KreplicaError | None:
         partition = self._context.partitions.get(topic_partition)
         if partition is None:
-            return UnknownTopicOrPartition(f"there is no partition {topic_partition}")
+            return UnknownTopicOrPartition(f"partition {topic_partition} does not exist")
         current = partition.leader_and_isr
         is_led = current.leader != NO_LEADER
         if (
@@ -160,7 +162,7 @@ class ReplicationControl:
             or (election_type == UNCLEAN and is_led)
             or (election_type == HANDOVER and not is_led)
         ):
-            return ElectionNotNeeded(f"{topic_partition} is led by {current.leader}")
+            return ElectionNotNeeded(f"{topic_partition} needs no election: its leader is {current.leader}")
         if election_type == PREFERRED:
             failures = self._preferred_election.elect([partition])
         else:
@@ -176,7 +178,7 @@ class ReplicationControl:
     def alter_partition_reassignments(
         self, request: AlterPartitionReassignmentsRequest
     ) -> AlterPartitionReassignmentsResponse:
-        """Begin reassignments; or cancel those for which no replicas are given."""
+        """Handle AlterPartitionReassignments (45): start reassignments, or cancel those without replicas."""
         may_resize = request.allow_replication_factor_change
         with self._batch.collected():
             responses = tuple(
@@ -204,7 +206,7 @@ class ReplicationControl:
         try:
             partition = self._context.partition(topic_partition)
             if partition.change is not None:
-                raise InvalidRequest(f"{topic_partition} is named twice")
+                raise InvalidRequest(f"the request names {topic_partition} twice")
             if asked.replicas is None:
                 self._reassignment.cancel(partition)
             else:
@@ -222,13 +224,17 @@ class ReplicationControl:
         size = len(current.replicas) - len(current.removing_replicas)
         if not may_resize and len(target) != size:
             raise InvalidReplicationFactor(
-                f"{partition.topic_partition} is to have {size} replicas, not {len(target)}"
+                f"{partition.topic_partition} has {size} replicas and cannot get {len(target)}: allow a"
+                " change of"
+                " the replication factor"
             )
 
     def list_partition_reassignments(
         self, request: ListPartitionReassignmentsRequest
     ) -> ListPartitionReassignmentsResponse:
-        """Which partitions are being reassigned: of those asked for, or of all."""
+        """Handle ListPartitionReassignments (46): list the reassignments of the requested partitions or of
+        all.
+        """
         topics: dict[str, list[OngoingPartitionReassignment]] = {}
         for partition in self._reassigning(request):
             topic, number = partition.topic_partition

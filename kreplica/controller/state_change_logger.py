@@ -1,11 +1,11 @@
-"""StateChangeLogger: what the controller did to which partition and replica, for a person to read.
+"""StateChangeLogger: a readable history of what the controller did to each partition and replica.
 
-Each line begins with the controller and its epoch. The newest lines are kept, as columns of what they are
-made of: they become text when somebody asks, since ten thousand partitions may change at once. They also go
-to the logger `kreplica.state.change`: transitions at level DEBUG, failures at INFO. What an open batch did
-is told once the batch is in the metadata log; of one that was given up only its failures and its end are.
-The logger gets one line for all failures of a batch: when no broker lives, every partition has one. It
-belongs to the controller's loop.
+Each line begins with the controller and its epoch. The newest lines are kept, as columns of values. They
+become text only when they are read, since ten thousand partitions may change at once. They also go to the
+logger `kreplica.state.change`: transitions at level DEBUG, failures at INFO. The transitions of a batch are
+logged once it is in the metadata log. Of a batch that was dropped, only its failures and its end are logged.
+The logger gets one line for all failures of a batch, since every partition fails when no broker is alive.
+Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 LOGGER = logging.getLogger("kreplica.state.change")
 KEPT_LINES = 20_000
-# A partition that nobody can lead is tried again with each broker that comes or goes: no news for a console.
+# A partition that cannot get a leader is retried whenever a broker comes or goes, so this is no warning.
 FAILURE = logging.INFO
 
 
 class Lines(NamedTuple):
-    """Lines of one kind: a %-format, and a column for each of its places, all of one length."""
+    """Lines of one kind: a %-format and one column for each of its values, all of the same length."""
 
     epoch: int
     level: int
@@ -31,7 +31,7 @@ class Lines(NamedTuple):
 
 
 class StateChangeLogger:
-    """`epoch`: that of the controller, set when it takes over."""
+    """`epoch`: the controller's epoch, set when it takes over."""
 
     def __init__(self, controller_id: int, kept_lines: int = KEPT_LINES) -> None:
         self.epoch = -1
@@ -42,38 +42,39 @@ class StateChangeLogger:
         self._pending: list[Lines] = []
 
     def trace(self, form: str, *columns: Sequence[object]) -> None:
-        """Transitions, which are told with the batch that they belong to."""
+        """Add transitions. They are logged when their batch is committed."""
         if columns[0]:
             self._pending.append(Lines(self.epoch, logging.DEBUG, form, columns))
 
     def failure(self, form: str, *values: object) -> None:
-        """A transition that failed; it is told whatever becomes of the batch."""
+        """Add a transition that failed. It is logged even if the batch is dropped."""
         self._pending.append(Lines(self.epoch, FAILURE, form, tuple([value] for value in values)))
 
     def commit(self) -> None:
-        """The batch is in the log: tell what it did."""
-        told, self._pending = self._pending, []
-        self._tell(told)
+        """Log the batch, which is now in the metadata log."""
+        pending, self._pending = self._pending, []
+        self._write(pending)
 
     def give_up(self, reason: BaseException) -> None:
-        """The batch came to nothing: tell its failures. One that had no state changes tells nothing: somebody
-        was refused, and is told so.
+        """Log the failures of a batch that was dropped.
+
+        A batch without state changes logs nothing: a request was rejected, and its sender gets the error.
         """
         given_up, self._pending = self._pending, []
         if not given_up:
             return
         count = sum(len(lines.columns[0]) for lines in given_up if lines.level == logging.DEBUG)
-        self._tell([lines for lines in given_up if lines.level == FAILURE])
+        self._write([lines for lines in given_up if lines.level == FAILURE])
         self.failure("gave up %d state changes: %r", count, reason)
         self.commit()
 
     def lines(self) -> list[str]:
-        """The newest lines, the oldest of them first."""
+        """Return the kept lines, the oldest first."""
         return [line for kept in self._kept for line in self._text(kept)]
 
-    def _tell(self, told: list[Lines]) -> None:
-        failed = [lines for lines in told if lines.level == FAILURE]
-        for lines in told:
+    def _write(self, written: list[Lines]) -> None:
+        failed = [lines for lines in written if lines.level == FAILURE]
+        for lines in written:
             self._kept.append(lines)
             self._count += len(lines.columns[0])
             if lines.level != FAILURE and LOGGER.isEnabledFor(lines.level):

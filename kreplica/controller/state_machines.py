@@ -1,7 +1,7 @@
-"""StateMachines: all that decides about partitions and replicas during one term of the active controller.
+"""StateMachines: everything that decides about partitions and replicas in one term of the active controller.
 
-It is made anew at each fail-over, over a new ControllerContext, and given up whole when leadership is lost.
-It belongs to the controller's loop.
+Each fail-over makes a new one, with a new ControllerContext. It is dropped when leadership is lost. Owned by
+the controller's loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kreplica.controller.topic_deletion_manager import TopicDeletionManager
 
 
 class StateMachines:
-    """`append(epoch, records)`: see ControllerBrokerRequestBatch. The rest has Kafka's names."""
+    """`append(epoch, records)`: see ControllerBrokerRequestBatch. The other arguments have Kafka's names."""
 
     def __init__(
         self,
@@ -71,8 +71,9 @@ class StateMachines:
         )
 
     def startup(self) -> None:
-        """Take over: find the states of replicas, then of partitions, elect where nobody leads, and go on
-        with the reassignments that are under way. One batch.
+        """Determine the states of replicas and partitions, elect missing leaders, and continue reassignments.
+
+        All of it is one batch.
         """
         with self.batch.collected():
             self.replicas.startup()

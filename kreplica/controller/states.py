@@ -1,7 +1,7 @@
-"""The states of partitions and replicas, and which may follow which.
+"""The states of partitions and replicas, and the legal transitions between them.
 
-The controller holds them in memory alone: the metadata log tells leaders and replicas in sync, and a new
-controller finds the states from that and from who is alive.
+The controller keeps them in memory only. The metadata log has the leaders and ISRs, from which a new
+controller determines the states, together with the live brokers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Mapping
 
 
 class PartitionState(enum.Enum):
-    """NonExistent: never made, or deleted. New: has replicas, and never had a leader. Online: has a leader.
-    Offline: had one.
+    """The state of a partition.
+
+    NonExistent: not created yet, or deleted. New: has replicas but never had a leader. Online: has a leader.
+    Offline: has lost its leader.
     """
 
     NON_EXISTENT = "NonExistentPartition"
@@ -25,8 +27,10 @@ class PartitionState(enum.Enum):
 
 
 class ReplicaState(enum.Enum):
-    """New: assigned, and told nothing but to follow. Online: takes part. Offline: its broker or directory is
-    down. The rest is about deletion: it has begun, is done, or has to wait until the broker is back.
+    """The state of a replica.
+
+    New: assigned, but not known to follow yet. Online: takes part. Offline: its broker or directory is down.
+    The deletion states: started, done, or waiting until the broker is back.
     """
 
     NON_EXISTENT = "NonExistentReplica"
@@ -47,7 +51,7 @@ PREVIOUS_PARTITION_STATES: Mapping[PartitionState, frozenset[PartitionState]] = 
     PartitionState.OFFLINE: frozenset({PartitionState.NEW, PartitionState.ONLINE, PartitionState.OFFLINE}),
     PartitionState.NON_EXISTENT: frozenset({PartitionState.OFFLINE}),
 }
-"""The states from which a partition may come to each."""
+"""The states from which a partition may enter each state."""
 
 _TAKES_PART = frozenset(
     {ReplicaState.NEW, ReplicaState.ONLINE, ReplicaState.OFFLINE, ReplicaState.DELETION_INELIGIBLE}
@@ -61,4 +65,4 @@ PREVIOUS_REPLICA_STATES: Mapping[ReplicaState, frozenset[ReplicaState]] = {
     ReplicaState.DELETION_INELIGIBLE: frozenset({ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED}),
     ReplicaState.NON_EXISTENT: frozenset({ReplicaState.DELETION_SUCCESSFUL}),
 }
-"""The states from which a replica may come to each."""
+"""The states from which a replica may enter each state."""

@@ -1,7 +1,7 @@
-"""TopicControl: CreateTopics, CreatePartitions and DeleteTopics, checked as Kafka's controller checks them.
+"""TopicControl: CreateTopics, CreatePartitions and DeleteTopics, with the checks of Kafka's controller.
 
-A request's topics are looked at one by one: one that is refused carries Kafka's error and does not keep the
-others from being made. It belongs to the controller's loop.
+The topics of a request are handled one by one. A rejected topic gets Kafka's error and does not affect the
+others. Owned by the controller's loop.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -52,12 +52,12 @@ from kreplica.metadata.records import ConfigRecord
 METADATA_TOPIC = "__cluster_metadata"
 MAX_PARTITIONS_PER_BATCH = 10_000
 NO_DELAY = datetime.timedelta(0)
-# Where a setting of a topic comes from, as DescribeConfigs tells it.
+# The source of a topic's setting, as in DescribeConfigs.
 DYNAMIC_TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
 
 
 class TopicControl:
-    """`num_partitions`, `default_replication_factor`: of topics that name none."""
+    """`num_partitions`, `default_replication_factor`: for topics that do not specify them."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TopicControl:
     # ---- CreateTopics -------------------------------------------------------------------------------------
 
     def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
-        """Make the topics, or only say whether they could be made."""
+        """Handle CreateTopics (19): create the topics, or only check whether they could be created."""
         times = Counter(topic.name for topic in request.topics)
         similar = self._similar_names(times)
         results = []
@@ -89,7 +89,7 @@ class TopicControl:
             for name, topic in {each.name: each for each in request.topics}.items():
                 try:
                     if times[name] > 1:
-                        raise InvalidRequest(f"topic {name!r} is named twice")
+                        raise InvalidRequest(f"the request names topic {name!r} twice")
                     self._check_new_name(name, similar)
                     results.append(self._create_topic(topic, validate_only=request.validate_only))
                     similar[_without_dots(name)] = name
@@ -98,8 +98,9 @@ class TopicControl:
         return CreateTopicsResponse(throttle_time=NO_DELAY, topics=tuple(results))
 
     def _similar_names(self, names: Iterable[str]) -> dict[str, str]:
-        """What is there already, by its name without dots: names that differ in '.' and '_' alone would have
-        the same metrics. Nothing where none of `names` has either.
+        """Return the existing topics by their names without dots; empty if no name has '.' or '_'.
+
+        Names that differ only in '.' and '_' would share the same metrics.
         """
         if not any("." in name or "_" in name for name in names):
             return {}
@@ -108,12 +109,12 @@ class TopicControl:
     def _check_new_name(self, name: str, similar: Mapping[str, str]) -> None:
         check_topic_name(name)
         if name == METADATA_TOPIC:
-            raise InvalidRequest(f"{METADATA_TOPIC} is the cluster's own")
+            raise InvalidRequest(f"{METADATA_TOPIC} is reserved for the cluster")
         if name in self._context.metadata.topics:
-            raise TopicAlreadyExists(f"there is a topic {name!r}")
+            raise TopicAlreadyExists(f"topic {name!r} already exists")
         other = similar.get(_without_dots(name))
         if other is not None:
-            raise InvalidTopic(f"{name!r} differs from topic {other!r} in '.' and '_' alone")
+            raise InvalidTopic(f"{name!r} differs from topic {other!r} only in '.' and '_'")
 
     def _create_topic(self, topic: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
         configs = _checked_configs(topic)
@@ -138,16 +139,16 @@ class TopicControl:
 
     def _manual(self, topic: CreatableTopic) -> list[tuple[int, ...]]:
         if topic.num_partitions != -1:
-            raise InvalidRequest("with assignments, the number of partitions has to be -1")
+            raise InvalidRequest("with assignments, the number of partitions must be -1")
         if topic.replication_factor != -1:
-            raise InvalidRequest("with assignments, the replication factor has to be -1")
+            raise InvalidRequest("with assignments, the replication factor must be -1")
         given: dict[int, tuple[int, ...]] = {
             each.partition_index: tuple(each.broker_ids) for each in topic.assignments
         }
         if len(given) != len(topic.assignments):
-            raise InvalidReplicaAssignment("a partition is assigned twice")
+            raise InvalidReplicaAssignment("the assignments name a partition twice")
         if sorted(given) != list(range(len(given))):
-            raise InvalidReplicaAssignment("the partitions assigned are not 0, 1, 2, ...")
+            raise InvalidReplicaAssignment("the assigned partitions must be numbered 0, 1, 2, ...")
         assignments = [given[number] for number in range(len(given))]
         for assignment in assignments:
             check_assignment(self._context, assignment, needs_live=True)
@@ -161,14 +162,18 @@ class TopicControl:
         if replication_factor == -1:
             replication_factor = self._default_replication_factor
         if replication_factor < 1:
-            raise InvalidReplicationFactor(f"a replication factor of {replication_factor}")
+            raise InvalidReplicationFactor(
+                f"replication factor {replication_factor} is below the minimum of 1"
+            )
         _check_count(partitions)
         return place(usable_brokers(self._context), partitions, replication_factor, self._random)
 
     # ---- CreatePartitions ---------------------------------------------------------------------------------
 
     def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
-        """Make the topics' partitions as many as asked, or only say whether they could be made."""
+        """Handle CreatePartitions (37): increase the number of partitions, or only check whether that is
+        possible.
+        """
         times = Counter(topic.name for topic in request.topics)
         results = []
         with self._batch.collected():
@@ -176,7 +181,7 @@ class TopicControl:
                 error: KreplicaError | None = None
                 try:
                     if times[name] > 1:
-                        raise InvalidRequest(f"topic {name!r} is named twice")
+                        raise InvalidRequest(f"the request names topic {name!r} twice")
                     self._create_partitions(topic, validate_only=request.validate_only)
                 except KreplicaError as raised:
                     error = raised
@@ -190,10 +195,12 @@ class TopicControl:
     def _create_partitions(self, topic: CreatePartitionsTopic, *, validate_only: bool) -> None:
         known = self._context.metadata.topics.get(topic.name)
         if known is None:
-            raise UnknownTopicOrPartition(f"there is no topic {topic.name!r}")
+            raise UnknownTopicOrPartition(f"topic {topic.name!r} does not exist")
         count = len(known.partitions)
         if topic.count <= count:
-            raise InvalidPartitions(f"topic {topic.name!r} has {count} partitions; {topic.count} are no more")
+            raise InvalidPartitions(
+                f"topic {topic.name!r} already has {count} partitions; ask for more than {topic.count}"
+            )
         more = topic.count - count
         _check_count(more)
         replication_factor = len(known.partitions[0].replicas)
@@ -202,7 +209,9 @@ class TopicControl:
         else:
             assignments = [tuple(each.broker_ids) for each in topic.assignments]
             if len(assignments) != more:
-                raise InvalidReplicaAssignment(f"{len(assignments)} assignments for {more} new partitions")
+                raise InvalidReplicaAssignment(
+                    f"{more} new partitions need {more} assignments, got {len(assignments)}"
+                )
             for assignment in assignments:
                 check_assignment(self._context, assignment, needs_live=True)
             check_same_size(assignments, replication_factor)
@@ -212,7 +221,7 @@ class TopicControl:
     # ---- DeleteTopics -------------------------------------------------------------------------------------
 
     def delete_topics(self, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
-        """Delete the topics, each told by its name or its id."""
+        """Handle DeleteTopics (20): delete the topics, each given by name or id."""
         names: list[str | KreplicaError] = []
         for asked in request.topics:
             try:
@@ -224,7 +233,7 @@ class TopicControl:
         results = []
         for asked, name in zip(request.topics, names, strict=True):
             if isinstance(name, str) and times[name] > 1:
-                name = InvalidRequest(f"topic {name!r} is named twice")
+                name = InvalidRequest(f"the request names topic {name!r} twice")
             if isinstance(name, str):
                 doomed.append(name)
                 results.append(self._deleted(name))
@@ -248,14 +257,14 @@ class TopicControl:
         metadata = self._context.metadata
         has_id = asked.topic_id is not None and asked.topic_id.int != 0
         if (asked.name is not None) == has_id:
-            raise InvalidRequest("a topic is told by its name or by its id, and not by both")
+            raise InvalidRequest("name a topic either by its name or by its id")
         if asked.name is not None:
             if asked.name not in metadata.topics:
-                raise UnknownTopicOrPartition(f"there is no topic {asked.name!r}")
+                raise UnknownTopicOrPartition(f"topic {asked.name!r} does not exist")
             return asked.name
         name = metadata.topic_names.get(Uuid(asked.topic_id.bytes)) if asked.topic_id else None
         if name is None:
-            raise UnknownTopicId(f"there is no topic of id {asked.topic_id}")
+            raise UnknownTopicId(f"unknown topic id {asked.topic_id}")
         return name
 
 
@@ -265,18 +274,20 @@ def _without_dots(name: str) -> str:
 
 def _check_count(partitions: int) -> None:
     if partitions < 1:
-        raise InvalidPartitions(f"a topic of {partitions} partitions")
+        raise InvalidPartitions(f"{partitions} partitions are below the minimum of 1")
     if partitions > MAX_PARTITIONS_PER_BATCH:
-        raise InvalidPartitions(f"{partitions} partitions at once; at most {MAX_PARTITIONS_PER_BATCH}")
+        raise InvalidPartitions(
+            f"{partitions} partitions are above the maximum of {MAX_PARTITIONS_PER_BATCH} per request"
+        )
 
 
 def _checked_configs(topic: CreatableTopic) -> dict[str, str]:
     configs: dict[str, str] = {}
     for each in topic.configs:
         if each.value is None:
-            raise InvalidConfig(f"{each.name} has no value")
+            raise InvalidConfig(f"{each.name[:80]} needs a value")
         if "_" in each.name:
-            raise InvalidConfig(f"there is no setting {each.name[:80]!r}")
+            raise InvalidConfig(f"unknown setting {each.name[:80]!r}")
         configs[each.name] = each.value
     if configs:
         LogConfig.parse(configs)

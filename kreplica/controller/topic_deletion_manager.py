@@ -1,12 +1,10 @@
-"""TopicDeletionManager: deletes topics, and sees to it that their logs go from every broker.
+"""TopicDeletionManager: deletes topics, and makes sure that all brokers delete their logs.
 
-A topic is gone for clients with its RemoveTopicRecord, which is appended at once. Its replicas go Offline,
-then DeletionStarted; a broker that tells a metadata offset at or past the removal has deleted its logs
-(DeletionSuccessful). A broker that is down makes its replicas DeletionIneligible; when it is back, they start
-again. Once all are deleted, replicas and partitions are NonExistent and nothing of the topic is left. A topic
-of the same name may be made meanwhile: a deletion goes by the topic's id.
-
-It belongs to the controller's loop.
+For clients a topic is gone with its RemoveTopicRecord, which is appended at once. Its replicas go Offline,
+then DeletionStarted. When a broker reports a metadata offset at or past the removal, it has deleted its logs
+(DeletionSuccessful). The replicas of a broker that is down are DeletionIneligible; they start again when it
+is back. When all are deleted, replicas and partitions are NonExistent and the deletion is over. A topic with
+the same name may be created meanwhile, since a deletion goes by topic id. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ CAN_START = (ReplicaState.ONLINE, ReplicaState.OFFLINE, ReplicaState.DELETION_IN
 
 
 class TopicDeletionManager:
-    """See the module."""
+    """Tracks the deletion of topics on all brokers."""
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class TopicDeletionManager:
         return self._context.is_topic_queued_up_for_deletion(topic_id)
 
     def enqueue_topics_for_deletion(self, topics: Iterable[str]) -> None:
-        """Delete the topics, which must be there."""
+        """Delete the topics, which must exist."""
         context = self._context
         with self._batch.collected():
             for name in topics:
@@ -54,13 +52,13 @@ class TopicDeletionManager:
                 self._start(list(self._replicas_of(deletion)))
 
     def resume_deletion_for_broker(self, broker_id: int) -> None:
-        """A broker is up: the deletion of what it has starts again."""
+        """Start again to delete the replicas of a broker that is back."""
         with self._batch.collected():
             for deletion in self._context.topics_to_be_deleted.values():
                 self._start([each for each in self._replicas_of(deletion) if each[1] == broker_id])
 
     def fail_replica_deletion(self, broker_ids: Iterable[int]) -> None:
-        """Brokers are down: what they have cannot be deleted now."""
+        """Suspend the deletion of replicas on brokers that are down."""
         failed = frozenset(broker_ids)
         self._replicas.handle_state_changes(
             [
@@ -74,7 +72,7 @@ class TopicDeletionManager:
         )
 
     def on_metadata_offset(self, broker_id: int, metadata_offset: int) -> None:
-        """A broker tells up to which record it has carried the metadata out, that one included."""
+        """Note that a broker has applied the metadata up to and including `metadata_offset`."""
         deletions = self._context.topics_to_be_deleted
         if not deletions:
             return

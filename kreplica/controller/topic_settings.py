@@ -1,11 +1,12 @@
-"""TopicSettings: the settings of topics that the controller decides by.
+"""TopicSettings: the topic settings that the controller uses for its decisions.
 
-A topic's own setting counts before the cluster-wide default of brokers, and that before the configuration
-of the controller's node. Of min.insync.replicas only records count, and without one Kafka's default, the
-lowest: what a node is configured with changes without a record, and to trust more than its leader asks for
-would keep replicas eligible that lack what was committed. What was looked up is kept until a record changes
-it. Leaders hear of a change later than the controller decides by it, so the record that made it is known,
-too. It belongs to the controller's loop.
+A topic's own setting comes before the cluster-wide default of brokers, and that before the configuration of
+the controller's node. For min.insync.replicas only records count, or else Kafka's default, which is the
+lowest value. A node's configuration can change without a record. A value above the one that the leader uses
+would keep replicas eligible that miss committed records.
+
+Values are cached until a record changes them. A leader applies a change later than the controller does, so
+the offset of the changing record is kept too. Owned by the controller's loop.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ DEFAULTS = ElectionSettings(LogConfig().min_insync_replicas, LogConfig().unclean
 
 
 class TopicSettings:
-    """The settings as the metadata has them, up to the record at `last_offset`; -1 of none.
+    """The settings in the metadata up to the record at `last_offset`; -1 if there are no records.
 
-    `unclean_leader_election_enable`: as the controller's node is configured.
+    `unclean_leader_election_enable`: the setting of the controller's node.
     """
 
     def __init__(
@@ -54,24 +55,24 @@ class TopicSettings:
         self._metadata = metadata
         self._defaults = DEFAULTS._replace(unclean_leader_election_enable=unclean_leader_election_enable)
         self._known: dict[str, ElectionSettings] = {}
-        # Which record was the last to change min.insync.replicas: of all topics, and of each. What an earlier
-        # controller wrote may be any of them.
+        # The last record that changed min.insync.replicas, for all topics and for each topic. Any record of
+        # an earlier controller may have changed it.
         self._all_changed_at = last_offset
         self._changed_at: dict[str, int] = {}
 
     def of(self, topic: str) -> ElectionSettings:
-        """What counts for the topic now; of one that is not there, the defaults."""
+        """Return the settings of a topic now; the defaults for an unknown topic."""
         known = self._known.get(topic)
         if known is None:
             known = self._known[topic] = settings_by(self._metadata.configs, topic, self._defaults)
         return known
 
     def min_isr_changed_at(self, topic: str) -> int:
-        """The last record by which the topic may have another min.insync.replicas than when it was made."""
+        """Return the offset of the last record that may have changed the topic's min.insync.replicas."""
         return max(self._all_changed_at, self._changed_at.get(topic, -1))
 
     def forget(self, message: MetadataRecord, offset: int) -> None:
-        """A record was replayed, of `offset`, that may have changed them."""
+        """Drop the cached values that the record at `offset` may have changed."""
         if isinstance(message, ConfigRecord):
             if message.name == MIN_ISR:
                 self._note_min_isr(message, offset)
@@ -88,7 +89,7 @@ class TopicSettings:
         if message.resource_type != TOPIC_RESOURCE:
             self._all_changed_at = offset
             return
-        # Who is to lead a topic that is being made hears of its settings first.
+        # The leader of a new topic learns of the topic's settings first.
         topic = self._metadata.topics.get(message.resource_name)
         if topic is not None and topic.partitions:
             self._changed_at[message.resource_name] = offset
@@ -97,7 +98,7 @@ class TopicSettings:
 def settings_by(
     configs: Mapping[tuple[int, str], Mapping[str, str]], topic: str, defaults: ElectionSettings = DEFAULTS
 ) -> ElectionSettings:
-    """What counts for the topic where `configs` are the settings, by type and name of resource."""
+    """Return the settings of a topic if `configs` are the settings by type and name of the resource."""
     known = defaults
     for key in ((BROKER_RESOURCE, CLUSTER_DEFAULT), (TOPIC_RESOURCE, topic)):
         if key in configs:
@@ -106,8 +107,10 @@ def settings_by(
 
 
 def _over(settings: ElectionSettings, given: Mapping[str, str]) -> ElectionSettings:
-    """The settings with what is given over them; a value that is not allowed counts for nothing, since it was
-    written by somebody who allowed it, and partitions need leaders all the same.
+    """Return the settings with `given` over them.
+
+    An invalid value is ignored. It was written by a version that allowed it, and partitions still need
+    leaders.
     """
     for name, field in FIELDS.items():
         if name in given:

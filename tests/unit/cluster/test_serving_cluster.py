@@ -76,7 +76,7 @@ def test_a_stock_client_hears_that_a_setting_cannot_be_changed_while_a_node_runs
     resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
     admin = AdminClient(quiet(cluster))
     (changed,) = admin.incremental_alter_configs([resource]).values()
-    with pytest.raises(KafkaException, match=f"{name} cannot be changed while a node runs"):
+    with pytest.raises(KafkaException, match=f"{name} cannot be changed at run time"):
         changed.result(60)
 
 

@@ -87,9 +87,9 @@ def test_items_are_added_to_a_list_and_taken_from_it(stage: OneController) -> No
             ErrorCode.invalid_config,
             "retention.ms=soon is not an integer",
         ),
-        (resource(("retention_ms", SET, "1")), ErrorCode.invalid_config, "no setting"),
-        (resource(("retention.ms", APPEND, "1")), ErrorCode.invalid_config, "no list"),
-        (resource(("retention.ms", SET, None)), ErrorCode.invalid_request, "no value"),
+        (resource(("retention_ms", SET, "1")), ErrorCode.invalid_config, "unknown setting"),
+        (resource(("retention.ms", APPEND, "1")), ErrorCode.invalid_config, "is not a list"),
+        (resource(("retention.ms", SET, None)), ErrorCode.invalid_request, "needs a value"),
         (resource(("retention.ms", 9, "1")), ErrorCode.invalid_request, "operation 9"),
         (
             resource(("retention.ms", SET, "1"), ("retention.ms", SET, "2")),
@@ -104,12 +104,12 @@ def test_items_are_added_to_a_list_and_taken_from_it(stage: OneController) -> No
         (
             resource(("retention.ms", SET, "1"), name="u"),
             ErrorCode.unknown_topic_or_partition,
-            "no topic 'u'",
+            "topic 'u' does not exist",
         ),
         (
             resource(("retention.ms", SET, "1"), kind=BROKER_RESOURCE, name="7"),
             ErrorCode.broker_id_not_registered,
-            "no broker '7'",
+            "broker '7' is not registered",
         ),
         (resource(("retention.ms", SET, "1"), kind=16), ErrorCode.invalid_request, "type 16"),
     ],
@@ -166,7 +166,7 @@ def test_a_setting_of_nodes_files_cannot_be_changed_while_they_run(
     stage: OneController, resource_name: str
 ) -> None:
     control = ConfigurationControl(stage.committed, frozenset({"num.io.threads", "log.retention.ms"}))
-    with pytest.raises(InvalidConfig, match=r"num\.io\.threads cannot be changed while a node runs"):
+    with pytest.raises(InvalidConfig, match=r"num\.io\.threads cannot be changed at run time"):
         control.check(BROKER_RESOURCE, resource_name, {"num.io.threads": "4"})
     control.check(BROKER_RESOURCE, resource_name, {"log.retention.ms": "5000"})
 

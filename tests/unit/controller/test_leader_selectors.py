@@ -59,7 +59,7 @@ def test_case_1_the_first_live_replica_in_sync_leads_and_the_live_ones_stay_in_s
 
 def test_case_2_nobody_in_sync_is_alive_and_unclean_election_is_off() -> None:
     stage = stage_with(live={1, 2}, isr=(0,))
-    with pytest.raises(NoReplicaOnline, match="unclean leader election is off"):
+    with pytest.raises(NoReplicaOnline, match="unclean leader election is disabled"):
         offline(stage)
 
 
@@ -71,7 +71,7 @@ def test_case_3_unclean_election_takes_the_first_live_replica() -> None:
 @pytest.mark.parametrize("unclean", [False, True])
 def test_case_4_nobody_is_alive(unclean: bool) -> None:
     stage = stage_with(live={3}, isr=(0,), unclean=unclean)
-    with pytest.raises(NoReplicaOnline, match="no replica of \\[0, 1, 2\\] is alive"):
+    with pytest.raises(NoReplicaOnline, match="none of its replicas \\[0, 1, 2\\] is alive"):
         offline(stage)
 
 
@@ -155,7 +155,7 @@ def test_preferred_leads_already() -> None:
 @pytest.mark.parametrize(("live", "isr"), [({1, 2}, (0, 1, 2)), ({0, 1, 2}, (1, 2))])
 def test_preferred_is_not_there(live: set[int], isr: tuple[int, ...]) -> None:
     stage = stage_with(live=live, leader=1, isr=isr)
-    with pytest.raises(StateChangeFailed, match="preferred leader 0 is not alive and in the ISR"):
+    with pytest.raises(StateChangeFailed, match="preferred leader 0 must be alive and in the ISR"):
         PreferredReplicaPartitionLeaderSelector(stage.context).select_leader(stage.partition("orders"))
 
 
@@ -169,7 +169,7 @@ def test_controlled_shutdown() -> None:
 def test_controlled_shutdown_of_the_last_one_in_sync() -> None:
     stage = stage_with(live={1, 2}, leader=0, isr=(0,))
     stage.context.set_brokers({1, 2}, {0})
-    with pytest.raises(StateChangeFailed, match="nobody else of the ISR \\[0\\] stays"):
+    with pytest.raises(StateChangeFailed, match="no other replica of the ISR \\[0\\] stays"):
         ControlledShutdownLeaderSelector(stage.context).select_leader(stage.partition("orders"))
 
 
@@ -182,7 +182,7 @@ def test_reassigned() -> None:
     selector = ReassignedPartitionLeaderSelector(stage.context)
     assert selector.select_leader(stage.partition("orders")) == LeaderSelection(1, (0, 1, 2))
     stage.context.set_brokers({0}, set())
-    with pytest.raises(NoReplicaOnline, match="nobody of the new replicas"):
+    with pytest.raises(NoReplicaOnline, match="none of its new replicas"):
         selector.select_leader(stage.partition("orders"))
 
 

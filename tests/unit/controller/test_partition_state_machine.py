@@ -58,7 +58,7 @@ def test_transitions(before: PartitionState, target: PartitionState) -> None:
         assert partition.state is target
     else:
         seen = (partition.leader_and_isr.leader, partition.leader_and_isr.isr)
-        with pytest.raises(IllegalStateTransition, match=f"is {before.value} and may not become"):
+        with pytest.raises(IllegalStateTransition, match=f"cannot go from {before.value} to"):
             machine.handle_state_changes([partition], target)
         assert partition.state is before
         assert (partition.leader_and_isr.leader, partition.leader_and_isr.isr) == seen
@@ -103,7 +103,7 @@ def test_a_new_partition_that_has_a_leader_record_is_refused() -> None:
     change = stage.machines.batch.change_of(partition)
     change.set_leader(1)
     failures = stage.machines.partitions.handle_state_changes([partition], ONLINE)
-    assert "has a leader and ISR already" in str(failures[partition.topic_partition])
+    assert "already has a leader and an ISR" in str(failures[partition.topic_partition])
     assert partition.state is NEW
 
 
@@ -207,7 +207,7 @@ def test_what_stays_offline_is_told_once() -> None:
         return sum("could not change" in line for line in stage.logger.lines())
 
     assert told() == 1
-    assert "nobody of the ISR" in str(trigger()[TopicPartition("orders", 0)])
+    assert "no live replica is in its ISR" in str(trigger()[TopicPartition("orders", 0)])
     told_after_the_isr_is_empty = told()
     assert list(trigger()) == [TopicPartition("orders", 0)]
     assert told() == told_after_the_isr_is_empty

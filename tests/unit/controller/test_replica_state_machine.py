@@ -32,7 +32,7 @@ def test_moves(before: ReplicaState, target: ReplicaState) -> None:
         stage.machines.replicas.handle_state_changes([(partition, 2)], target)
         assert partition.replica_states.get(2, S.NON_EXISTENT) is target
     else:
-        with pytest.raises(IllegalStateTransition, match=f"is {before} and may not become {target}"):
+        with pytest.raises(IllegalStateTransition, match=f"cannot go from {before} to {target}"):
             stage.machines.replicas.handle_state_changes([(partition, 2)], target)
         assert partition.replica_states.get(2, S.NON_EXISTENT) is before
         assert len(stage.log) == appended
@@ -53,7 +53,7 @@ def test_a_leader_cannot_be_new() -> None:
     stage = ControllerStage()
     (partition,) = stage.create("orders", (0, 1, 2))
     stage.context.set_replica_state(partition, 0, S.NON_EXISTENT)
-    with pytest.raises(StateChangeFailed, match="leads it and cannot be new"):
+    with pytest.raises(StateChangeFailed, match="is its leader and cannot become"):
         stage.machines.replicas.handle_state_changes([(partition, 0)], S.NEW)
     assert 0 not in partition.replica_states
 

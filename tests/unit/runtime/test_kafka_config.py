@@ -154,7 +154,7 @@ def test_directories_come_with_that_of_the_metadata_first() -> None:
             "a controller needs only the listener CONTROLLER",
         ),
         ({"controller_quorum_voters": "1@a"}, "'1@a' is not id@host:port"),
-        ({"controller_quorum_voters": "1@a:1,1@b:2"}, "each node once"),
+        ({"controller_quorum_voters": "1@a:1,1@b:2"}, "node ids must be unique"),
         ({"listeners": "9092"}, "'9092' is not NAME://host:port"),
         ({"listeners": "PLAINTEXT://a:99999"}, "'a:99999' is not host:port"),
         ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "its name is repeated"),
