@@ -2,9 +2,9 @@
 
 A durable, replicated, partitioned log that a program opens like a database. `Log` is the log of a single
 partition. `Cluster` runs brokers and controllers in one process, with real replication; `Simulation` is such
-a cluster under a virtual clock, with injected faults. `ReplicaManager` and `Partition` are the replica layer
-for embedding; `aio` has Log and Cluster for asyncio. All but `Log` are imported on first use, because they
-need the protocol's messages.
+a cluster under a virtual clock, with injected faults. `embedding` replicates inside a program that makes the
+decisions itself, with `ReplicaManager` and `Partition`; `aio` has Log and Cluster for asyncio. All but `Log`
+are imported on first use, because they need the protocol's messages.
 """
 
 from importlib import import_module as _import_module
@@ -17,7 +17,7 @@ from kreplica.common.types import TopicPartition
 from kreplica.engine import Log, LogAppendInfo, Record, RecordBatch
 
 if TYPE_CHECKING:
-    from kreplica import aio
+    from kreplica import aio, embedding
     from kreplica.cluster import AppendResult, Cluster, RecordMetadata
     from kreplica.cluster.simulation import Simulation
     from kreplica.replica.partition import Partition
@@ -37,6 +37,7 @@ __all__ = [
     "Simulation",
     "TopicPartition",
     "aio",
+    "embedding",
     "errors",
 ]
 
@@ -49,6 +50,7 @@ _LATER = {
     "ReplicaManager": "kreplica.replica.replica_manager",
     "Simulation": "kreplica.cluster.simulation",
     "aio": "kreplica.aio",
+    "embedding": "kreplica.embedding",
 }
 
 

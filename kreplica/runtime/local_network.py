@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from kreplica._core.held_exceptions import HeldExceptions
 from kreplica._core.timing_wheel import TimingWheel
@@ -281,6 +281,13 @@ class LocalNetwork:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
     def draining(self) -> _Draining:
         """Return a context in which this thread may post and send; on exit it runs queued tasks.

@@ -2,7 +2,7 @@
 
 It never elects a leader on its own. It keeps the decisions and the epochs of registered brokers. It answers
 AlterPartition like the active controller, with the same checks in the same order, or, if so configured,
-refuses requests or holds them until a decision. Thread rule: any thread may call; `_lock` guards everything,
+refuses requests or holds them until a decision. Thread rule: any thread may call; `lock` guards everything,
 and futures are resolved outside it.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kio.schema.alter_partition.v3.request import AlterPartitionRequest
@@ -59,8 +59,8 @@ class ScriptedController:
         self.on_handover: Callable[[int, TopicPartition], object] = lambda *_: None
         # KIP-903; disabled to show what happens without the controller's check.
         self.checks_broker_epochs = True
-        self._lock = RLock()
-        # Guarded by _lock:
+        self.lock = RLock()
+        # Guarded by lock; a caller that reads and then decides in one step holds it:
         self.topics: dict[str, Topic] = {}
         self.partitions: dict[TopicPartition, LeaderAndIsr] = {}
         self.broker_epochs: dict[int, int] = {}
@@ -77,7 +77,7 @@ class ScriptedController:
 
     def register(self, broker_id: int) -> int:
         """Register a broker that has started; return its new epoch."""
-        with self._lock:
+        with self.lock:
             self._last_broker_epoch += 1
             self.broker_epochs[broker_id] = self._last_broker_epoch
             self.fenced.discard(broker_id)
@@ -102,18 +102,26 @@ class ScriptedController:
         """Return the epoch of the broker's registration, None for a fenced or unknown one."""
         return None if broker_id in self.fenced else self.broker_epochs.get(broker_id)
 
+    def restore(self, epoch: int, broker_epochs: Mapping[int, int]) -> None:
+        """Continue in controller epoch `epoch` after an earlier controller; all its brokers are down."""
+        with self.lock:
+            self.epoch = epoch
+            self.broker_epochs = dict(broker_epochs)
+            self.fenced = set(broker_epochs)
+            self._last_broker_epoch = max(broker_epochs.values(), default=0)
+
     # ---- topics -------------------------------------------------------------------------------------------
 
     def add_topic(self, topic: str, config: LogConfig) -> Topic:
         """Add a topic without partitions; its id is the number of topics so far."""
-        with self._lock:
+        with self.lock:
             added = Topic(Uuid((len(self.topics) + 1).to_bytes(Uuid.SIZE, "big")), config)
             self.topics[topic] = added
             return added
 
     def configs(self) -> dict[str, LogConfig]:
         """Return the configuration of each topic's logs."""
-        with self._lock:
+        with self.lock:
             return {name: topic.config for name, topic in self.topics.items()}
 
     def contains(self, topic_partition: TopicPartition) -> bool:
@@ -126,7 +134,7 @@ class ScriptedController:
         return None if state is None or state.leader == NO_LEADER else state.leader
 
     def topic_name(self, topic_id: Uuid) -> str | None:
-        with self._lock:
+        with self.lock:
             return next((name for name, topic in self.topics.items() if topic.topic_id == topic_id), None)
 
     def topic_id(self, topic: str) -> Uuid | None:
@@ -147,13 +155,13 @@ class ScriptedController:
             replicas=tuple(replicas),
             is_new=True,
         )
-        with self._lock:
+        with self.lock:
             self.partitions[topic_partition] = state
         return state
 
     def decide(self, topic_partition: TopicPartition, **changes: Any) -> LeaderAndIsr:
         """Change fields of the partition's state; the partition epoch grows unless it is given."""
-        with self._lock:
+        with self.lock:
             state = self.partitions[topic_partition]
             changes.setdefault("partition_epoch", state.partition_epoch + 1)
             state = dataclasses.replace(state, is_new=False, **changes)
@@ -169,7 +177,7 @@ class ScriptedController:
         unclean: bool = False,
     ) -> LeaderAndIsr:
         """Elect `leader` in the next leader epoch, with the current ISR or the given one."""
-        with self._lock:
+        with self.lock:
             state = self.partitions[topic_partition]
             recovery = LeaderRecoveryState.RECOVERING if unclean else state.leader_recovery_state
             return self.decide(
@@ -182,7 +190,7 @@ class ScriptedController:
 
     def handover_wanted(self, broker_id: int, topic_partition: TopicPartition) -> None:
         """Record that the broker cannot lead the partition, so another leader has to be elected."""
-        with self._lock:
+        with self.lock:
             if (broker_id, topic_partition) not in self.handovers:
                 self.handovers.append((broker_id, topic_partition))
         self.on_handover(broker_id, topic_partition)
@@ -194,7 +202,7 @@ class ScriptedController:
         if not isinstance(request, AlterPartitionRequest):
             return failed(UnsupportedVersion(f"the controller takes no {type(request).__name__}"))
         waiting = AlterPartitionWaiting(request, Future())
-        with self._lock:
+        with self.lock:
             self.waiting.append(waiting)
             holds = self.holds
         if not holds:
@@ -203,7 +211,7 @@ class ScriptedController:
 
     def answer(self, error: ErrorCode | None = None) -> int:
         """Decide all held requests: by the rules, or refuse their partitions with `error`."""
-        with self._lock:
+        with self.lock:
             waiting, self.waiting = self.waiting, []
         for request, future in waiting:
             future.set_result(self._answer_to(request, error))
@@ -212,7 +220,7 @@ class ScriptedController:
     def about_to_join(self) -> list[int]:
         """Return the brokers that the held requests would add to an ISR."""
         joining: set[int] = set()
-        with self._lock:
+        with self.lock:
             for request, _ in self.waiting:
                 for state, asked in self._asked_for(request):
                     if self._objection(request.broker_id, state, asked) is None:
@@ -229,7 +237,7 @@ class ScriptedController:
 
     def _answer_to(self, request: AlterPartitionRequest, error: ErrorCode | None) -> AlterPartitionResponse:
         changed: list[LeaderAndIsr] = []
-        with self._lock:
+        with self.lock:
             known = self.broker_epochs.get(request.broker_id)
             if request.broker_epoch != NO_BROKER_EPOCH and request.broker_epoch != known:
                 return _response(ErrorCode.stale_broker_epoch, ())

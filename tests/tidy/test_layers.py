@@ -18,7 +18,7 @@ ROWS: list[set[str]] = [
     {"replica", "raft", "controller", "coordinator", "client"},
     {"broker"},
     {"runtime", "sim"},
-    {"engine"},
+    {"engine", "embedding"},
     {"cluster"},
     {"aio", "testing"},
     {"cli"},

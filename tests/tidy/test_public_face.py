@@ -10,7 +10,16 @@ import kreplica
 
 NAMES = {
     *("Cluster", "KreplicaError", "Log", "LogAppendInfo", "Record", "RecordBatch", "errors"),
-    *("AppendResult", "Partition", "RecordMetadata", "ReplicaManager", "Simulation", "TopicPartition", "aio"),
+    *(
+        "AppendResult",
+        "Partition",
+        "RecordMetadata",
+        "ReplicaManager",
+        "Simulation",
+        "TopicPartition",
+        "aio",
+        "embedding",
+    ),
 }
 
 MEMBERS = {
