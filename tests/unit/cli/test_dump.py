@@ -250,5 +250,5 @@ def test_a_record_that_says_nothing_of_groups_is_shown_as_it_is(tmp_path: Path) 
     found = [fact for fact in facts("--deep", path, exit_code=1) if fact.get("what") == "record"]
     later, short, gone = found
     assert later["value"] == "of a later kind"
-    assert "bytes wanted" in short["problem"]
+    assert "bytes expected" in short["problem"]
     assert (gone["type"], gone["key"], gone["data"]) == ("GroupMetadata", {"group": "g"}, None)
